@@ -1,0 +1,48 @@
+"""Where time passes: a simulator jumps, a GPU waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from harness.actions import Action
+from harness.events import Event
+from harness.types import Cluster, Fidelity, Jobs, Option
+from harness.view import View
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Engine(Protocol):
+    """What `replay` needs of a simulator, a GPU or a server. All fields belong to the configured object."""
+
+    can: frozenset[str]
+    tells: frozenset[type]
+    offers: Mapping[str, tuple[Option, ...]]
+    fidelity: Fidelity
+    cluster: Cluster
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
+        """Take the workload. Actions done before are the answers to "start": their Loads are free and silent."""
+        ...
+
+    def poll(self, until_s: float) -> Event | None:
+        """Next event due by `until_s`; None when there is none and the clock stands at `until_s`, or all is idle."""
+        ...
+
+    def do(self, action: Action) -> None:
+        """Start an action; its end, or its refusal, comes back as an event."""
+        ...
+
+    def view(self) -> View:
+        """Read-only queries on the state now."""
+        ...
+
+    def idle(self) -> bool:
+        """True when nothing will ever happen again without a new action."""
+        ...
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """What happened to each request, in order of id (schema: harness/record.py)."""
+        ...

@@ -1,0 +1,2115 @@
+"""Every jitted function of the simulator: how work gets done, memory taken and time passed.
+
+Semantics: harness/README.md. `advance` runs from event to event; `form` decides a lane's next step; `share` sets the
+rates of lanes that compete; a decode span covers many steps in closed form until something could change its batch.
+Pages of a span's later steps are taken in advance and given back when somebody else runs short, so that memory is
+exact at every step. One file: numba's cache does not see edits in files that a function calls into.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.engines.jit import jit
+from harness.engines.state import (
+    AWAY,
+    DONE,
+    DRAINING,
+    DROPPED,
+    E_ARRIVED,
+    E_DONE,
+    E_FINISHED,
+    E_PREEMPTED,
+    E_PREFILLED,
+    ELSEWHERE,
+    FAILED,
+    FREE,
+    GRANT,
+    GROW,
+    HELD,
+    IDLE,
+    IN,
+    LEAVING,
+    LINK,
+    LOAD,
+    LOADING,
+    MIXED,
+    MOVE,
+    NOTHING,
+    OUT,
+    P_ADMIT,
+    P_DISCARD,
+    P_DROP,
+    P_MOVE,
+    P_NONE,
+    PARK,
+    PARKED,
+    PREFILL,
+    QUEUED,
+    RUN,
+    RUNNING,
+    SHIFT,
+    SPAN,
+    STEP,
+    SWAP_IN,
+    SWAP_OUT,
+    TAIL,
+    TOLD,
+    WAIT,
+    WAITING,
+    Tables,
+    batch_at,
+    event_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    link_at,
+    log_at,
+    req_at,
+    xfer_at,
+)
+
+INF = math.inf
+NOISE_TICKS = 64  # decode ticks that share one factor of step noise
+
+# ---------------------------------------------------------------- lists, heap, events
+
+
+@jit
+def push(S: Any, b: int, lst: int, r: int, front: int) -> None:
+    """Put a request into a list kept in order of Admit; walk from the front for one that returns."""
+    seq = req_at(S, r).seq
+    head, tail = batch_at(S, b).ends[2 * lst], batch_at(S, b).ends[2 * lst + 1]
+    if front:
+        nxt = head
+        while nxt >= 0 and req_at(S, nxt).seq < seq:
+            nxt = req_at(S, nxt).next
+        prev = tail if nxt < 0 else req_at(S, nxt).prev
+    else:
+        prev = tail
+        while prev >= 0 and req_at(S, prev).seq > seq:
+            prev = req_at(S, prev).prev
+        nxt = head if prev < 0 else req_at(S, prev).next
+    req_at(S, r).prev = prev
+    req_at(S, r).next = nxt
+    if prev >= 0:
+        req_at(S, prev).next = r
+    else:
+        batch_at(S, b).ends[2 * lst] = r
+    if nxt >= 0:
+        req_at(S, nxt).prev = r
+    else:
+        batch_at(S, b).ends[2 * lst + 1] = r
+    batch_at(S, b).count[lst] += 1
+
+
+@jit
+def unlink(S: Any, b: int, lst: int, r: int) -> None:
+    """Take a request out of a list."""
+    prev, nxt = req_at(S, r).prev, req_at(S, r).next
+    if prev >= 0:
+        req_at(S, prev).next = nxt
+    else:
+        batch_at(S, b).ends[2 * lst] = nxt
+    if nxt >= 0:
+        req_at(S, nxt).prev = prev
+    else:
+        batch_at(S, b).ends[2 * lst + 1] = prev
+    batch_at(S, b).count[lst] -= 1
+
+
+@jit
+def meld(S: Any, x: int, y: int) -> int:
+    """Join two pairing heaps of finish ticks; ties by id."""
+    if x < 0:
+        return y
+    if y < 0:
+        return x
+    if req_at(S, y).tick < req_at(S, x).tick or (req_at(S, y).tick == req_at(S, x).tick and y < x):
+        x, y = y, x
+    child = req_at(S, x).hc
+    req_at(S, y).hn = child
+    if child >= 0:
+        req_at(S, child).hp = y
+    req_at(S, y).hp = x
+    req_at(S, x).hc = y
+    return x
+
+
+@jit
+def meld_children(S: Any, r: int) -> int:
+    """The heap of r's children: pairs from the left, then all from the right."""
+    c = req_at(S, r).hc
+    pairs = -1
+    while c >= 0:
+        d = req_at(S, c).hn
+        req_at(S, c).hn = -1
+        req_at(S, c).hp = -1
+        e = -1
+        if d >= 0:
+            e = req_at(S, d).hn
+            req_at(S, d).hn = -1
+            req_at(S, d).hp = -1
+            c = meld(S, c, d)
+        req_at(S, c).hn = pairs
+        pairs = c
+        c = e
+    root = -1
+    while pairs >= 0:
+        d = req_at(S, pairs).hn
+        req_at(S, pairs).hn = -1
+        root = meld(S, root, pairs)
+        pairs = d
+    req_at(S, r).hc = -1
+    return root
+
+
+@jit
+def heap_insert(S: Any, b: int, r: int) -> None:
+    """Enter a finish tick."""
+    q = req_at(S, r)
+    q.hc = -1
+    q.hn = -1
+    q.hp = -1
+    batch_at(S, b).root = meld(S, batch_at(S, b).root, r)
+
+
+@jit
+def heap_delete(S: Any, b: int, r: int) -> None:
+    """Remove a finish tick, wherever it is."""
+    if batch_at(S, b).root == r:
+        batch_at(S, b).root = meld_children(S, r)
+        return
+    up, nxt = req_at(S, r).hp, req_at(S, r).hn
+    if req_at(S, up).hc == r:
+        req_at(S, up).hc = nxt
+    else:
+        req_at(S, up).hn = nxt
+    if nxt >= 0:
+        req_at(S, nxt).hp = up
+    req_at(S, r).hn = -1
+    req_at(S, r).hp = -1
+    batch_at(S, b).root = meld(S, batch_at(S, b).root, meld_children(S, r))
+
+
+@jit
+def tell(S: Any, kind: int, a: int, b: int, c: int) -> None:
+    """Note an event of this instant, if anybody hears its kind."""
+    if (S.hear >> kind) & 1:
+        e = event_at(S, S.ev_n)
+        e.kind = kind
+        e.a = a
+        e.b = b
+        e.c = c
+        S.ev_n += 1
+
+
+@jit
+def in_order(S: Any) -> None:
+    """Sort the instant's events by kind, stable."""
+    for i in range(S.ev_i + 1, S.ev_n):
+        j = i
+        while j > S.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
+            k, a, b, c = event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c
+            event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c = event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c
+            event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c = k, a, b, c
+            j -= 1
+
+
+# ---------------------------------------------------------------- cost
+
+
+@jit
+def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int) -> float:
+    """One factor of mean 1 by counter: the sum of four uniforms from a 32-bit mix, so no state is carried."""
+    h = 0x9E3779B9
+    for v in (seed, model, slot, kind, index):
+        h ^= v & 0xFFFFFFFF
+        h ^= h >> 16
+        h = (h * 0x7FEB352D) & 0xFFFFFFFF
+        h ^= h >> 15
+        h = (h * 0x31848BAB) & 0xFFFFFFFF
+        h ^= h >> 16
+    g = h ^ 0x85EBCA6B
+    g ^= g >> 16
+    g = (g * 0x7FEB352D) & 0xFFFFFFFF
+    g ^= g >> 15
+    g = (g * 0x31848BAB) & 0xFFFFFFFF
+    g ^= g >> 16
+    u = ((h & 0xFFFF) + (h >> 16) + (g & 0xFFFF) + (g >> 16)) / 65536.0
+    return 1.0 + sigma * math.sqrt(3.0) * (u - 2.0)
+
+
+@jit
+def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
+    """A table at m: linear between grid points and beyond the last two; 0 at 0."""
+    if m <= 0:
+        return 0.0
+    lo, hi = 0, grid.size - 1
+    if m >= grid[hi]:
+        lo = hi - 1
+    else:
+        while hi - lo > 1:
+            mid = (lo + hi) // 2
+            if grid[mid] <= m:
+                lo = mid
+            else:
+                hi = mid
+    return row[lo] + (row[lo + 1] - row[lo]) * ((m - grid[lo]) / (grid[lo + 1] - grid[lo]))
+
+
+@jit
+def step_s(T: Tables, c: int, B: int, C: float, p: int, n: int, area: float, out: int) -> float:
+    """Solo seconds of one step (formula: coef.py)."""
+    k = T.cost[c]
+    gpu = table(T.grid, T.gemm[c], B + p) + table(T.grid, T.head[c], out)
+    if B > 0:
+        gpu += max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C)
+    if n > 0:
+        gpu += k.pre0 * n + k.pre1 * p + k.pre2 * area
+    host = k.host0 + k.host1 * (B + n)
+    return gpu + host if k.serial else max(gpu, host)
+
+
+@jit
+def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
+    """Piecewise linear, clamped at both ends."""
+    if x <= xs[0]:
+        return ys[0]
+    for i in range(1, xs.size):
+        if x <= xs[i]:
+            return ys[i - 1] + (ys[i] - ys[i - 1]) * ((x - xs[i - 1]) / (xs[i] - xs[i - 1]))
+    return ys[xs.size - 1]
+
+
+@jit
+def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
+    """Speed of a step at a share x of the SMs."""
+    if prefill:
+        return lerp(T.share, T.pre_rate[c], x)
+    n = T.seqs.size
+    j = 0
+    while j < n - 2 and B > T.seqs[j + 1]:
+        j += 1
+    w = 0.0
+    if n > 1:
+        w = min(max((B - T.seqs[j]) / (T.seqs[j + 1] - T.seqs[j]), 0.0), 1.0)
+    y0 = lerp(T.share, T.dec_rate[c][:, j], x)
+    y1 = lerp(T.share, T.dec_rate[c][:, min(j + 1, n - 1)], x)
+    return y0 + (y1 - y0) * w
+
+
+# ---------------------------------------------------------------- memory
+
+
+@jit
+def held_bytes(S: Any, i: int, blocks: int) -> int:
+    """Bytes that an account holds for so many blocks: whole granules, with fragmentation."""
+    I = inst_at(S, i)
+    d = 1024 * I.gblocks
+    return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+
+
+@jit
+def put(S: Any, i: int, n: int) -> None:
+    """Take (n > 0) or free blocks of an account on each of its GPUs."""
+    I = inst_at(S, i)
+    I.blocks += n
+    h = held_bytes(S, i, I.blocks)
+    d = h - I.held
+    if d == 0:
+        return
+    I.held = h
+    now = S.now
+    for j in range(I.n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        g.kv_s += g.kv * (now - g.kv_t)
+        g.kv_t = now
+        g.kv += d
+        g.used += d
+
+
+@jit
+def fits(S: Any, i: int, n: int) -> bool:
+    """Whether n more blocks fit now."""
+    if S.unlimited:
+        return True
+    I = inst_at(S, i)
+    h = held_bytes(S, i, I.blocks + n)
+    if I.limit >= 0 and h > I.limit:
+        return False
+    for j in range(I.n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        if g.used + h - I.held + g.waiting > g.cap:
+            return False
+    return True
+
+
+@jit
+def needs(S: Any, b: int, d0: int, k: int) -> int:
+    """Blocks that the running members take at ticks d0 .. d0 + k - 1."""
+    bt = S.bt
+    total = (k // bt) * batch_at(S, b).count[RUNNING]
+    for d in range(d0, d0 + k % bt):
+        total += batch_at(S, b).h[(1 - d) % bt]
+    return total
+
+
+@jit
+def shares_gpu(S: Any, i: int, j: int) -> bool:
+    """Whether two instances have a GPU in common."""
+    for x in range(inst_at(S, i).n):
+        for y in range(inst_at(S, j).n):
+            if inst_at(S, i).at[x] == inst_at(S, j).at[y]:
+                return True
+    return False
+
+
+@jit
+def give_back(S: Any, i: int) -> None:
+    """Cut all spans on the GPUs of an instance, so that memory is what the steps begun so far need."""
+    for p in range(S.nG):
+        lane = gpu_at(S, p).head
+        while lane >= 0:
+            nxt = lane_at(S, lane).next
+            if lane_at(S, lane).busy == SPAN and shares_gpu(S, i, batch_at(S, lane >> 1).inst):
+                cut(S, lane)
+            lane = nxt
+
+
+@jit
+def room(S: Any, i: int, n: int) -> bool:
+    """Whether n more blocks fit once nothing is held in advance."""
+    if fits(S, i, n):
+        return True
+    give_back(S, i)
+    return fits(S, i, n)
+
+
+@jit
+def never(S: Any, i: int, n: int) -> bool:
+    """Whether an account could not even hold n blocks alone on its GPUs."""
+    if S.unlimited:
+        return False
+    I = inst_at(S, i)
+    h = held_bytes(S, i, n)
+    if I.limit >= 0 and h > I.limit:
+        return True
+    for j in range(I.n):
+        if h > gpu_at(S, inst_at(S, i).at[j]).cap - I.foot:
+            return True
+    return False
+
+
+@jit
+def watermark(S: Any, i: int) -> int:
+    """Blocks kept free when a prompt is let in beside others."""
+    if S.unlimited or S.watermark <= 0.0:
+        return 0
+    I = inst_at(S, i)
+    total = I.limit
+    if total < 0:
+        total = gpu_at(S, inst_at(S, i).at[0]).cap - I.foot
+        for j in range(1, I.n):
+            total = min(total, gpu_at(S, inst_at(S, i).at[j]).cap - I.foot)
+    return int(math.floor(S.watermark * (total // I.bbytes)))
+
+
+@jit
+def freed(S: Any, i: int) -> None:
+    """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
+    S.grants = 1
+    if S.blocked > 0:
+        for b in range(S.nB):
+            if (batch_at(S, b).kvblock or batch_at(S, b).stalled) and shares_gpu(S, i, batch_at(S, b).inst):
+                wake(S, 2 * b)
+                wake(S, 2 * b + 1)
+
+
+# ---------------------------------------------------------------- lanes and time
+
+
+@jit
+def dirty(S: Any, lane: int) -> None:
+    """A lane is to be formed at this instant."""
+    n = lane_at(S, lane)
+    if n.dirty == 0 and n.busy == IDLE and n.open:
+        n.dirty = 1
+        if S.dirty < 0 or lane < S.dirty:
+            n.dnext = S.dirty
+            S.dirty = lane
+        else:
+            x = S.dirty
+            while lane_at(S, x).dnext >= 0 and lane_at(S, x).dnext < lane:
+                x = lane_at(S, x).dnext
+            n.dnext = lane_at(S, x).dnext
+            lane_at(S, x).dnext = lane
+
+
+@jit
+def solo_at(n, j: int) -> float:  # type: ignore[no-untyped-def]
+    """Solo seconds of the first j steps of a span."""
+    return j * n.a + n.b * (0.5 * j * (j - 1))
+
+
+@jit
+def steps_to(n, done: float) -> int:  # type: ignore[no-untyped-def]
+    """Fewest steps, at least one, whose solo seconds reach `done`."""
+    h = n.a - 0.5 * n.b
+    if n.b > 0.0:
+        j = int(math.ceil((-h + math.sqrt(h * h + 2.0 * n.b * done)) / n.b))
+    else:
+        j = int(math.ceil(done / n.a))
+    j = min(max(j, 1), n.k)
+    while j > 1 and solo_at(n, j - 1) >= done:
+        j -= 1
+    while j < n.k and solo_at(n, j) < done:
+        j += 1
+    return j
+
+
+@jit
+def done_at(n, t: float) -> float:  # type: ignore[no-untyped-def]
+    """Solo seconds done by t."""
+    return n.wa + (t - n.ta) * n.rate
+
+
+@jit
+def next_end(S: Any, p: int) -> None:
+    """The first lane of a pool to end; ties go to the older lane."""
+    P = gpu_at(S, p)
+    P.end = INF
+    P.lane = -1
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if n.end < P.end or (n.end == P.end and lane < P.lane):
+            P.end = n.end
+            P.lane = lane
+        lane = n.next
+
+
+@jit
+def cut(S: Any, lane: int) -> None:
+    """End a span at its next boundary; pages held for later steps go back."""
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:
+        if n.busy == SPAN and n.k > 1:  # formed at this instant, not under way yet
+            shorten(S, lane, 1)
+        return
+    now = S.now
+    j = steps_to(n, done_at(n, now))
+    if j < n.k:
+        shorten(S, lane, j)
+        n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
+        next_end(S, pool_of(S, lane))
+
+
+@jit
+def shorten(S: Any, lane: int, j: int) -> None:
+    """Plan a span for j steps instead of more."""
+    n = lane_at(S, lane)
+    b = lane >> 1
+    d = batch_at(S, b).D
+    back = needs(S, b, d, n.k) - needs(S, b, d, j)
+    n.k = j
+    n.work = solo_at(n, j)
+    if back > 0:
+        put(S, batch_at(S, b).inst, -back)
+
+
+@jit
+def wake(S: Any, lane: int) -> None:
+    """Something changed for a lane: form it if idle, else at its next boundary."""
+    n = lane_at(S, lane)
+    if n.busy == IDLE:
+        dirty(S, lane)
+    elif n.busy == SPAN:
+        cut(S, lane)
+
+
+@jit
+def pool_of(S: Any, lane: int) -> int:
+    """The pool in which a lane competes."""
+    return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).at[0]).pool
+
+
+@jit
+def segment(S: Any, lane: int, upto: float) -> None:
+    """Log the steps of a lane that end after its anchor and by `upto` solo seconds, for token times."""
+    n = lane_at(S, lane)
+    if not n.dec:
+        return
+    j0 = 0
+    while j0 < n.k and solo_at(n, j0 + 1) <= n.wa:
+        j0 += 1
+    j1 = n.k
+    while j1 > j0 and solo_at(n, j1) > upto:
+        j1 -= 1
+    if j1 > j0:
+        s = log_at(S, S.logs)
+        S.logs += 1
+        s.rid = -1
+        s.batch = lane >> 1
+        s.d0 = batch_at(S, lane >> 1).D
+        s.j0 = j0
+        s.j1 = j1
+        s.a = n.a
+        s.b = n.b
+        s.ta = n.ta
+        s.wa = n.wa
+        s.rate = n.rate
+
+
+@jit
+def on_gpu(S: Any, lane: int, g: int) -> bool:
+    """Whether a lane runs on a GPU."""
+    i = batch_at(S, lane >> 1).inst
+    for j in range(inst_at(S, i).n):
+        if inst_at(S, i).at[j] == g:
+            return True
+    return False
+
+
+@jit
+def set_rate(S: Any, lane: int, rate: float) -> None:
+    """Give a lane a new rate from now on."""
+    n = lane_at(S, lane)
+    if rate == n.rate:
+        return
+    now = S.now
+    if n.rate > 0.0:
+        done = done_at(n, now)
+        if S.tokens:
+            segment(S, lane, done)
+        n.wa = done
+    n.ta = now
+    n.rate = rate
+    n.end = now + (n.work - n.wa) / rate
+
+
+@jit
+def share(S: Any, p: int) -> None:
+    """Max-min: raise all rates of a pool together; a lane stops at its cap or where a GPU is used up."""
+    P = gpu_at(S, p)
+    P.touched = 0
+    if P.n == 1 or S.alone:
+        lane = P.head
+        while lane >= 0:
+            set_rate(S, lane, lane_at(S, lane).cap)
+            lane = lane_at(S, lane).next
+        next_end(S, p)
+        return
+    left = P.n
+    lane = P.head
+    while lane >= 0:
+        lane_at(S, lane).frozen = 0
+        lane = lane_at(S, lane).next
+    while left > 0:
+        level = INF
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            if not n.frozen:
+                level = min(level, n.cap)
+            lane = n.next
+        for g in range(S.nG):
+            if gpu_at(S, g).pool == p:
+                gpu_at(S, g).level = saturation(S, p, g)
+                level = min(level, gpu_at(S, g).level)
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            if not n.frozen:
+                stop = n.cap <= level
+                i = batch_at(S, lane >> 1).inst
+                for j in range(inst_at(S, i).n):
+                    if gpu_at(S, inst_at(S, i).at[j]).level <= level:
+                        stop = True
+                if stop:
+                    n.goal = level
+                    n.frozen = 1
+                    left -= 1
+            lane = n.next
+    lane = P.head
+    while lane >= 0:
+        set_rate(S, lane, lane_at(S, lane).goal)
+        lane = lane_at(S, lane).next
+    next_end(S, p)
+
+
+@jit
+def saturation(S: Any, p: int, g: int) -> float:
+    """The common rate of the lanes not yet frozen at which a GPU's compute or bandwidth is used up."""
+    c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if on_gpu(S, lane, g):
+            if n.frozen:
+                c_left -= n.comp * n.goal
+                h_left -= n.hbm * n.goal
+            else:
+                c += n.comp
+                h += n.hbm
+        lane = n.next
+    level = INF
+    if c > 0.0:
+        level = max(c_left / c, 0.0)
+    if h > 0.0:
+        level = min(level, max(h_left / h, 0.0))
+    return level
+
+
+# ---------------------------------------------------------------- waits by cause
+
+
+@jit
+def usable(S: Any, i: int) -> bool:
+    """Whether lanes of an instance may step."""
+    return inst_at(S, i).state == IN or inst_at(S, i).state == DRAINING
+
+
+@jit
+def clocks(S: Any, b: int, t: float) -> None:
+    """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
+    B = batch_at(S, b)
+    dt = t - B.c_t
+    B.c_t = t
+    if not usable(S, B.inst):
+        B.c_load += dt
+    else:
+        if B.kvblock:
+            B.c_kv += dt
+        if B.stalled:
+            B.c_stall += dt
+
+
+@jit
+def flag(S: Any, b: int, kvblock: int, stalled: int) -> None:
+    """Say whether a batch's prompts, or its decodes, wait for memory."""
+    B = batch_at(S, b)
+    if B.kvblock != kvblock or B.stalled != stalled:
+        clocks(S, b, S.now)
+        was = B.kvblock | B.stalled
+        B.kvblock = kvblock
+        B.stalled = stalled
+        S.blocked += (kvblock | stalled) - was
+
+
+@jit
+def mark(S: Any, r: int, t: float) -> None:
+    """Start a new stretch of time for a request."""
+    q = req_at(S, r)
+    q.m_t = t
+    if q.batch >= 0:
+        clocks(S, q.batch, t)
+        B = batch_at(S, q.batch)
+        q.m_load = B.c_load
+        q.m_kv = B.c_kv
+        q.m_stall = B.c_stall
+        q.m_solo = B.c_solo
+        q.m_wall = B.c_wall
+
+
+@jit
+def charge(S: Any, r: int, t: float) -> None:
+    """Book the time since the last mark under its causes, and mark."""
+    q = req_at(S, r)
+    dt = t - q.m_t
+    if q.state == HELD:
+        q.held += dt
+    elif q.state == MOVE or q.state == AWAY:
+        q.move += dt
+    else:
+        clocks(S, q.batch, t)
+        B = batch_at(S, q.batch)
+        load = B.c_load - q.m_load
+        q.load += load
+        rest = dt - load
+        if q.state == WAIT:
+            kv = B.c_kv - q.m_kv
+            q.kv += kv
+            rest -= kv
+        elif q.state == RUN:
+            solo = B.c_solo - q.m_solo
+            wall = B.c_wall - q.m_wall
+            stall = B.c_stall - q.m_stall
+            q.solo += solo
+            q.slow += wall - solo
+            q.kv += stall
+            rest -= wall + stall
+        q.turn += rest
+    mark(S, r, t)
+
+
+# ---------------------------------------------------------------- members
+
+
+@jit
+def target(S: Any, r: int) -> int:
+    """Tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
+    return req_at(S, r).prompt + req_at(S, r).made
+
+
+@jit
+def drop_blocks(S: Any, r: int) -> None:
+    """Free a request's KV, wherever it is."""
+    q = req_at(S, r)
+    if q.home >= 0:
+        i = q.home
+        inst_at(S, i).holders -= 1
+        put(S, i, -q.blocks)
+        freed(S, i)
+    q.home = -1
+    q.blocks = 0
+
+
+@jit
+def take_blocks(S: Any, r: int, i: int, n: int) -> None:
+    """Give a request its first n blocks in an account."""
+    q = req_at(S, r)
+    q.home = i
+    q.blocks = n
+    inst_at(S, i).holders += 1
+    put(S, i, n)
+
+
+@jit
+def quit_batch(S: Any, r: int) -> None:
+    """A request is no longer a member: its instance may be waiting for the last one to go."""
+    i = batch_at(S, req_at(S, r).batch).inst
+    inst_at(S, i).members -= 1
+    if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
+        leave(S, i)
+
+
+@jit
+def end(S: Any, r: int, state: int, t: float) -> None:
+    """A request, unlinked by now, reaches its end."""
+    q = req_at(S, r)
+    charge(S, r, t)
+    drop_blocks(S, r)
+    q.done = t
+    was = q.batch
+    if was >= 0:
+        quit_batch(S, r)
+    q.state = state
+    S.left -= 1
+    tell(S, E_FINISHED, r, was, state)
+
+
+@jit
+def join(S: Any, b: int, r: int) -> None:
+    """A parked member takes part in decode steps from now on."""
+    q = req_at(S, r)
+    B = batch_at(S, b)
+    charge(S, r, S.now)
+    unlink(S, b, PARKED, r)
+    B.parked_ctx -= q.l
+    q.state = RUN
+    q.jd = B.D
+    q.tick = B.D + q.out - q.made
+    batch_at(S, b).h[(q.l - B.D) % S.bt] += 1
+    B.ctx += q.l
+    if q.l % S.bt == 1 and q.blocks * S.bt >= q.l:
+        B.skip += 1
+    push(S, b, RUNNING, r, 0)
+    heap_insert(S, b, r)
+
+
+@jit
+def leave_run(S: Any, b: int, r: int) -> None:
+    """A running member stops taking part, at a boundary; its state is left to the caller."""
+    q = req_at(S, r)
+    B = batch_at(S, b)
+    charge(S, r, S.now)
+    unlink(S, b, RUNNING, r)
+    heap_delete(S, b, r)
+    batch_at(S, b).h[(q.l - q.jd) % S.bt] -= 1
+    steps = B.D - q.jd
+    if steps == 0 and q.l % S.bt == 1 and q.blocks * S.bt >= q.l:
+        B.skip -= 1
+    if S.tokens and steps > 0:
+        s = log_at(S, S.logs)
+        S.logs += 1
+        s.rid = r
+        s.batch = b
+        s.d0 = q.jd
+        s.d1 = B.D
+    q.made += steps
+    q.l += steps
+    B.ctx -= q.l
+    q.blocks = max(q.blocks, (q.l - 1 + S.bt - 1) // S.bt)
+
+
+@jit
+def park(S: Any, b: int, r: int) -> None:
+    """A member with KV here, out of any list, waits for a decode lane to take it."""
+    q = req_at(S, r)
+    q.state = PARK
+    batch_at(S, b).parked_ctx += q.l
+    push(S, b, PARKED, r, 0)
+    wake(S, 2 * b + 1)
+    if lane_at(S, 2 * b).kind == MIXED:
+        wake(S, 2 * b)
+
+
+@jit
+def queue(S: Any, b: int, r: int, front: int) -> None:
+    """A member without KV, out of any list, waits for its prefill."""
+    q = req_at(S, r)
+    q.state = WAIT
+    q.pre = 0
+    q.piece = 0
+    batch_at(S, b).left += target(S, r)
+    push(S, b, WAITING, r, front)
+    if batch_at(S, b).ends[2 * WAITING] == r:
+        wake(S, 2 * b)
+
+
+@jit
+def unlist(S: Any, r: int) -> None:
+    """Take a request, not in a step, out of its batch's list; its blocks stay."""
+    q = req_at(S, r)
+    b = q.batch
+    if q.state == WAIT:
+        was_head = batch_at(S, b).ends[2 * WAITING] == r
+        unlink(S, b, WAITING, r)
+        batch_at(S, b).left -= target(S, r) - q.pre
+        if q.home == batch_at(S, b).inst:
+            batch_at(S, b).parts -= 1
+        elif q.home >= 0:
+            batch_at(S, b).swapped -= 1
+        if batch_at(S, b).count[WAITING] == 0:
+            flag(S, b, 0, batch_at(S, b).stalled)
+        elif was_head:
+            wake(S, 2 * b)
+    elif q.state == RUN:
+        leave_run(S, b, r)
+    elif q.state == PARK:
+        unlink(S, b, PARKED, r)
+        batch_at(S, b).parked_ctx -= q.l
+    elif q.state == AWAY or q.state == MOVE:
+        unlink(S, b, ELSEWHERE, r)
+
+
+# ---------------------------------------------------------------- forming a step
+
+
+@jit
+def latest(S: Any, b: int) -> int:
+    """The latest admitted member of a batch that has KV here and is not in a step."""
+    r = batch_at(S, b).ends[2 * RUNNING + 1]
+    p = batch_at(S, b).ends[2 * PARKED + 1]
+    if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
+        r = p
+    left = batch_at(S, b).parts
+    w = batch_at(S, b).ends[2 * WAITING]
+    while left > 0:
+        if req_at(S, w).home == batch_at(S, b).inst:
+            left -= 1
+            if req_at(S, w).piece == 0 and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
+                r = w
+        w = req_at(S, w).next
+    return r
+
+
+@jit
+def preempt(S: Any, b: int, r: int) -> None:
+    """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
+    q = req_at(S, r)
+    q.npre += 1
+    S.preempts += 1
+    charge(S, r, S.now)
+    whole = q.state != WAIT
+    unlist(S, r)
+    tell(S, E_PREEMPTED, r, b, 0)
+    host = inst_at(S, q.home).host
+    if S.swap and whole and fits(S, host, q.blocks):
+        q.state = MOVE
+        push(S, b, ELSEWHERE, r, 1)
+        batch_at(S, b).away_out += 1
+        put(S, host, q.blocks)
+        transfer(S, SWAP_OUT, r, q.home, host, q.blocks)
+    else:
+        drop_blocks(S, r)
+        queue(S, b, r, 1)
+
+
+@jit
+def grow(S: Any, b: int) -> int:
+    """Pages for one decode step of the running members. 0: had room, 1: members lost theirs, 2: must wait."""
+    B = batch_at(S, b)
+    i = B.inst
+    lost = 0
+    while batch_at(S, b).count[RUNNING] > 0:
+        n = batch_at(S, b).h[(1 - B.D) % S.bt] - B.skip
+        if n == 0 or room(S, i, n):
+            put(S, i, n)
+            return lost
+        if B.away_out > 0:
+            return 2
+        r = latest(S, b)
+        lost = 1
+        if inst_at(S, i).holders == 1:
+            unlist(S, r)
+            end(S, r, FAILED, S.now)
+        else:
+            preempt(S, b, r)
+    return lost
+
+
+@jit
+def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
+    """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many."""
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    n.pieces = -1
+    last = -1
+    count = 0
+    tokens = 0
+    kvblock = 0
+    left = budget
+    r = batch_at(S, b).ends[2 * WAITING]
+    while r >= 0 and run + count < cap and (left > 0 or whole):
+        q = req_at(S, r)
+        nxt = q.next
+        goal = target(S, r)
+        swapped = q.home >= 0 and q.home != i
+        if q.home < 0 or swapped:
+            if not new:
+                break
+            need = ((q.l if swapped else goal + 1) + S.bt - 1) // S.bt
+            if never(S, i, need):
+                unlist(S, r)
+                end(S, r, FAILED, S.now)
+                r = nxt
+                continue
+            extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
+            if not room(S, i, need + extra):
+                kvblock = 1
+                break
+            if swapped:
+                charge(S, r, S.now)
+                unlink(S, b, WAITING, r)
+                B.swapped -= 1
+                q.state = MOVE
+                push(S, b, ELSEWHERE, r, 1)
+                put(S, i, need)
+                inst_at(S, i).holders += 1
+                transfer(S, SWAP_IN, r, q.home, i, need)
+                r = nxt
+                continue
+            if whole and count > 0 and tokens + goal > budget:
+                break
+            take_blocks(S, r, i, need)
+            B.parts += 1
+        c = goal - q.pre
+        if whole:
+            if count > 0 and tokens + c > budget:
+                break
+        else:
+            c = min(c, left)
+            left -= c
+        charge(S, r, S.now)
+        q.piece = c
+        q.pnext = -1
+        if last < 0:
+            n.pieces = r
+        else:
+            req_at(S, last).pnext = r
+        last = r
+        count += 1
+        tokens += c
+        r = nxt
+    flag(S, b, kvblock, B.stalled)
+    return count
+
+
+@jit
+def power_below(C: int) -> int:
+    """The largest power of two <= C."""
+    x = 1
+    while x * 2 <= C:
+        x *= 2
+    return x
+
+
+@jit
+def form(S: Any, T: Tables, lane: int) -> None:
+    """Decide what an idle lane does next, and start it."""
+    n = lane_at(S, lane)
+    n.dirty = 0
+    if n.busy != IDLE or not n.open:
+        return
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    first = 2 * b
+    if not usable(S, i):
+        return
+    if lane == first:
+        if n.kind == MIXED and lane_at(S, first + 1).busy != IDLE:
+            return
+    elif lane_at(S, first).busy != IDLE and lane_at(S, first).was == MIXED:
+        return
+    if n.resize:  # partitions of a GPU change together, at the last of their boundaries
+        p = gpu_at(S, pool_of(S, lane)).head
+        while p >= 0:
+            if lane_at(S, p).resize:
+                return
+            p = lane_at(S, p).next
+        n.resize = 0
+    dec = lane != first or n.kind == MIXED
+    pre = lane == first
+    cap = S.cap if n.seqs < 0 else min(n.seqs, S.cap)
+    chunk = S.chunk if n.chunk < 0 else n.chunk
+    if dec:
+        while batch_at(S, b).count[PARKED] > 0 and batch_at(S, b).count[RUNNING] < cap:
+            join(S, b, batch_at(S, b).ends[2 * PARKED])
+        while batch_at(S, b).count[RUNNING] > cap:
+            r = batch_at(S, b).ends[2 * RUNNING + 1]
+            leave_run(S, b, r)
+            req_at(S, r).state = PARK
+            B.parked_ctx += req_at(S, r).l
+            push(S, b, PARKED, r, 0)
+    pieces = 0
+    grown = 0
+    state = 0
+    n.pieces = -1
+    if pre and not dec:
+        pieces = take_pieces(S, lane, chunk if chunk > 0 else S.prefill, chunk == 0, cap, 0, 1)
+    elif pre and chunk == 0:
+        pieces = take_pieces(S, lane, S.prefill, 1, cap, batch_at(S, b).count[RUNNING], 1)
+        dec = pieces == 0
+    elif pre:
+        state = grow(S, b)
+        grown = 1
+        if state < 2:
+            pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], state == 0)
+    if dec and not grown:
+        state = grow(S, b)
+    flag(S, b, B.kvblock, state == 2)
+    if state == 2:
+        return
+    run = batch_at(S, b).count[RUNNING] if dec else 0
+    if pieces == 0 and run == 0:
+        return
+    n.n_pieces = pieces
+    n.dec = run
+    n.was = n.kind if pre else PREFILL
+    n.t0 = S.now
+    n.ta = S.now
+    n.wa = 0.0
+    n.rate = 0.0
+    c = inst_at(S, i).cost
+    k = T.cost[c]
+    share_ = 1.0
+    if n.sms > 0:
+        share_ = n.sms / gpu_at(S, inst_at(S, i).at[0]).sms
+    S.steps += 1
+    if pieces > 0:
+        tokens, area, out = 0, 0.0, run
+        r = n.pieces
+        while r >= 0:
+            q = req_at(S, r)
+            tokens += q.piece
+            area += q.piece * (q.pre + 0.5 * q.piece)
+            if q.pre + q.piece == target(S, r):
+                out += 1
+            r = q.pnext
+        C = float(B.ctx) if run > 0 else 0.0
+        solo = step_s(T, c, run, C, tokens, pieces, area, out)
+        n.comp = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
+        n.hbm = min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo))
+        if S.sigma > 0.0:
+            solo *= noise(S.sigma, S.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.P)
+        B.P += 1
+        n.busy = STEP
+        n.k = 1
+        n.a = solo
+        n.b = 0.0
+        n.work = solo
+        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
+    else:
+        span(S, T, lane, run, c)
+        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
+    if run > 0:
+        B.skip = 0
+    activate(S, lane)
+
+
+@jit
+def span(S: Any, T: Tables, lane: int, run: int, c: int) -> None:
+    """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    k = T.cost[c]
+    steps = req_at(S, B.root).tick - B.D
+    base = table(T.grid, T.gemm[c], run) + table(T.grid, T.head[c], run)
+    host = k.host0 + k.host1 * run
+    flat = base + (k.att0 + k.att1 * run)
+    slope = k.dec2 * run
+    if k.serial:
+        flat += host
+        line = base + (k.dec0 + k.dec1 * run) + host
+    else:
+        flat = max(flat, host)
+        line = base + (k.dec0 + k.dec1 * run)
+    y = line + k.dec2 * B.ctx
+    if y >= flat:
+        n.a = y
+        n.b = slope
+    else:  # a floor holds until the context reaches its knee
+        n.a = flat
+        n.b = 0.0
+        if slope > 0.0:
+            knee = int(math.floor((flat - y) / slope)) + 1
+            while knee > 1 and line + k.dec2 * (B.ctx + (knee - 1) * run) > flat:
+                knee -= 1
+            steps = min(steps, knee)
+    if S.sigma > 0.0:
+        f = noise(S.sigma, S.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.D // NOISE_TICKS)
+        n.a *= f
+        n.b *= f
+        steps = min(steps, NOISE_TICKS - B.D % NOISE_TICKS)
+    q = power_below(B.ctx)
+    solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
+    n.comp = min(1.0, (k.fl_tok * run) / (k.flops * solo))
+    n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
+    steps = min(steps, (2 * q - B.ctx + run - 1) // run)
+    steps = max(steps, 1)
+    first = batch_at(S, b).h[(1 - B.D) % S.bt]  # taken by `grow`, but for members that brought theirs
+    more = needs(S, b, B.D, steps) - first
+    if more > 0 and not fits(S, i, more):
+        lo, hi = 1, steps
+        while hi - lo > 1:
+            mid = (lo + hi) // 2
+            if fits(S, i, needs(S, b, B.D, mid) - first):
+                lo = mid
+            else:
+                hi = mid
+        steps = lo
+        more = needs(S, b, B.D, steps) - first
+    put(S, i, more)
+    n.busy = SPAN
+    n.k = steps
+    n.work = solo_at(n, steps)
+    S.spans += 1
+
+
+@jit
+def activate(S: Any, lane: int) -> None:
+    """A lane starts to compete."""
+    n = lane_at(S, lane)
+    i = batch_at(S, lane >> 1).inst
+    p = pool_of(S, lane)
+    P = gpu_at(S, p)
+    n.end = INF
+    n.next = P.head
+    P.head = lane
+    P.n += 1
+    P.touched = 1
+    inst_at(S, i).busy += 1
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        if g.active == 0:
+            g.busy_t = S.now
+        g.active += 1
+
+
+@jit
+def retire(S: Any, lane: int) -> None:
+    """A lane's step is over: it competes no more."""
+    n = lane_at(S, lane)
+    i = batch_at(S, lane >> 1).inst
+    p = pool_of(S, lane)
+    P = gpu_at(S, p)
+    if P.head == lane:
+        P.head = n.next
+    else:
+        x = P.head
+        while lane_at(S, x).next != lane:
+            x = lane_at(S, x).next
+        lane_at(S, x).next = n.next
+    P.n -= 1
+    P.touched = 1
+    next_end(S, p)
+    n.busy = IDLE
+    inst_at(S, i).busy -= 1
+    now = S.now
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        g.hbm_s += n.hbm * n.work
+        g.flop_s += n.comp * n.work
+        g.active -= 1
+        if g.active == 0:
+            g.busy_s += now - g.busy_t
+
+
+@jit
+def end_step(S: Any, lane: int) -> None:
+    """A step, or the last of a span, ends now."""
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    t = S.now
+    if S.tokens:
+        segment(S, lane, INF)
+    wall = t - n.t0
+    B.busy_s += wall
+    B.steps += n.k
+    retire(S, lane)
+    if n.dec > 0:
+        B.c_solo += n.work
+        B.c_wall += wall
+        B.D += n.k
+        B.ctx += n.dec * n.k
+        B.seq_steps += n.dec * n.k
+        while B.root >= 0 and req_at(S, B.root).tick == B.D:
+            r = B.root
+            leave_run(S, b, r)
+            end(S, r, DONE, t)
+    r = n.pieces
+    n.pieces = -1
+    while r >= 0:
+        q = req_at(S, r)
+        nxt = q.pnext
+        q.solo += n.work
+        q.slow += wall - n.work
+        mark(S, r, t)
+        q.pre += q.piece
+        B.left -= q.piece
+        B.prefilled += q.piece
+        q.piece = 0
+        if q.pre == target(S, r):
+            unlink(S, b, WAITING, r)
+            B.parts -= 1
+            if q.made == 0:
+                q.first = t
+            q.made += 1
+            q.l = target(S, r)
+            if S.tokens:
+                s = log_at(S, S.logs)
+                S.logs += 1
+                s.rid = r
+                s.batch = -1
+                s.ta = t
+            q.state = PARK
+            if q.first_inst < 0:
+                q.first_inst = B.inst
+            q.last_inst = B.inst
+            if q.made == q.out:
+                end(S, r, DONE, t)
+            else:
+                push(S, b, PARKED, r, 0)
+                B.parked_ctx += q.l
+                tell(S, E_PREFILLED, r, b, 0)
+                wake(S, 2 * b + 1)
+        r = nxt
+    if B.pend > 0:
+        pending(S, b)
+    if batch_at(S, b).count[RUNNING] > 0:
+        rest(S, b)
+    dirty(S, 2 * b)
+    dirty(S, 2 * b + 1)
+    if n.resize:
+        for x in range(S.nN):
+            if lane_at(S, x).resize:
+                dirty(S, x)
+    if inst_at(S, B.inst).state == LEAVING and inst_at(S, B.inst).busy == 0:
+        leave(S, B.inst)
+
+
+@jit
+def rest(S: Any, b: int) -> None:
+    """No lane decodes any more: running members keep their KV and park."""
+    if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0):
+        return
+    if lane_at(S, 2 * b + 1).open or (lane_at(S, 2 * b).open and lane_at(S, 2 * b).kind == MIXED):
+        return
+    while batch_at(S, b).count[RUNNING] > 0:
+        r = batch_at(S, b).ends[2 * RUNNING]
+        leave_run(S, b, r)
+        req_at(S, r).state = PARK
+        batch_at(S, b).parked_ctx += req_at(S, r).l
+        push(S, b, PARKED, r, 0)
+
+
+@jit
+def in_step(S: Any, r: int) -> bool:
+    """Whether a request is part of a step in flight."""
+    q = req_at(S, r)
+    if q.state == WAIT:
+        return q.piece > 0
+    if q.state == RUN:
+        b = q.batch
+        return lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0)
+    return False
+
+
+@jit
+def pending(S: Any, b: int) -> None:
+    """Do what waited for this boundary to members of a batch."""
+    for lst in (WAITING, RUNNING, PARKED):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            nxt = req_at(S, r).next
+            if req_at(S, r).pend != P_NONE and not in_step(S, r):
+                what, arg = req_at(S, r).pend, req_at(S, r).pend_arg
+                req_at(S, r).pend = P_NONE
+                batch_at(S, b).pend -= 1
+                act(S, r, what, arg)
+            r = nxt
+
+
+@jit
+def act(S: Any, r: int, what: int, arg: int) -> None:
+    """Apply an action on a request that is in no step."""
+    if what == P_ADMIT:
+        admit_now(S, r, arg)
+    elif what == P_DROP:
+        unlist(S, r)
+        end(S, r, DROPPED, S.now)
+    elif what == P_DISCARD:
+        discard_now(S, r)
+    elif what == P_MOVE:
+        move_now(S, r, arg)
+
+
+@jit
+def on_request(S: Any, r: int, what: int, arg: int) -> None:
+    """An action on a request: now, or at the boundary of the step it is in."""
+    q = req_at(S, r)
+    if q.state == MOVE or in_step(S, r):
+        if q.pend == P_NONE:
+            batch_at(S, q.batch).pend += 1
+        q.pend = what
+        q.pend_arg = arg
+        cut(S, 2 * q.batch)
+        cut(S, 2 * q.batch + 1)
+    else:
+        act(S, r, what, arg)
+
+
+@jit
+def admit_now(S: Any, r: int, b: int) -> None:
+    """Membership: the old batch loses the request; KV stays where it is."""
+    q = req_at(S, r)
+    i = batch_at(S, b).inst
+    charge(S, r, S.now)
+    if q.state != HELD:
+        unlist(S, r)
+        old = q.batch
+        q.batch = b
+        inst_at(S, i).members += 1
+        q2 = batch_at(S, old).inst
+        inst_at(S, q2).members -= 1
+        if inst_at(S, q2).state == DRAINING and inst_at(S, q2).members == 0:
+            leave(S, q2)
+    else:
+        q.batch = b
+        inst_at(S, i).members += 1
+        q.admit = S.now
+    q.seq = S.seq
+    S.seq += 1
+    state = q.state
+    whole = state == RUN or state == PARK or state == AWAY
+    if state == MOVE:
+        push(S, b, ELSEWHERE, r, 0)
+    elif whole and q.home == i:
+        park(S, b, r)
+    elif whole:
+        q.state = AWAY
+        push(S, b, ELSEWHERE, r, 0)
+    else:
+        drop_blocks(S, r)  # a partly built KV does not travel
+        queue(S, b, r, 0)
+    mark(S, r, S.now)
+
+
+@jit
+def swapped_out(S: Any, r: int) -> None:
+    """A victim's KV is in host memory: it waits, in its old place, to be brought back."""
+    q = req_at(S, r)
+    b = q.batch
+    unlink(S, b, ELSEWHERE, r)
+    batch_at(S, b).away_out -= 1
+    batch_at(S, b).swapped += 1
+    q.state = WAIT
+    q.pre = target(S, r)
+    q.piece = 0
+    push(S, b, WAITING, r, 1)
+
+
+@jit
+def discard_now(S: Any, r: int) -> None:
+    """Forget a member's KV; it recomputes from its old place in the queue."""
+    q = req_at(S, r)
+    charge(S, r, S.now)
+    unlist(S, r)
+    drop_blocks(S, r)
+    queue(S, q.batch, r, 1)
+    mark(S, r, S.now)
+
+
+# ---------------------------------------------------------------- weights, moves, links
+
+
+@jit
+def set_weights(S: Any, i: int, state: int) -> None:
+    """An instance's weights change state: the clocks of its batches turn, its lanes look again."""
+    for b in range(S.nB):
+        if batch_at(S, b).inst == i:
+            clocks(S, b, S.now)
+    inst_at(S, i).state = state
+    for b in range(S.nB):
+        if batch_at(S, b).inst == i:
+            if state == LEAVING:
+                cut(S, 2 * b)
+                cut(S, 2 * b + 1)
+            elif usable(S, i):
+                wake(S, 2 * b)
+                wake(S, 2 * b + 1)
+
+
+@jit
+def leave(S: Any, i: int) -> None:
+    """Weights go; KV stays."""
+    set_weights(S, i, OUT)
+    I = inst_at(S, i)
+    for j in range(I.n):
+        gpu_at(S, inst_at(S, i).at[j]).used -= I.foot
+    S.evicts += 1
+    tell(S, E_DONE, I.evict, -1, 0)
+    freed(S, i)
+
+
+@jit
+def evict(S: Any, i: int, drain: int, act_: int) -> None:
+    """Free weights once no member is left, or at the next boundary."""
+    I = inst_at(S, i)
+    I.evict = act_
+    set_weights(S, i, DRAINING if drain else LEAVING)
+    if I.busy == 0 and (not drain or I.members == 0):
+        leave(S, i)
+
+
+@jit
+def new_transfer(S: Any, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
+    """A transfer without parts yet, last in the order of issue."""
+    x = S.xfree
+    X = xfer_at(S, x)
+    S.xfree = X.next
+    S.xn -= 1
+    X.next = -1
+    X.kind = kind
+    X.stage = LINK
+    X.inst = inst
+    X.act = act_
+    X.fixed = fixed
+    X.bytes = nbytes
+    X.due = INF
+    X.parts = 0
+    X.first = -1
+    X.rid = -1
+    X.src = -1
+    X.blocks = 0
+    if S.xtail >= 0:
+        xfer_at(S, S.xtail).next = x
+    else:
+        S.xhead = x
+    S.xtail = x
+    return x
+
+
+@jit
+def add_part(S: Any, x: int, link: int, nbytes: float) -> None:
+    """Part of a transfer on one link."""
+    p = S.xfree
+    Q = xfer_at(S, p)
+    S.xfree = Q.next
+    S.xn -= 1
+    Q.bytes = nbytes
+    Q.link = link
+    Q.xfer = x
+    Q.next = xfer_at(S, x).first
+    xfer_at(S, x).first = p
+    xfer_at(S, x).parts += 1
+
+
+@jit
+def launch(S: Any, x: int) -> None:
+    """Put a transfer's parts on their links, first come, first served."""
+    X = xfer_at(S, x)
+    X.stage = LINK
+    p = X.first
+    X.first = -1
+    while p >= 0:
+        nxt = xfer_at(S, p).next
+        xfer_at(S, p).next = -1
+        K = link_at(S, xfer_at(S, p).link)
+        if K.head < 0:
+            K.head = p
+            K.end = S.now + xfer_at(S, p).bytes / K.bw
+            S.links += 1
+        else:
+            xfer_at(S, K.tail).next = p
+        K.tail = p
+        p = nxt
+    if X.parts == 0:
+        X.stage = TAIL
+        X.due = S.now + X.fixed
+
+
+@jit
+def transfer(S: Any, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
+    """Send a request's KV, memory granted at both ends, over the links between two accounts."""
+    x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
+    X = xfer_at(S, x)
+    X.rid = r
+    X.src = src
+    X.blocks = blocks
+    route_kv(S, x, src, dst, blocks)
+    launch(S, x)
+    return x
+
+
+@jit
+def route_kv(S: Any, x: int, src: int, dst: int, blocks: int) -> None:
+    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any."""
+    I, J = inst_at(S, src), inst_at(S, dst)
+    for j in range(J.n if I.is_host else I.n):
+        if I.is_host:
+            add_part(S, x, 4 * inst_at(S, dst).at[j], float(blocks * J.bbytes))
+            continue
+        g = inst_at(S, src).at[j]
+        size = float(blocks * I.bbytes)
+        if J.is_host:
+            add_part(S, x, 4 * g + 1, size)
+            continue
+        h = inst_at(S, dst).at[j % J.n]
+        link = 4 * g + (2 if gpu_at(S, g).node == gpu_at(S, h).node else 3)
+        if link_at(S, link).bw > 0.0:
+            add_part(S, x, link, size)
+        else:
+            add_part(S, x, 4 * g + 1, size)
+            add_part(S, x, 4 * h, size)
+
+
+@jit
+def load(S: Any, x: int) -> None:
+    """Queue a load for memory; before the start it is simply there."""
+    X = xfer_at(S, x)
+    i = X.inst
+    set_weights(S, i, QUEUED)
+    X.stage = GRANT
+    for j in range(inst_at(S, i).n):
+        gpu_at(S, inst_at(S, i).at[j]).waiting += int(X.bytes)
+    S.grants = 1
+
+
+@jit
+def move_now(S: Any, r: int, x: int) -> None:
+    """Queue a request's KV for memory at its new home."""
+    q = req_at(S, r)
+    X = xfer_at(S, x)
+    dst = X.inst
+    if q.home < 0 or q.home == dst or q.state == WAIT:
+        X.kind = SHIFT
+        X.rid = -1
+        X.stage = TAIL
+        X.due = S.now
+        return
+    charge(S, r, S.now)
+    b = q.batch
+    unlist(S, r)
+    q.state = MOVE
+    push(S, b, ELSEWHERE, r, 0)
+    X.rid = r
+    X.src = q.home
+    X.blocks = q.blocks
+    X.bytes = float(q.blocks * inst_at(S, dst).bbytes)
+    route_kv(S, x, q.home, dst, q.blocks)
+    X.stage = GRANT
+    for j in range(inst_at(S, dst).n):
+        gpu_at(S, inst_at(S, dst).at[j]).waiting += int(X.bytes)
+    S.grants = 1
+    mark(S, r, S.now)
+
+
+@jit
+def granted(S: Any, x: int) -> bool:
+    """Whether the memory that a transfer asks for is free, less nobody's wishes but earlier ones'."""
+    X = xfer_at(S, x)
+    i = X.inst
+    if S.unlimited:
+        return True
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        if g.barred or g.used + int(X.bytes) > g.cap:
+            return False
+    return True
+
+
+@jit
+def serve_grants(S: Any) -> None:
+    """Give free memory to waiting loads and moves, in order on each GPU."""
+    S.grants = 0
+    for g in range(S.nG):
+        gpu_at(S, g).barred = 0
+    x = S.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        if X.stage == GRANT:
+            i = X.inst
+            if not granted(S, x):
+                give_back(S, i)
+            if granted(S, x):
+                for j in range(inst_at(S, i).n):
+                    g = gpu_at(S, inst_at(S, i).at[j])
+                    g.waiting -= int(X.bytes)
+                    if X.kind == LOAD:
+                        g.used += int(X.bytes)
+                if X.kind == LOAD:
+                    set_weights(S, i, LOADING)
+                else:
+                    put(S, i, X.blocks)
+                    inst_at(S, i).holders += 1
+                launch(S, x)
+            else:
+                for j in range(inst_at(S, i).n):
+                    gpu_at(S, inst_at(S, i).at[j]).barred = 1
+        x = X.next
+
+
+@jit
+def withdraw(S: Any, x: int) -> None:
+    """Take back a transfer that still waits for memory."""
+    X = xfer_at(S, x)
+    i = X.inst
+    for j in range(inst_at(S, i).n):
+        gpu_at(S, inst_at(S, i).at[j]).waiting -= int(X.bytes)
+    if X.kind == LOAD:
+        set_weights(S, i, OUT)
+    release(S, x)
+
+
+@jit
+def release(S: Any, x: int) -> None:
+    """A transfer is over: its row is free again."""
+    prev = -1
+    y = S.xhead
+    while y != x:
+        prev = y
+        y = xfer_at(S, y).next
+    nxt = xfer_at(S, x).next
+    if prev >= 0:
+        xfer_at(S, prev).next = nxt
+    else:
+        S.xhead = nxt
+    if S.xtail == x:
+        S.xtail = prev
+    p = xfer_at(S, x).first
+    while p >= 0:
+        q = xfer_at(S, p).next
+        xfer_at(S, p).next = S.xfree
+        S.xfree = p
+        S.xn += 1
+        p = q
+    xfer_at(S, x).stage = FREE
+    xfer_at(S, x).next = S.xfree
+    S.xfree = x
+    S.xn += 1
+
+
+@jit
+def end_part(S: Any, link: int) -> None:
+    """A link has moved its first part; the next one starts."""
+    K = link_at(S, link)
+    p = K.head
+    Q = xfer_at(S, p)
+    K.busy_s += Q.bytes / K.bw
+    K.head = Q.next
+    if K.head >= 0:
+        K.end = S.now + xfer_at(S, K.head).bytes / K.bw
+    else:
+        K.tail = -1
+        K.end = INF
+        S.links -= 1
+    X = xfer_at(S, Q.xfer)
+    X.parts -= 1
+    if X.parts == 0:
+        X.stage = TAIL
+        X.due = S.now + X.fixed
+    Q.next = S.xfree
+    S.xfree = p
+    S.xn += 1
+
+
+@jit
+def arrive(S: Any, x: int) -> None:
+    """A transfer is whole: weights can be used, KV has a new home."""
+    X = xfer_at(S, x)
+    kind, i, r, src, blocks, act_ = X.kind, X.inst, X.rid, X.src, X.blocks, X.act
+    release(S, x)
+    if kind == LOAD:
+        S.loads += 1
+        set_weights(S, i, IN)
+        tell(S, E_DONE, act_, -1, 0)
+        return
+    if r >= 0:
+        q = req_at(S, r)
+        charge(S, r, S.now)
+        inst_at(S, src).holders -= 1
+        put(S, src, -q.blocks)
+        q.blocks = blocks
+        q.home = i
+        if kind == SWAP_OUT:
+            inst_at(S, i).holders += 1
+            swapped_out(S, r)
+        else:
+            b = q.batch
+            unlink(S, b, ELSEWHERE, r)
+            if batch_at(S, b).inst == i:
+                park(S, b, r)
+            else:
+                q.state = AWAY
+                push(S, b, ELSEWHERE, r, 0)
+        mark(S, r, S.now)
+        freed(S, src)
+        S.moves += 1
+        if q.pend != P_NONE:
+            what, arg = q.pend, q.pend_arg
+            q.pend = P_NONE
+            batch_at(S, q.batch).pend -= 1
+            act(S, r, what, arg)
+    if act_ >= 0:
+        tell(S, E_DONE, act_, r, 0)
+
+
+# ---------------------------------------------------------------- orders
+
+
+@jit
+def run_lane(S: Any, b: int, phase: int, close: int, seqs: int, chunk: int, sms: int) -> None:
+    """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named."""
+    lane = 2 * b + (phase == 2)
+    n = lane_at(S, lane)
+    other = lane_at(S, 2 * b + (phase != 2))
+    if close:
+        n.open = 0
+    else:
+        n.open = 1
+        n.kind = PREFILL if phase == 1 else MIXED
+        if phase == 0 or (phase == 2 and other.kind == MIXED):
+            other.open = 0
+            cut(S, 2 * b + (phase != 2))
+        if n.sms != sms:
+            n.resize = 1
+        n.seqs = seqs
+        n.chunk = chunk
+        n.sms = sms
+    cut(S, lane)
+    if batch_at(S, b).count[RUNNING] > 0:
+        rest(S, b)
+    dirty(S, lane)
+
+
+@jit
+def limit(S: Any, i: int, nbytes: int) -> None:
+    """Cap the growth of an account; nothing is taken back."""
+    was = inst_at(S, i).limit
+    inst_at(S, i).limit = nbytes
+    if was >= 0 and (nbytes < 0 or nbytes > was):
+        freed(S, i)
+
+
+# ---------------------------------------------------------------- the loop
+
+
+@jit
+def next_time(S: Any) -> float:
+    """When the next step or transfer ends."""
+    t = INF
+    for p in range(S.nG):
+        t = min(t, gpu_at(S, p).end)
+    x = S.xhead
+    while x >= 0:
+        if xfer_at(S, x).stage == TAIL:
+            t = min(t, xfer_at(S, x).due)
+        x = xfer_at(S, x).next
+    if S.links > 0:
+        for k in range(S.nK):
+            if link_at(S, k).head >= 0:
+                t = min(t, link_at(S, k).end)
+    return t
+
+
+@jit
+def spare(S: Any, waiting: int) -> bool:
+    """Whether the logs have room for whatever one lane's step can produce."""
+    most = 4 * S.cap + 64 + waiting
+    if S.nE - S.ev_n < most or S.xn < 9 * (S.cap + 8):
+        return False
+    return S.tokens == 0 or S.nL - S.logs > most + S.nN
+
+
+@jit
+def form_all(S: Any, T: Tables) -> bool:
+    """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
+    if S.grants:
+        serve_grants(S)
+    while S.dirty >= 0:
+        lane = S.dirty
+        if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
+            return False
+        S.dirty = lane_at(S, lane).dnext
+        form(S, T, lane)
+    for p in range(S.nG):
+        if gpu_at(S, p).touched:
+            share(S, p)
+    in_order(S)
+    return True
+
+
+@jit
+def end_all(S: Any, t: float) -> bool:
+    """End what ends at t: links and transfers in order of issue, then lanes in their order. False: a log is full."""
+    if S.links > 0:
+        for k in range(S.nK):
+            if link_at(S, k).head >= 0 and link_at(S, k).end <= t:
+                end_part(S, k)
+    x = S.xhead
+    while x >= 0:
+        nxt = xfer_at(S, x).next
+        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= t:
+            arrive(S, x)
+        x = nxt
+    while True:
+        lane = -1
+        for p in range(S.nG):
+            if gpu_at(S, p).end <= t and (lane < 0 or gpu_at(S, p).lane < lane):
+                lane = gpu_at(S, p).lane
+        if lane < 0:
+            break
+        if not spare(S, 0):
+            return False
+        end_step(S, lane)
+    in_order(S)
+    return True
+
+
+@jit
+def advance(S: Any, T: Tables, until: float) -> int:
+    """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
+    while True:
+        if S.ev_i < S.ev_n:
+            return TOLD
+        S.ev_i = 0
+        S.ev_n = 0
+        now = S.now
+        t = next_time(S)
+        arrival = INF
+        if S.nxt < S.n:
+            arrival = max(req_at(S, S.nxt).arr, now)
+        if t > now and arrival > now:
+            if S.dirty >= 0 or S.grants:
+                if until <= now:
+                    return NOTHING
+                if not form_all(S, T):
+                    return GROW
+                continue
+            for p in range(S.nG):
+                if gpu_at(S, p).touched:
+                    share(S, p)
+            t = next_time(S)
+        first = min(t, arrival)
+        if first > until or first == INF:
+            if until != INF:
+                S.now = max(now, until)
+            return NOTHING
+        S.now = first
+        if t <= first:
+            if not end_all(S, t):
+                return GROW
+            continue
+        r = S.nxt
+        S.nxt += 1
+        q = req_at(S, r)
+        q.state = HELD
+        q.m_t = q.arr
+        b = T.route[q.model]
+        if b >= 0:
+            admit_now(S, r, b)
+        tell(S, E_ARRIVED, r, -1, 0)
+
+
+@jit
+def stepped(S: Any, lane: int) -> int:
+    """Whole steps of a span that are done by now."""
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.rate <= 0.0:
+        return 0
+    done = done_at(n, S.now)
+    j = steps_to(n, done)
+    return j if solo_at(n, j) <= done else j - 1
+
+
+@jit
+def decode_lane(S: Any, b: int) -> int:
+    """The lane in which a batch's running members step, or -1."""
+    if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0:
+        return 2 * b
+    if lane_at(S, 2 * b + 1).busy != IDLE:
+        return 2 * b + 1
+    return -1
+
+
+@jit
+def ahead(S: Any, b: int) -> int:
+    """Blocks that a batch's span holds for steps not begun."""
+    lane = decode_lane(S, b)
+    if lane < 0 or lane_at(S, lane).busy != SPAN:
+        return 0
+    D, k = batch_at(S, b).D, lane_at(S, lane).k
+    return needs(S, b, D, k) - needs(S, b, D, min(k, stepped(S, lane) + 1))
+
+
+@jit
+def peek_batch(S: Any, b: int, out) -> None:  # type: ignore[no-untyped-def]
+    """A batch at the last boundary: the nine numbers of `BatchState`."""
+    B = batch_at(S, b)
+    lane = decode_lane(S, b)
+    j = 0
+    busy = B.busy_s
+    for x in (2 * b, 2 * b + 1):
+        if lane_at(S, x).busy != IDLE:
+            busy += S.now - lane_at(S, x).t0
+    if lane >= 0:
+        j = stepped(S, lane)
+    run = batch_at(S, b).count[RUNNING]
+    out[0] = batch_at(S, b).count[WAITING] - B.parts - B.swapped
+    out[1] = run + batch_at(S, b).count[PARKED]
+    out[2] = batch_at(S, b).count[ELSEWHERE] + B.swapped
+    out[3] = B.left
+    out[4] = B.ctx + j * run + B.parked_ctx
+    out[5] = B.steps + j
+    out[6] = B.seq_steps + j * run
+    out[7] = B.prefilled
+    out[8] = busy
+
+
+@jit
+def peek_free(S: Any, g: int) -> int:
+    """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
+    G = gpu_at(S, g)
+    free = G.cap - G.used - G.waiting
+    for b in range(S.nB):
+        n = ahead(S, b)
+        if n > 0:
+            i = batch_at(S, b).inst
+            for j in range(inst_at(S, i).n):
+                if inst_at(S, i).at[j] == g:
+                    free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
+    return free
+
+
+@jit
+def peek_used(S: Any, i: int) -> int:
+    """Bytes that an account holds for the steps begun so far."""
+    n = inst_at(S, i).blocks
+    for b in range(S.nB):
+        if batch_at(S, b).inst == i:
+            n -= ahead(S, b)
+    return held_bytes(S, i, n)
+
+
+@jit
+def peek_request(S: Any, r: int) -> tuple[int, int]:
+    """Tokens made and blocks held by a request at the last boundary."""
+    q = req_at(S, r)
+    if q.state != RUN:
+        return q.made, q.blocks
+    b = q.batch
+    d = batch_at(S, b).D - q.jd
+    lane = decode_lane(S, b)
+    if lane >= 0:
+        d += stepped(S, lane)
+    bt = S.bt
+    return q.made + d, max(q.blocks, (q.l + d - 1 + bt - 1) // bt)
+
+
+@jit
+def merge_pools(S: Any, places, n: int) -> None:  # type: ignore[no-untyped-def]
+    """A tensor-parallel group ties its GPUs together: their lanes compete as one pool from now on."""
+    to = gpu_at(S, places[0]).pool
+    for j in range(1, n):
+        old = gpu_at(S, places[j]).pool
+        if old == to:
+            continue
+        for g in range(S.nG):
+            if gpu_at(S, g).pool == old:
+                gpu_at(S, g).pool = to
+        lane = gpu_at(S, old).head
+        while lane >= 0:
+            nxt = lane_at(S, lane).next
+            lane_at(S, lane).next = gpu_at(S, to).head
+            gpu_at(S, to).head = lane
+            gpu_at(S, to).n += 1
+            lane = nxt
+        gpu_at(S, old).head = -1
+        gpu_at(S, old).n = 0
+        gpu_at(S, old).end = INF
+        gpu_at(S, to).touched = 1
+        next_end(S, to)
+
+
+@jit
+def settle(S: Any, t: float) -> None:
+    """At the end of a run: book all time up to t, also of steps in flight."""
+    for p in range(S.nG):
+        lane = gpu_at(S, p).head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            B = batch_at(S, lane >> 1)
+            done = done_at(n, t) if n.rate > 0.0 else 0.0
+            wall = t - n.t0
+            if n.dec > 0:
+                B.c_solo += done
+                B.c_wall += wall
+                if n.busy == SPAN:
+                    if S.tokens:
+                        segment(S, lane, done)
+                    B.D += stepped(S, lane)
+            r = n.pieces
+            while r >= 0:
+                req_at(S, r).solo += done
+                req_at(S, r).slow += wall - done
+                mark(S, r, t)
+                r = req_at(S, r).pnext
+            lane = n.next
+    for g in range(S.nG):
+        G = gpu_at(S, g)
+        G.kv_s += G.kv * (t - G.kv_t)
+        G.kv_t = t
+        if G.active > 0:
+            G.busy_s += t - G.busy_t
+            G.busy_t = t
+    for r in range(S.nxt):
+        q = req_at(S, r)
+        if q.state < DONE:
+            if q.state == RUN:
+                d = batch_at(S, q.batch).D
+                if S.tokens and d > q.jd:
+                    y = log_at(S, S.logs)
+                    S.logs += 1
+                    y.rid, y.batch, y.d0, y.d1 = r, q.batch, q.jd, d
+                q.made += d - q.jd
+            charge(S, r, t)

@@ -1,0 +1,117 @@
+"""What happened to each request: the simulator's request records as rows of requests.parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.engines import state
+from harness.record import SCHEMA, to_ns
+from harness.types import Gpus, Jobs
+
+SLICE = 65_536
+NAMES = ("unfinished", "done", "dropped", "failed")
+
+
+def batches(
+    R: NDArray[Any],
+    jobs: Jobs,
+    places: Sequence[Gpus],
+    *,
+    fidelity: str,
+    end_s: float,
+    api_in_s: float,
+    api_out_s: float,
+    log: NDArray[Any] | None,
+) -> Iterator[pa.RecordBatch]:
+    """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once."""
+    tokens = token_times(R, jobs, log, api_out_s) if log is not None else None
+    models = pa.array(jobs.models, pa.string())
+    for a in range(0, len(R), SLICE):
+        q, z = R[a : a + SLICE], slice(a, min(a + SLICE, len(R)))
+        n = len(q)
+        arrival_s = jobs.arrival_s[z]
+        came = q["arr"] <= end_s  # the engine saw it
+        over = q["state"] >= state.DONE
+        done = q["state"] == state.DONE
+        until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
+        host_s = np.where(came, api_in_s, until_s - arrival_s) + np.where(done, api_out_s, 0.0)
+        waits = np.stack([q["held"], host_s, q["load"], q["kv"], q["move"], q["turn"], q["solo"], q["slow"]])
+        arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
+        total_ns = np.rint(until_s * 1e9).astype(np.int64) - arrival_ns
+        waits_ns = np.rint(waits * 1e9).astype(np.int64)
+        # rounding eight parts leaves a few ns; the longest part takes them, so that the parts sum to the latency
+        waits_ns[np.argmax(waits_ns, axis=0), np.arange(n)] += total_ns - waits_ns.sum(axis=0)
+        code = np.where(over, q["state"] - state.DONE + 1, 0).astype(np.int32)
+        first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
+        paths, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
+        columns = {
+            "id": pa.array(np.arange(z.start, z.stop)),
+            "model": pa.DictionaryArray.from_arrays(pa.array(jobs.model[z], pa.int32()), models),
+            "prompt_tokens": pa.array(jobs.prompt_tokens[z], pa.int32()),
+            "output_tokens": pa.array(jobs.output_tokens[z], pa.int32()),
+            "made_tokens": pa.array(q["made"].astype(np.int32)),
+            "arrival_ns": pa.array(arrival_ns),
+            "admit_ns": to_ns(q["admit"]),
+            "first_ns": to_ns(q["first"] + api_out_s),
+            "done_ns": to_ns(np.where(over, until_s, np.nan)),
+            "first_tokens": pa.array((q["made"] > 0).astype(np.int32)),
+            "state": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(NAMES)),
+            **{
+                f"{name}_ns": pa.array(row)
+                for name, row in zip(("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True)
+            },
+            "preemptions": pa.array(q["npre"].astype(np.int32)),
+            "gpus": pa.DictionaryArray.from_arrays(
+                pa.array(which.astype(np.int32)), pa.array([path(places, int(p)) for p in paths], pa.string())
+            ),
+            "fidelity": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([fidelity])),
+            "token_ns": pa.nulls(n, SCHEMA.field("token_ns").type) if tokens is None else tokens.slice(a, n),
+        }
+        yield pa.RecordBatch.from_arrays([columns[f.name] for f in SCHEMA], schema=SCHEMA)
+
+
+def path(places: Sequence[Gpus], code: int) -> str:
+    """Where a request ran: "0", "0+1" on a group, "0>1" when it moved, "" when it never ran."""
+    first, last = divmod(code, len(places) + 1)
+    if first < 0 or code < 0:
+        return ""
+    names = ["+".join(map(str, places[i])) for i in (first, last)]
+    return names[0] if first == last else ">".join(names)
+
+
+def token_times(R: NDArray[Any], jobs: Jobs, log: NDArray[Any], api_out_s: float) -> pa.Array:
+    """Each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
+
+    Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
+    prefill gave it a token.
+    """
+    seg, stay = log[log["rid"] < 0], log[log["rid"] >= 0]
+    ticks: dict[int, NDArray[np.float64]] = {}
+    for b in np.unique(seg["batch"]):
+        s = seg[seg["batch"] == b]
+        count = s["j1"] - s["j0"]
+        at = np.repeat(np.arange(len(s)), count)
+        j = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count) + s["j0"][at] + 1
+        solo = j * s["a"][at] + s["b"][at] * (0.5 * j * (j - 1))
+        t = np.full(int((s["d0"] + s["j1"]).max()) + 1, np.nan)
+        t[s["d0"][at] + j] = s["ta"][at] + (solo - s["wa"][at]) / s["rate"][at]
+        ticks[int(b)] = t
+    count = np.where(stay["batch"] < 0, 1, stay["d1"] - stay["d0"])
+    at = np.repeat(np.arange(len(stay)), count)
+    j = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count)
+    times = stay["ta"][at]
+    batch, tick = stay["batch"][at], stay["d0"][at] + j + 1
+    for b, t in ticks.items():
+        mine = batch == b
+        times[mine] = t[tick[mine]]
+    rid = stay["rid"][at]
+    order = np.argsort(rid, kind="stable")
+    ns = np.rint((times[order] + api_out_s) * 1e9).astype(np.int64)
+    ns -= np.rint(jobs.arrival_s[rid[order]] * 1e9).astype(np.int64)
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rid, minlength=len(R)))])
+    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)

@@ -1,0 +1,713 @@
+"""The simulator as an `Engine`: names to rows, actions to kernel calls, codes to events. No physics lives here."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness import shapes
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.engines import cost, kernel, state
+from harness.engines.state import State
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.types import (
+    GIB,
+    MIB,
+    Batch,
+    Cluster,
+    Fidelity,
+    Gpu,
+    Gpus,
+    Host,
+    Inst,
+    Jobs,
+    Model,
+    Option,
+    Phase,
+    Plan,
+    Request,
+    Shape,
+)
+from harness.view import BatchState, KvState, RequestState, View, Weights
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ELASTIC_BUFFER_BYTES = 2 * MIB  # kvcached: one page id maps 2 MiB in each layer, for K and for V
+ELASTIC_RESERVE = 5  # pages kept mapped per engine: kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
+ELASTIC_FRAG = 389  # of 1024: 3.1 GB held for 2.25 GB packed, kvcached's idle-footprint benchmark
+TELLS: dict[type, int] = {
+    Finished: state.E_FINISHED,
+    Prefilled: state.E_PREFILLED,
+    Preempted: state.E_PREEMPTED,
+    Arrived: state.E_ARRIVED,
+}
+ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
+STATES = np.array(
+    ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
+)
+WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
+PHASES: Mapping[str, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+
+
+class Served(NamedTuple):
+    """A model as this run serves it."""
+
+    name: str
+    shape: Shape
+    tp: int = 1
+    ttft_slo_s: float = math.inf
+    tpot_slo_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything of a simulated machine that is equal for all systems."""
+
+    models: tuple[Served, ...]
+    gpu: str = "h100"
+    gpus: int = 1
+    node_gpus: int = 8
+    host: str = "vllm-graph"
+    table: str | None = None
+    block_tokens: int = 16
+    batch_cap: int = 256
+    chunk_tokens: int = 2048
+    prefill_tokens: int = 16384  # most tokens of a step of whole prompts
+    watermark: float = 0.01
+    mem_fraction: float = 0.90
+    process_bytes: int = GIB // 2
+    noise: float = 0.0
+    seed: int = 0
+    start_s: float = 0.0
+    token_times: bool = False
+    plan: Mapping[str, Plan] = field(default_factory=dict)
+
+
+def block_bytes(config: Config, model: Served) -> int:
+    """Bytes of one KV block on each GPU of a model's group."""
+    return config.block_tokens * shapes.kv_token_bytes(model.shape, model.tp)
+
+
+def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
+    """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
+    return model.shape.layers * 2 * ELASTIC_BUFFER_BYTES if elastic else block_bytes(config, model)
+
+
+def cluster(config: Config, elastic: bool = False) -> Cluster:
+    """What policies may know of this machine before the start."""
+    spec = cost.gpu(config.gpu)
+    gpus = tuple(
+        Gpu(
+            config.gpu,
+            g // config.node_gpus,
+            int(spec.mem_bytes * config.mem_fraction),
+            spec.sms,
+            tuple(range(spec.sm_step, spec.sms, spec.sm_step)),
+        )
+        for g in range(config.gpus)
+    )
+    models = {
+        m.name: Model(
+            m.shape.layers,
+            m.tp,
+            shapes.weight_bytes(m.shape, m.tp) + config.process_bytes,
+            shapes.kv_token_bytes(m.shape, m.tp),
+            granule_bytes(config, m, elastic),
+            m.shape.max_tokens,
+            m.ttft_slo_s,
+            m.tpot_slo_s,
+        )
+        for m in config.models
+    }
+    return Cluster(gpus, models, dict(config.plan), profile(config))
+
+
+def profile(config: Config) -> cost.TableProfile:
+    """The cost table as policies may ask it."""
+    return cost.TableProfile(
+        cost.tables([(m.shape, m.tp) for m in config.models], config.gpu, config.host, config.table),
+        {(m.name, m.tp): k for k, m in enumerate(config.models)},
+        cost.gpu(config.gpu),
+        cost.ladder(config.gpu),
+        {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
+        min(config.node_gpus, config.gpus),
+    )
+
+
+class Sim:
+    """A deterministic engine in virtual time: same spec, same bytes."""
+
+    fidelity: Fidelity = "simulated"
+
+    def __init__(self, config: Config, options: Mapping[str, Option] | None = None) -> None:
+        options = options or {}
+        self.config = config
+        self.offers: Mapping[str, tuple[Option, ...]] = {
+            "kv": ("paged", "elastic"),
+            "preempt": ("recompute", "swap"),
+            "sharing": ("fluid", "none"),
+            "memory": ("real", "unlimited"),
+        }
+        self._elastic = options.get("kv", "paged") == "elastic"
+        self.cluster = cluster(config, self._elastic)
+        self._ways = cost.ladder(config.gpu)
+        self.can = frozenset(
+            {
+                "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill", "Run.phase:decode",
+                "Run.seqs", "Run.chunk_tokens", "Run.sms", "Run.steps:0", "Move", "Move.to:gpu", "Move.to:host",
+                "Move.to:none", "view.oracle_tokens",
+            }
+            | {f"Load.way:{way}" for way in self._ways}
+        )  # fmt: skip
+        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Done, Load, Evict, Move})
+        self._host = cost.host(config.host, config.gpu)
+        self._model = {m.name: k for k, m in enumerate(config.models)}
+        self._inst: dict[Inst, int] = {}
+        self._insts: list[Inst] = []
+        self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
+        self._batch: dict[Batch, int] = {}
+        self._batches: list[Batch] = []
+        self._limits: dict[tuple[str, int], int | None] = {}
+        self._orders: dict[tuple[int, int], Run] = {}
+        self._actions: list[Action] = []
+        self._transfers: dict[int, int] = {}  # action -> transfer under way
+        self._told: deque[Event] = deque()
+        self._hears: frozenset[type] = frozenset()
+        self._oracle = False
+        self._begun = False
+        self._jobs: Jobs | None = None
+        self._logs: list[NDArray[Any]] = []
+        self._view = SimView(self)
+        self.S, self.T = self._state(options)
+
+    # ------------------------------------------------------------ set-up
+
+    def _state(self, options: Mapping[str, Option]) -> tuple[State, state.Tables]:
+        c, spec = self.config, cost.gpu(self.config.gpu)
+        tables = cost.tables([(m.shape, m.tp) for m in c.models], c.gpu, c.host, c.table)
+        nodes = -(-c.gpus // c.node_gpus)
+        n = c.gpus + nodes
+        S = State()
+        w = S.s
+        w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
+        w["unlimited"] = options.get("memory", "real") == "unlimited"
+        w["alone"] = options.get("sharing", "fluid") == "none"
+        w["swap"] = options.get("preempt", "recompute") == "swap"
+        w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
+        w["tokens"] = c.token_times
+        w["xhead"] = w["xtail"] = w["dirty"] = -1
+        G = np.zeros(n, state.GPU)
+        G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
+        G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
+        G["cap"][: c.gpus] = int(spec.mem_bytes * c.mem_fraction)
+        G["cap"][c.gpus :] = spec.host_bytes
+        G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
+        G["head"] = G["lane"] = -1
+        G["end"] = math.inf
+        K = np.zeros(4 * n, state.LINK_)
+        K["head"] = K["tail"] = -1
+        K["end"] = math.inf
+        K["bw"][0 : 4 * c.gpus : 4], K["bw"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
+        K["bw"][2 : 4 * c.gpus : 4], K["bw"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
+        K["bw"][4 * c.gpus :: 4] = spec.disk
+        S.put(G=G, K=K, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
+        if c.token_times:
+            S.put(L=np.zeros(65536, state.LOG))
+        more_transfers(S, 9 * c.batch_cap + 256)
+        return S, state.Tables(*tables, np.full(len(c.models), -1))
+
+    def _inst_row(self, inst: Inst) -> int:
+        """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""
+        row = self._inst.get(inst)
+        if row is not None:
+            return row
+        c, S = self.config, self.S
+        k = self._model[inst.model]
+        model = c.models[k]
+        host = isinstance(inst.place, Host)
+        if isinstance(inst.place, Host):
+            places = [c.gpus + inst.place.node]
+        else:
+            places = list(inst.place)
+            if len(places) != model.tp:
+                raise ValueError(f"{inst.model} runs on {model.tp} GPUs, not {len(places)}")
+            if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
+                raise ValueError(f"no such place {inst.place}")
+        if places[0] >= len(S.G):
+            raise ValueError(f"no such place {inst.place}")
+        home = -1 if host else self._inst_row(Inst(inst.model, Host(places[0] // c.node_gpus)))
+        S = self.S
+        row = len(self._insts)
+        I = np.zeros(row + 1, state.INST)
+        I[:row] = S.I
+        i = I[row]
+        size = block_bytes(c, model)
+        i["model"], i["n"], i["cost"], i["host"], i["is_host"] = k, len(places), k, home, host
+        i["bbytes"] = size * model.tp if host else size
+        i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
+        i["foot"] = 0 if host else shapes.weight_bytes(model.shape, model.tp) + c.process_bytes
+        if self._elastic and not host:
+            page = granule_bytes(c, model, True)
+            i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), ELASTIC_FRAG
+            i["foot"] += ELASTIC_RESERVE * page
+        i["state"] = state.IN if host else state.OUT
+        limits = [self._limits.get((inst.model, g)) for g in places]
+        i["limit"] = min((x for x in limits if x is not None), default=-1)
+        i["evict"] = -1
+        i["at"][: len(places)] = places
+        if not host:
+            kernel.merge_pools(S.s, i["at"], len(places))
+        S.put(I=I)
+        self._inst[inst] = row
+        self._insts.append(inst)
+        return row
+
+    def _batch_row(self, batch: Batch) -> int:
+        """The row of a batch, made when it is first named."""
+        row = self._batch.get(batch)
+        if row is not None:
+            return row
+        i = self._inst_row(batch.inst)
+        S, row = self.S, len(self._batches)
+
+        B, N = more(S.B, 1), more(S.N, 2)
+        b = B[row]
+        b["inst"], b["tag"], b["root"], b["c_t"] = i, batch.tag, -1, S.s["now"]
+        b["ends"] = -1
+        N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
+        N["end"][-2:] = math.inf
+        S.put(B=B, N=N)
+        self._batch[batch] = row
+        self._batches.append(batch)
+        return row
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
+        """Take the workload; see Engine."""
+        if jobs.models != tuple(self._model):
+            raise ValueError("the workload's models are not the engine's")
+        self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
+        n = len(jobs)
+        R = np.zeros(n, state.REQUEST)
+        R["arr"] = jobs.arrival_s + self._host.api_in_s
+        R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
+        R["first"] = R["done"] = R["admit"] = math.nan
+        for name in ("batch", "home", "prev", "next", "pnext", "hc", "hn", "hp", "first_inst", "last_inst"):
+            R[name] = -1
+        w = self.S.s
+        w["n"] = w["left"] = n
+        w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
+        self.S.put(R=R)
+
+    # ------------------------------------------------------------ the protocol
+
+    def view(self) -> View:
+        """Read-only queries; see Engine."""
+        return self._view
+
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return bool(self.S.s["left"] == 0) and not self._told
+
+    def poll(self, until_s: float) -> Event | None:
+        """Next event due by `until_s`; see Engine."""
+        while True:
+            if self._told:
+                return self._told.popleft()
+            code = kernel.advance(self.S.s, self.T, until_s)
+            if code == state.GROW:
+                self._grow()
+            elif code == state.TOLD:
+                w = self.S.s
+                e = self.S.E[w["ev_i"]]
+                w["ev_i"] += 1
+                event = self._event(int(e["kind"]), int(e["a"]), int(e["b"]), int(e["c"]))
+                if event is not None:
+                    return event
+            elif until_s == math.inf and self._give_up():
+                continue
+            else:
+                return None
+
+    def _grow(self) -> None:
+        """Room in whatever log is short of it."""
+        S, cap = self.S, self.config.batch_cap
+        w = S.s
+        most = 4 * cap + 64 + int(S.B["count"][:, state.WAITING].max(initial=0))
+        if len(S.E) - w["ev_n"] < 2 * most:
+            S.put(E=more(S.E, len(S.E) + most))
+        if w["xn"] < 18 * (cap + 8):
+            more_transfers(S, len(S.X) + 9 * cap)
+        if self.config.token_times and len(S.L) - w["logs"] < 2 * (most + len(S.N)):
+            self._logs.append(np.array(S.L[: w["logs"]]))
+            w["logs"] = 0
+            S.put(L=np.zeros(max(len(S.L), 4 * (most + len(S.N))), state.LOG))
+
+    def _give_up(self) -> bool:
+        """Nothing else will happen: the first transfer that still waits for memory fails."""
+        S = self.S
+        x = int(S.s["xhead"])
+        while x >= 0:
+            if S.X[x]["stage"] == state.GRANT:
+                action = self._actions[int(S.X[x]["act"])]
+                kernel.withdraw(S.s, x)
+                if isinstance(action, Load):
+                    self._order.pop(action.inst, None)
+                self._told.append(Done(action, "no memory, and nothing left that could free any"))
+                return True
+            x = int(S.X[x]["next"])
+        return False
+
+    def _event(self, kind: int, a: int, b: int, c: int) -> Event | None:
+        batch = self._batches[b] if b >= 0 else None
+        if kind == state.E_ARRIVED:
+            return Arrived(self._request(a))
+        if kind == state.E_FINISHED:
+            return Finished(a, batch, ENDS[c])
+        if kind == state.E_DONE:
+            action = self._actions[a]
+            if isinstance(action, Evict):
+                self._order.pop(action.inst, None)
+            if c == 0 and type(action) in self._hears:
+                return Done(action)
+            return None
+        assert batch is not None
+        return Prefilled(a, batch) if kind == state.E_PREFILLED else Preempted(a, batch)
+
+    def _request(self, r: int) -> Request:
+        jobs = self._jobs
+        assert jobs is not None
+        return Request(
+            r,
+            jobs.models[jobs.model[r]],
+            float(jobs.arrival_s[r]),
+            int(jobs.prompt_tokens[r]),
+            float(jobs.ttft_slo_s[r]),
+            float(jobs.tpot_slo_s[r]),
+        )
+
+    def do(self, action: Action) -> None:
+        """Start an action; see Engine."""
+        if len(self.S.E) - self.S.s["ev_n"] < 2 * self.config.batch_cap + 64:
+            self._grow()
+        try:
+            failed = self._do(action)
+        except (KeyError, ValueError, IndexError) as error:
+            failed = f"{type(error).__name__}: {error}"
+        if failed is not None:
+            self._told.append(Done(action, failed))
+
+    def _do(self, action: Action) -> str | None:
+        """One arm an action; the reason when it cannot be."""
+        match action:
+            case Load(inst, way):
+                return self._load(action, self._inst_row(inst), way)
+            case Evict(inst, drain):
+                return self._evict(action, self._inst_row(inst), drain)
+            case Limit(model, gpu, kv_bytes):
+                return self._limit(model, gpu, kv_bytes)
+            case Admit(str(model), batch):
+                if batch.inst.model != model:
+                    return f"a batch of {batch.inst.model} cannot serve {model}"
+                self.T.route[self._model[model]] = self._batch_row(batch)
+            case Admit(int(rid), batch):
+                return self._admit(rid, batch)
+            case Drop(rid):
+                return self._on_request(rid, state.P_DROP, 0)
+            case Run():
+                return self._run(action)
+            case Move(who, to):
+                return self._move(action, who, to)
+            case Wake():
+                raise TypeError("timers are replay's")
+        return None
+
+    def _load(self, action: Load, i: int, way: str) -> str | None:
+        S = self.S
+        row = S.I[i]
+        if row["is_host"] or row["state"] in (state.IN, state.QUEUED, state.LOADING):
+            if self._begun and Load in self._hears and row["state"] == state.IN:
+                self._told.append(Done(action))
+            return None
+        if row["state"] in (state.DRAINING, state.LEAVING):
+            evicted = self._actions[int(row["evict"])]
+            kernel.set_weights(S.s, i, state.IN)
+            self._told.append(Done(evicted, "loaded again"))
+            return None
+        gpus = [int(g) for g in row["at"][: row["n"]]]
+        if any(row["foot"] > S.G[g]["cap"] for g in gpus) and not S.s["unlimited"]:
+            return f"{action.inst.model} needs {row['foot'] / GIB:.1f} GiB, more than the GPU has"
+        if not self._begun:
+            if any(S.G[g]["used"] + row["foot"] > S.G[g]["cap"] for g in gpus) and not S.s["unlimited"]:
+                return f"no room for {action.inst.model} on {gpus}"
+            for g in gpus:
+                S.G[g]["used"] += row["foot"]
+            kernel.set_weights(S.s, i, state.IN)
+        else:
+            rung = self._ways[way]
+            self._actions.append(action)
+            x = kernel.new_transfer(S.s, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
+            for link, size in self._parts(i, gpus, rung.source):
+                kernel.add_part(S.s, x, link, size)
+            kernel.load(S.s, x)
+        self._order[action.inst] = None
+        return None
+
+    def _parts(self, i: int, gpus: list[int], source: str) -> Iterator[tuple[int, float]]:
+        """The links that weights take, with the bytes on each."""
+        c = self.config
+        model = c.models[int(self.S.I[i]["model"])]
+        size = float(shapes.weight_bytes(model.shape, model.tp))
+        if source == "spread":  # every GPU of the node fetches a part, the target gathers them
+            node = gpus[0] // c.node_gpus
+            peers = range(node * c.node_gpus, min((node + 1) * c.node_gpus, c.gpus))
+            for g in peers:
+                yield 4 * g, size * len(gpus) / len(peers)
+            if self.S.K[4 * gpus[0] + 2]["bw"] > 0 and len(peers) > len(gpus):
+                for g in gpus:
+                    yield 4 * g + 2, size * (1 - len(gpus) / len(peers))
+            return
+        for g in gpus:
+            yield 4 * g, size
+        if source == "disk":
+            yield 4 * (c.gpus + gpus[0] // c.node_gpus), size * len(gpus)
+
+    def _evict(self, action: Evict, i: int, drain: bool) -> str | None:
+        now = self.S.I[i]["state"]
+        if self.S.I[i]["is_host"] or now == state.OUT:
+            return "its weights are not in"
+        if now in (state.QUEUED, state.LOADING):
+            return "its weights are still on their way"
+        if now == state.LEAVING or (now == state.DRAINING and drain):
+            return "it is leaving already"
+        self._actions.append(action)
+        kernel.evict(self.S.s, i, int(drain), len(self._actions) - 1)
+        return None
+
+    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
+        if model not in self._model or not 0 <= gpu < self.config.gpus:
+            return f"no {model} on GPU {gpu}"
+        self._limits[model, gpu] = kv_bytes
+        for inst, i in self._inst.items():
+            if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
+                caps = [self._limits.get((model, g)) for g in inst.place]
+                kernel.limit(self.S.s, i, min((x for x in caps if x is not None), default=-1))
+        return None
+
+    def _gone(self, rid: int) -> str | None:
+        w = self.S.s
+        if not 0 <= rid < w["nxt"]:
+            return f"no request {rid}"
+        return "the request has ended" if self.S.R[rid]["state"] >= state.DONE else None
+
+    def _on_request(self, rid: int, what: int, arg: int) -> str | None:
+        if failed := self._gone(rid):
+            return failed
+        kernel.on_request(self.S.s, rid, what, arg)
+        return None
+
+    def _admit(self, rid: int, batch: Batch) -> str | None:
+        if failed := self._gone(rid):
+            return failed
+        if self.config.models[int(self.S.R[rid]["model"])].name != batch.inst.model:
+            return f"a batch of {batch.inst.model} cannot serve request {rid}"
+        return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
+
+    def _run(self, order: Run) -> str | None:
+        if (order.steps or 0) > 0 or order.for_s is not None or order.slice_layers is not None or order.op_s is not None:
+            return "no turns, slices or kernel grains here"
+        if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
+            return f"no partition of {order.sms} SMs"
+        if isinstance(order.batch.inst.place, Host):
+            return "host memory runs nothing"
+        b = self._batch_row(order.batch)
+        fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
+        kernel.run_lane(self.S.s, b, PHASES[order.phase], int(order.steps == 0), *fields)
+        slot = int(order.phase == "decode")
+        self._orders[b, slot] = order
+        return None
+
+    def _move(self, action: Move, who: int | Batch, to: Gpus | Host | None) -> str | None:
+        if action.attend:
+            return "no attention on another GPU here"
+        if isinstance(who, Batch):
+            b = self._batch_row(who)
+            for rid in self._members(b):
+                self._move(action, rid, to)
+            return None
+        if failed := self._gone(who):
+            return failed
+        if self.S.R[who]["batch"] < 0:
+            return "a request in no batch has no KV"
+        if to is None:
+            return self._on_request(who, state.P_DISCARD, 0)
+        model = self.config.models[int(self.S.R[who]["model"])].name
+        i = self._inst_row(Inst(model, to))
+        self._actions.append(action)
+        x = kernel.new_transfer(self.S.s, state.SHIFT, i, len(self._actions) - 1, 0.0, 0.0)
+        return self._on_request(who, state.P_MOVE, int(x))
+
+    def _members(self, b: int) -> list[int]:
+        """Ids of a batch in order of Admit."""
+        R, found = self.S.R, []
+        for lst in range(4):
+            r = int(self.S.B[b]["ends"][2 * lst])
+            while r >= 0:
+                found.append((int(R[r]["seq"]), r))
+                r = int(R[r]["next"])
+        return [r for _, r in sorted(found)]
+
+    # ------------------------------------------------------------ results
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the whole run, for a run's metadata."""
+        S, n = self.S, self.config.gpus
+        w, gpus = S.s, S.G[:n]
+        return {
+            "steps": float(w["steps"]),
+            "loads": float(w["loads"]),
+            "evicts": float(w["evicts"]),
+            "moves": float(w["moves"]),
+            "preemptions": float(w["preempts"]),
+            "gpu_busy_s": float(gpus["busy_s"].sum()),
+            "gpu_hbm_s": float(gpus["hbm_s"].sum()),
+            "gpu_flop_s": float(gpus["flop_s"].sum()),
+            "kv_byte_s": float(gpus["kv_s"].sum()),
+            "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv"])).sum()),
+            "link_busy_s": float(S.K["busy_s"].sum()),
+            "gpus": float(n),
+            "span_s": float(w["now"] - self.config.start_s),
+        }
+
+    def finish(self) -> None:
+        """Close the books at the clock's time: the waits of whatever has not ended."""
+        if self.config.token_times:
+            self.S.put(L=more(self.S.L, len(self.S.R) + len(self.S.N)))
+        kernel.settle(self.S.s, float(self.S.s["now"]))
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Rows of requests.parquet; see Engine."""
+        from harness.engines import rows
+
+        self.finish()
+        log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
+        assert self._jobs is not None
+        places = [inst.place if not isinstance(inst.place, Host) else () for inst in self._insts]
+        yield from rows.batches(
+            self.S.R,
+            self._jobs,
+            places,
+            fidelity=self.fidelity,
+            end_s=float(self.S.s["now"]),
+            api_in_s=self._host.api_in_s,
+            api_out_s=self._host.api_out_s,
+            log=log if self.config.token_times else None,
+        )
+
+
+def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
+    """A copy with n zero rows behind."""
+    return np.concatenate([rows, np.zeros(n, rows.dtype)])
+
+
+def more_transfers(S: State, n: int) -> None:
+    """Room for n more transfers and parts, on the free list."""
+    w, old = S.s, len(S.X)
+    X = more(S.X, n)
+    X["next"][old:] = np.arange(old + 1, len(X) + 1)
+    X["next"][-1] = w["xfree"] if old else -1
+    w["xfree"] = old
+    w["xn"] += n
+    S.put(X=X)
+
+
+class SimView:
+    """The simulator's state at the last boundary, read in place."""
+
+    def __init__(self, sim: Sim) -> None:
+        self._sim = sim
+        self._nine = np.zeros(9)
+
+    @property
+    def now_s(self) -> float:
+        """See View."""
+        return float(self._sim.S.s["now"])
+
+    def weights(self, inst: Inst) -> Weights:
+        """See View."""
+        i = self._sim._inst.get(inst)
+        return "out" if i is None else WEIGHTS[self._sim.S.I[i]["state"]]
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """See View."""
+        if isinstance(home, Host):
+            return tuple(Inst(m.name, home) for m in self._sim.config.models)
+        return tuple(i for i in self._sim._order if not isinstance(i.place, Host) and home in i.place)
+
+    def free_bytes(self, home: int | Host) -> int:
+        """See View."""
+        g = self._sim.config.gpus + home.node if isinstance(home, Host) else home
+        return int(kernel.peek_free(self._sim.S.s, g))
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """See View."""
+        sim = self._sim
+        limit = sim._limits.get((model, gpu))
+        free = self.free_bytes(gpu)
+        used = 0
+        for inst, i in sim._inst.items():
+            if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
+                used += int(kernel.peek_used(sim.S.s, i))
+        return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
+
+    def batch(self, batch: Batch) -> BatchState:
+        """See View."""
+        b = self._sim._batch.get(batch)
+        if b is None:
+            return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        kernel.peek_batch(self._sim.S.s, b, self._nine)
+        x = self._nine.tolist()
+        return BatchState(*(int(v) for v in x[:8]), x[8])
+
+    def members(self, batch: Batch) -> tuple[int, ...]:
+        """See View."""
+        b = self._sim._batch.get(batch)
+        return () if b is None else tuple(self._sim._members(b))
+
+    def request(self, rid: int) -> RequestState:
+        """See View."""
+        sim = self._sim
+        if not 0 <= rid < sim.S.s["nxt"]:
+            raise KeyError(f"no request {rid} yet")
+        q = sim.S.R[rid]
+        b, home = int(q["batch"]), int(q["home"])
+        made, blocks = kernel.peek_request(sim.S.s, rid)
+        size = int(sim.S.I[home]["bbytes"]) if home >= 0 else 0
+        return RequestState(
+            sim._batches[b] if b >= 0 else None,
+            int(made),
+            int(blocks) * size,
+            sim._insts[home].place if home >= 0 else None,
+        )
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """See View."""
+        sim = self._sim
+        b = sim._batch.get(batch)
+        slot = int(phase == "decode")
+        if b is None or not sim.S.N[2 * b + slot]["open"]:
+            return None
+        order = sim._orders.get((b, slot))
+        return order if order is not None and order.phase == phase else None
+
+    def oracle_tokens(self, rid: int) -> int:
+        """See View."""
+        if not self._sim._oracle or self._sim._jobs is None:
+            raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        return int(self._sim._jobs.output_tokens[rid])

@@ -1,0 +1,141 @@
+"""The simulator's whole state as structured arrays: a row each for GPU, link, instance, batch, lane, request, transfer.
+
+An instance row is also the KV account of its (model, place). Times are seconds, sizes bytes per GPU, -1 is "none".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.jit import DISABLED, ROWS, rows_at
+
+# states of a request
+HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
+# states of an instance's weights
+OUT, QUEUED, LOADING, IN, DRAINING, LEAVING = range(6)
+# kinds of a lane's step in flight
+IDLE, STEP, SPAN = range(3)
+# kinds of a lane in slot 0; slot 1 is always "decode"
+MIXED, PREFILL = range(2)
+# lists of a batch
+WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
+# kinds of a transfer, and where it stands
+LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
+FREE, GRANT, LINK, TAIL = range(4)
+# events, in the order in which an instant tells them
+E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
+# what `advance` says
+NOTHING, TOLD, GROW = range(3)
+# what waits for the next boundary of a request's lane
+P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
+
+
+def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
+    fields: list[Any] = [(f, "f8") for f in floats.split()] + [(i, "i8") for i in ints.split()]
+    return np.dtype(fields + [(a, "i8", (n,)) for a, n in arrays.items()], align=True)
+
+
+WORLD = _row(
+    "now watermark sigma",
+    "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
+    "nxt n seq xseq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
+    "xfree xn xhead xtail links logs spans steps preempts loads evicts moves",
+)
+GPU = _row("end busy_s busy_t hbm_s flop_s kv_s kv_t level", "head lane touched n cap used kv waiting sms pool node active barred")
+LINK_ = _row("bw end busy_s", "head tail")
+INST = _row(
+    "",
+    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders evict host is_host",
+    at=8,  # its GPUs
+)
+BATCH = _row(
+    "c_t c_load c_kv c_stall c_solo c_wall busy_s",
+    "inst tag D P root ctx skip kvblock stalled pend parts away_out swapped left steps seq_steps prefilled parked_ctx",
+    h=64,  # running members by (length - D) mod block tokens
+    ends=8,  # head and tail of the four lists
+    count=4,  # their lengths
+)
+LANE = _row(
+    "a b work wa ta rate end t0 comp hbm cap goal",
+    "open kind seqs chunk sms busy was k dec pieces n_pieces dirty dnext next frozen resize",
+)
+XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
+EVENT = _row("", "kind a b c")
+LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
+REQUEST = np.dtype(
+    [(f, "f8") for f in "arr first done admit".split()]
+    + [(f, "f8") for f in "held load kv move turn solo slow".split()]
+    + [(f, "f8") for f in "m_t m_load m_kv m_stall m_solo m_wall".split()]
+    + [(i, "i8") for i in "seq l jd tick".split()]
+    + [
+        (i, "i4")
+        for i in (
+            "model prompt out made state batch blocks pre piece prev next pnext hc hn hp home pend pend_arg npre "
+            "first_inst last_inst"
+        ).split()
+    ],
+    align=True,
+)
+
+TABLES: Mapping[str, np.dtype[Any]] = {
+    "G": GPU,  # GPUs, then hosts; also the pool of GPUs whose first is this one
+    "K": LINK_,  # 4 a GPU (from host, to host, to peers, to other nodes), then 4 a host (the first: disk)
+    "I": INST,
+    "B": BATCH,
+    "N": LANE,  # rows 2b (mixed or prefill) and 2b + 1 (decode)
+    "R": REQUEST,
+    "E": EVENT,
+    "X": XFER,  # transfers, and their parts on links
+    "L": LOG,  # where token times are asked for
+}
+gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, log_at = (
+    rows_at(dtype, name) for name, dtype in TABLES.items()
+)
+
+
+class State:
+    """The arrays, and the one record (`s`) that the kernel takes: scalars, and the arrays' addresses and lengths."""
+
+    def __init__(self, **arrays: NDArray[Any]) -> None:
+        self._world = _seen(np.zeros(1, WORLD))
+        self.s: Any = self._world[0]
+        for name, dtype in TABLES.items():
+            self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
+
+    def put(self, **arrays: NDArray[Any]) -> None:
+        """Replace arrays."""
+        for name, array in arrays.items():
+            old = self.__dict__.get(name)
+            if DISABLED and old is not None:
+                ROWS.pop(old.ctypes.data, None)
+            rows = _seen(array)
+            setattr(self, name, rows)
+            self.s[name], self.s["n" + name] = rows.ctypes.data, len(rows)
+            if DISABLED:
+                ROWS[rows.ctypes.data] = rows
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        raise AttributeError(name)  # only to tell the type checker that tables are attributes
+
+
+def _seen(rows: NDArray[Any]) -> NDArray[Any]:
+    """Rows as the kernel wants them: plain where it is compiled, records where it runs as Python."""
+    return rows.view(np.recarray) if DISABLED else rows
+
+
+class Tables(NamedTuple):
+    """Coefficients (coef.py), and the standing routes."""
+
+    cost: NDArray[Any]
+    grid: NDArray[np.int64]
+    gemm: NDArray[np.float64]
+    head: NDArray[np.float64]
+    share: NDArray[np.float64]
+    seqs: NDArray[np.float64]
+    dec_rate: NDArray[np.float64]
+    pre_rate: NDArray[np.float64]
+    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1

@@ -1,0 +1,239 @@
+"""The one loop: next event -> system -> actions -> engine. Timers and thinking time live here, engines know neither."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from harness.actions import Action, Evict, Limit, Load, Move, Wake
+from harness.engine import Engine
+from harness.events import Event, Woke
+from harness.system import System
+from harness.types import Jobs
+from harness.view import View
+
+MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
+
+
+class Unsupported(Exception):
+    """This engine cannot run this system; the message names what is missing. A skipped row, never a crash."""
+
+
+class Livelock(Exception):
+    """A policy went on deciding without time passing."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a replay cost, on the wall clock; nothing of it enters results."""
+
+    policy_s: float = 0.0
+    policy_calls: int = 0
+    slowest_s: float = 0.0
+
+
+class Log(Protocol):
+    """Hears each decision; may stand between a policy and its view."""
+
+    def watch(self, view: View) -> View:
+        """The view to hand to the policy."""
+        ...
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """One decision."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One query of a policy and its answer."""
+
+    query: str
+    args: tuple[Any, ...]
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An event, what the policy read, and what it answered."""
+
+    now_s: float
+    event: Event
+    reads: tuple[Read, ...]
+    actions: tuple[Action, ...]
+
+
+class Watched:
+    """A view that notes each query and its answer."""
+
+    def __init__(self, view: View, reads: list[Read]) -> None:
+        self._view, self._reads = view, reads
+
+    @property
+    def now_s(self) -> float:
+        """The clock, noted like any query."""
+        return self._note("now_s", ())
+
+    def _note(self, query: str, args: tuple[Any, ...]) -> Any:
+        answer = getattr(self._view, query)
+        if query != "now_s":
+            answer = answer(*args)
+        self._reads.append(Read(query, args, answer))
+        return answer
+
+    def __getattr__(self, query: str) -> Callable[..., Any]:
+        if query.startswith("_") or not hasattr(self._view, query):
+            raise AttributeError(query)
+        return lambda *args: self._note(query, args)
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Keeps every decision with what was read for it: enough to ask a fresh policy again."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    _reads: list[Read] = field(default_factory=list)
+
+    def watch(self, view: View) -> View:
+        """A watched view."""
+        watched: Any = Watched(view, self._reads)
+        return watched  # type: ignore[no-any-return]
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """Close the decision."""
+        self.decisions.append(Decision(now_s, event, tuple(self._reads), actions))
+        self._reads.clear()
+
+
+class Agenda:
+    """Timers and delayed answers by (time, order of asking); a key's later timer replaces its earlier one."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, str | None, tuple[Action, ...]]] = []
+        self._timer: dict[str, int] = {}
+        self._seq = 0
+
+    def wake(self, at_s: float, key: str) -> None:
+        """Arm, move or (at infinity) cancel a timer."""
+        self._seq += 1
+        self._timer[key] = self._seq
+        if at_s < math.inf:
+            heapq.heappush(self._heap, (at_s, self._seq, key, ()))
+
+    def later(self, at_s: float, actions: tuple[Action, ...]) -> None:
+        """Apply actions at a time."""
+        self._seq += 1
+        heapq.heappush(self._heap, (at_s, self._seq, None, actions))
+
+    def next_s(self) -> float:
+        """When the first entry in force is due; infinity when there is none."""
+        while self._heap:
+            at_s, seq, key, _ = self._heap[0]
+            if key is None or self._timer.get(key) == seq:
+                return at_s
+            heapq.heappop(self._heap)
+        return math.inf
+
+    def pop(self) -> tuple[str | None, tuple[Action, ...]]:
+        """The entry that `next_s` spoke of: a timer's key, or actions."""
+        _, _, key, actions = heapq.heappop(self._heap)
+        if key is not None:
+            del self._timer[key]
+        return key, actions
+
+
+def missing(system: System, engine: Engine) -> list[str]:
+    """What a system asks for that an engine cannot do, tell or offer."""
+    uses = {u for u in system.uses if not u.startswith("Request.")}
+    lacks = sorted(uses - engine.can - {"Wake"})
+    lacks += sorted(f"event {e.__name__}" for e in system.hears - engine.tells)
+    for name, value in sorted(system.options.items()):
+        if value not in engine.offers.get(name, ()):
+            lacks.append(f"option {name}={value}")
+    return lacks
+
+
+def replay(
+    system: System,
+    engine: Engine,
+    jobs: Jobs,
+    *,
+    end_s: float = math.inf,
+    decision_s: float = 0.0,
+    control_s: float = 0.0,
+    log: Log | None = None,
+) -> Outcome:
+    """Run a workload through a system on an engine until every request has ended, or until `end_s`.
+
+    Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
+    evictions, limits and moves take effect `control_s` later still. Raises Unsupported, Livelock.
+    """
+    if lacks := missing(system, engine):
+        raise Unsupported(", ".join(lacks))
+    outcome, agenda = Outcome(), Agenda()
+    view = engine.view()
+    seen = log.watch(view) if log else view
+    heard: deque[Event] = deque()
+    thinking: tuple[Action, ...] | None = None
+    rounds, instant = 0, -math.inf
+
+    def decide(event: Event) -> tuple[Action, ...]:
+        nonlocal rounds, instant
+        now_s = view.now_s
+        rounds = rounds + 1 if now_s == instant else 0
+        instant = now_s
+        if rounds > MOST_ROUNDS:
+            raise Livelock(f"{MOST_ROUNDS} decisions at {now_s} s without time passing; the last event: {event}")
+        t = time.perf_counter()
+        actions = tuple(system.on(event, seen))
+        t = time.perf_counter() - t
+        outcome.policy_s += t
+        outcome.policy_calls += 1
+        outcome.slowest_s = max(outcome.slowest_s, t)
+        if log:
+            log.decided(event, actions, now_s)
+        return actions
+
+    def apply(actions: Iterable[Action], delay_s: float) -> None:
+        now_s = view.now_s
+        for action in actions:
+            if isinstance(action, Wake):
+                agenda.wake(max(action.at_s, now_s), action.key)
+            elif delay_s > 0.0 and isinstance(action, Load | Evict | Limit | Move):
+                agenda.later(now_s + delay_s, (action,))
+            else:
+                engine.do(action)
+
+    start = decide(Woke("start")) if Woke in system.hears else ()
+    apply((a for a in start if not isinstance(a, Wake)), 0.0)
+    engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses)
+    apply((a for a in start if isinstance(a, Wake)), 0.0)
+    free_s = math.inf  # when the answer being thought of lands
+    while not engine.idle():
+        if thinking is None and heard:
+            thinking = decide(heard.popleft())
+            free_s = view.now_s + decision_s
+            if decision_s <= 0.0:
+                apply(thinking, control_s)
+                thinking, free_s = None, math.inf
+            continue
+        due_s = min(agenda.next_s(), free_s)
+        event = engine.poll(min(due_s, end_s))
+        if event is not None:
+            heard.append(event)
+        elif due_s > end_s or due_s == math.inf:
+            break
+        elif free_s <= due_s and thinking is not None:
+            apply(thinking, control_s)
+            thinking, free_s = None, math.inf
+        else:
+            key, actions = agenda.pop()
+            if key is not None:
+                heard.append(Woke(key))
+            apply(actions, 0.0)
+    return outcome

@@ -1,0 +1,160 @@
+"""The nouns: what is served, where, and what is known of it before the start.
+
+Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+Gpus = tuple[int, ...]  # one GPU, or a tensor-parallel group in rank order
+Phase = Literal["mixed", "prefill", "decode"]
+Option = str | int | float | bool
+Fidelity = Literal["simulated", "emulated", "real"]
+
+
+class UserError(Exception):
+    """A user's mistake: one line that names the culprit and the way out. The command line exits with 2."""
+
+
+class Infeasible(Exception):
+    """A system cannot hold its models on these GPUs: recorded as a run of attainment 0, with this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The host memory of a node: a home for weights and for KV. No tuple: it must never equal a GPU group."""
+
+    node: int = 0
+
+
+class Inst(NamedTuple):
+    """A model's weights in a place. Naming it is having it."""
+
+    model: str
+    place: Gpus | Host
+
+
+class Batch(NamedTuple):
+    """Requests that step together; outlives its weights. (Batch, Phase) is a lane, the unit that runs."""
+
+    inst: Inst
+    tag: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a policy may know of a request: everything but its output length."""
+
+    id: int
+    model: str
+    arrival_s: float
+    prompt_tokens: int
+    ttft_slo_s: float
+    tpot_slo_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
+
+    `model` indexes `models`. `output_tokens` is the truth that only engines see.
+    """
+
+    models: tuple[str, ...]
+    arrival_s: NDArray[np.float64]  # of the intended arrival, from the window's start; warm-up is negative
+    model: NDArray[np.int32]
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]  # >= 1
+    ttft_slo_s: NDArray[np.float64]  # inf where no SLO applies
+    tpot_slo_s: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+class Shape(NamedTuple):
+    """A dense decoder's dimensions: enough to price its weights, KV and steps."""
+
+    name: str  # of the public checkpoint
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    gated: bool  # three FFN matrices, not two
+    tied: bool  # LM head shares the embedding
+    max_tokens: int  # longest prompt + output served
+
+
+class Gpu(NamedTuple):
+    """A GPU as a policy sees it."""
+
+    kind: str
+    node: int
+    mem_bytes: int  # what the engine may use
+    sms: int
+    sm_choices: tuple[int, ...]  # values of `Run.sms` that are honoured exactly
+
+
+class Model(NamedTuple):
+    """A model as a policy sees it; bytes per GPU of its tensor-parallel group."""
+
+    layers: int
+    tp: int
+    weight_bytes: int
+    kv_token_bytes: int
+    page_bytes: int  # the granule in which KV memory is taken
+    max_tokens: int  # longest prompt + output that is served
+    ttft_slo_s: float
+    tpot_slo_s: float
+
+
+class Plan(NamedTuple):
+    """An operator's forecast for one model, with where it came from."""
+
+    rate_rps: float
+    prompt_tokens: float
+    output_tokens: float
+    origin: str
+
+
+class Profile(Protocol):
+    """The calibrated cost table (or a noisy copy of it), never the simulator."""
+
+    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
+        """Seconds of a prefill of one prompt alone on its GPUs."""
+        ...
+
+    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        ...
+
+    def load_s(self, inst: Inst, way: str) -> float:
+        """Seconds of a `Load` by `way` on idle links."""
+        ...
+
+    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
+        """Seconds to move KV on an idle link."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """All that a policy knows before the start."""
+
+    gpus: tuple[Gpu, ...]
+    models: Mapping[str, Model]
+    plan: Mapping[str, Plan]
+    profile: Profile

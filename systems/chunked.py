@@ -1,0 +1,45 @@
+"""Chunked prefill (Sarathi-Serve): prompts go in pieces, so that no decode waits for a whole prompt.
+
+Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve", OSDI 2024, section 4. Beside
+several models on a GPU: each has its weights in, all draw KV from what is free.
+
+    tau   token budget of a step: the decodes first, then a piece of the prompt at the head
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Load, Run
+from harness.algorithms import spread
+from harness.events import Event, Woke
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+DECISION_S = 0.0  # decides once, before the start
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """Stall-free batching with a budget of tau tokens a step."""
+
+    cluster: Cluster
+    tau: int = 512  # the paper's choice under a strict SLO (section 5.1)
+    hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit"}), init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"strict": {"tau": 512}, "relaxed": {"tau": 2048}}
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"tau": (64, 8192)}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Place, route and run every model at the start; nothing after."""
+        if event != Woke("start"):
+            return
+        for m, place in spread(self.cluster).items():
+            batch = Batch(Inst(m, place))
+            yield Load(batch.inst)
+            yield Run(batch, chunk_tokens=self.tau)
+            yield Admit(m, batch)

@@ -1,0 +1,44 @@
+"""The upper bound: every model resident, memory without end, and nobody in anybody's way.
+
+Not a strategy: an engine that leaves out what sharing costs (options `memory=unlimited`, `sharing=none`, which only the
+simulator offers). What it misses, no way of sharing these GPUs can win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Load, Run
+from harness.events import Event, Woke
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+DECISION_S = 0.0  # decides once, before the start
+
+
+@dataclass(frozen=True, slots=True)
+class Ideal:
+    """Model k on GPUs from k on, round and round: where does not matter."""
+
+    cluster: Cluster
+    hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
+    options: Mapping[str, Option] = field(
+        default_factory=lambda: {"kv": "paged", "memory": "unlimited", "sharing": "none"}, init=False
+    )
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Load, route and run every model at the start; nothing after."""
+        if event != Woke("start"):
+            return
+        n = len(self.cluster.gpus)
+        for k, (m, model) in enumerate(self.cluster.models.items()):
+            place = tuple((k + j) % n for j in range(model.tp))
+            batch = Batch(Inst(m, place))
+            yield Load(batch.inst)
+            yield Run(batch)
+            yield Admit(m, batch)
