@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,19 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
     Bools = NDArray[np.bool_]
 
-Slo = Mapping[str, tuple[float, float]]  # model -> (TTFT, TPOT) in seconds; a model that is not named has none
+
+class Limits(NamedTuple):
+    """TTFT and TPOT limits in seconds, one of each per request."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+
+    def take(self, which: Bools) -> Limits:
+        """Limits of the requests that `which` selects."""
+        return Limits(self.ttft_s[which], self.tpot_s[which])
+
+
+Slo = Mapping[str, tuple[float, float]] | Limits  # model -> (TTFT, TPOT) in seconds (not named: none), or by request
 
 
 # ------------------------------------------------------------------ rows as arrays
@@ -187,21 +199,23 @@ def quantile(values: Floats, q: float) -> float:
 # ------------------------------------------------------------------ attainment: one score in [0, 1] per offered request
 
 
-def limits(rows: Rows, slo: Slo) -> tuple[Floats, Floats]:
-    """(TTFT, TPOT) limits in seconds of each request; infinite for a model without an SLO."""
+def limits(rows: Rows, slo: Slo) -> Limits:
+    """Limits of each request; infinite for a model without an SLO."""
+    if isinstance(slo, Limits):
+        return slo
     pairs = np.array([slo.get(name, (math.inf, math.inf)) for name in rows.models]).reshape(-1, 2)
-    return pairs[rows.model, 0], pairs[rows.model, 1]
+    return Limits(pairs[rows.model, 0], pairs[rows.model, 1])
 
 
 def met_ttft(rows: Rows, slo: Slo) -> Floats:
     """1 where done and first token - arrival <= TTFT."""
-    return _score(rows.done & (rows.ttft_s <= limits(rows, slo)[0]))
+    return _score(rows.done & (rows.ttft_s <= limits(rows, slo).ttft_s))
 
 
 def met_tpot(rows: Rows, slo: Slo) -> Floats:
     """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
     tpot = tpot_s(rows)
-    return _score(rows.done & (np.isnan(tpot) | (tpot <= limits(rows, slo)[1])))
+    return _score(rows.done & (np.isnan(tpot) | (tpot <= limits(rows, slo).tpot_s)))
 
 
 def met_both(rows: Rows, slo: Slo) -> Floats:
@@ -215,7 +229,7 @@ def met_e2e(rows: Rows, slo: Slo | Floats) -> Floats:
     The deadline is given in seconds per request (MuxServe: scale x the request's isolated latency), or else it is
     that of the last token asked for: TTFT + (n - 1) x TPOT.
     """
-    if isinstance(slo, Mapping):
+    if isinstance(slo, Mapping | Limits):
         ttft, tpot = limits(rows, slo)
         later = rows.output_tokens - 1
         with np.errstate(invalid="ignore"):  # 0 x inf: a one-token output has no TPOT to meet
@@ -602,13 +616,14 @@ def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str |
     every = rows(run.table)
     window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
     counted = in_window(every, spec.get("window_s") or math.inf)
-    offered = take(every, counted)
+    offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
     n = len(offered)
     counts = np.bincount(offered.model, minlength=len(offered.models))
     for name, rule in DEFINITIONS.items():
-        own = name == "e2e" and run.deadline_s is not None
-        scores = met_e2e(offered, run.deadline_s[counted]) if own and run.deadline_s is not None else None
-        scores = rule(offered, run.slo_s) if scores is None else scores
+        if name == "e2e" and run.deadline_s is not None:
+            scores: Floats | None = met_e2e(offered, run.deadline_s[counted])
+        else:
+            scores = rule(offered, slo)
         if scores is None:
             yield name, "pooled", None, n, None
             continue
@@ -619,12 +634,13 @@ def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str |
         yield name, "jain", None, n, _known(jain(each.values()))
         for model, value in each.items():
             yield name, "model", model, int(counts[offered.models.index(model)]), value
-    for name, value in measures(offered, run.slo_s, window_s).items():
+    for name, value in measures(offered, slo, window_s).items():
         yield name, "pooled", None, n, _known(value)
     for code in np.flatnonzero(counts):
-        for name, value in measures(take(offered, offered.model == code), run.slo_s, window_s).items():
+        own = offered.model == code
+        for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)
-    for wait, value in causes(offered, met_both(offered, run.slo_s)).items():
+    for wait, value in causes(offered, met_both(offered, slo)).items():
         yield f"missed_{wait}", "pooled", None, n, value
     for name, value in utilisation(run.meta.get("stats") or {}).items():
         yield name, "pooled", None, n, _known(value)

@@ -332,8 +332,8 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
         if table.num_rows:
             frames.append(_seconds(table).assign(run=folder.name, **params))
     rows = pd.concat(frames, ignore_index=True) if frames else _seconds(SCHEMA.empty_table()).assign(run="")
-    labels = [c for c in rows.columns if c == "run" or (c.startswith("p_") and rows[c].nunique() <= len(folders))]
-    return Frames(pd.DataFrame(facts), rows.astype(dict.fromkeys(labels, "category")))
+    words = [c for c in rows.columns if c in _DICTS or c == "run" or (c.startswith("p_") and rows[c].dtype == "str")]
+    return Frames(pd.DataFrame(facts), rows.astype(dict.fromkeys(words, "category")))
 
 
 def runs(path: str | os.PathLike[str]) -> list[Path]:

@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from harness import shapes
 from harness.engines.coef import COST, Tables
 from harness.types import Host, Inst, Shape, UserError
 
@@ -27,6 +28,7 @@ Toml = Mapping[str, Any]
 Link = Literal["pcie", "spread", "disk"]
 
 TABLES = Path(__file__).parent / "tables"
+OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
 ERRORS = ("fit", "held", "held_parts")
 BF16 = 2  # bytes
 CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
@@ -135,10 +137,40 @@ def quantities(kind: str, table: str | None = None) -> Toml:
     """A kind's file, over the kind it is `like`, under the user's own table."""
     own = _read(TABLES / f"{_kind(kind)}.toml")
     q = over(_read(TABLES / f"{own['like']}.toml"), own) if "like" in own else own
-    user = _read(Path(table)) if table else {}
-    if user and _aliases().get(str(user.get("kind", kind)).lower()) != _kind(kind):
-        raise UserError(f"cost table {table}: it is for {user['kind']}, this run is on {_kind(kind)}")
+    if table is None:
+        return q
+    user = _read(Path(table))
+    if (meant := user.get("kind", kind)) not in _aliases() or _kind(meant) != _kind(kind):
+        raise UserError(f"cost table {table}: kind is {meant!r}, this run is on {_kind(kind)}")
+    for name, section in user.items():
+        if name not in {"kind", *OPS}:
+            raise UserError(f"cost table {table}: unknown section {name!r}; known: kind, {', '.join(OPS)}")
+        if name in OPS:
+            _same_form(section, q[name], f"cost table {table}: {name}")
     return {**q, **user}
+
+
+def _same_form(got: Any, like: Any, where: str) -> None:
+    """Refuse a user's quantity whose keys or numbers are not of the form of the committed one."""
+    if isinstance(like, Mapping):
+        if not isinstance(got, Mapping):
+            raise UserError(f"{where} must be a table")
+        for key in like.keys() - {*ERRORS, "axes", "axes_of", "factors", "wire"}:
+            if key not in got:
+                raise UserError(f"{where} lacks {key!r}; harness/engines/tables shows the form")
+            _same_form(got[key], like[key], f"{where}.{key}")
+        if got.get("factors") and len(got["factors"]) != np.prod([len(a) for a in got.get("axes", ())]):
+            raise UserError(f"{where}.factors must hold one number for each point of its axes")
+    elif isinstance(like, list):
+        if not isinstance(got, list) or not got:
+            raise UserError(f"{where} must be a list")
+        for item in got:
+            _same_form(item, like[0], where)
+    elif isinstance(like, str):
+        if not isinstance(got, str):
+            raise UserError(f"{where} must be text")
+    elif isinstance(got, bool) or not isinstance(got, int | float) or not 0 <= got < np.inf:
+        raise UserError(f"{where} = {got!r} must be a number that is not negative")
 
 
 def over(base: Toml, own: Toml) -> Toml:
@@ -187,23 +219,29 @@ _host_profile = host  # `host` is also what callers call the name of one
 
 
 def noise(kind: str, host: str) -> float:
-    """Relative spread of a step's seconds around its prediction (1 sigma); 0 for kernels alone."""
-    if _host(host, kind)["formula"] == "kernels":
-        return 0.0
+    """Relative spread of a step's seconds around its prediction (1 sigma)."""
     sigma = _read(TABLES / "hosts.toml")["sigma"]
-    return float(sigma.get(_kind(kind), sigma["other"])["value"])
+    return float(_host(host, kind).get("sigma", sigma.get(_kind(kind), sigma["other"])["value"]))
 
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
     """Every quantity that `tables` with the same arguments rests on."""
-    q = quantities(kind, table)
-    name = _kind(kind)
-    ops = ["gemm", "small", "prefill", "decode", "share"] + ["all_reduce"] * any(tp > 1 for _, tp in rows)
-    out = [Source(f"{name}.{op}", q[op]["source"], q[op]["formula"], error(q[op])) for op in ops]
-    h = _host(host, kind)
+    q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
+    own = _read(TABLES / f"{name}.toml")
+    user = _read(Path(table)) if table else {}
+
+    def said(op: str) -> str:
+        inherited = op not in own and op not in user
+        return f"as {own['like']}, the same chip: {q[op]['source']}" if inherited else str(q[op]["source"])
+
+    ops = [op for op in OPS if op != "all_reduce" or any(tp > 1 for _, tp in rows)]
+    out = [Source(f"{name}.{op}", said(op), q[op]["formula"], error(q[op])) for op in ops]
     out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
+    sigma = _read(TABLES / "hosts.toml")["sigma"]
+    if "sigma" not in h:
+        out.append(Source("noise", sigma.get(name, sigma["other"])["source"], f"sigma {noise(kind, host)}", "-"))
     spec = q["spec"]
-    return out + [Source(f"{name}.{k}", spec[k]["source"], "constant", "-") for k in GpuSpec._fields[2:]]
+    return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
 
 
 def error(q: Toml) -> str:
@@ -236,17 +274,19 @@ def gemm_s(q: Toml, spec: GpuSpec, m: ArrayLike, n: ArrayLike, k: ArrayLike, par
     bytes, whichever is more; we take the cheapest choice, and correct it by a coarse table over (m, n, k).
     """
     m, n, k = (np.asarray(x, dtype=np.float64) for x in (m, n, k))
-    stream = BF16 * (m * k + n * k + m * n) / (q["hbm_frac"] * spec.hbm * part.hbm)
-    sms = spec.sms * part.sms
+    least = BF16 * (m * k + n * k + m * n) / (spec.hbm * part.hbm)
+    stream, sms = least / q["hbm_frac"], spec.sms * part.sms
     best: F8 = np.full((), np.inf)
-    for tm, tn, flops_frac, fill_s in q["tiles"]:
+    for tm, tn, flops_frac in q["tiles"]:
         tile = 2 * tm * tn / (flops_frac * spec.flops / spec.sms)
         count = np.ceil(m / tm) * np.ceil(n / tn)
         for split in (1, 2, 4, 8):
-            waves = np.ceil(count * split / sms) * (tile * k / split + fill_s)
+            waves = np.ceil(count * split / sms) * (tile * k / split + q["fill_s"])
             partial = 4 * 2 * split * m * n / (spec.hbm * part.hbm) if split > 1 else 0.0  # fp32, out and back
             best = np.minimum(best, np.maximum(stream, waves) + partial)
-    return (q["launch_s"] + best) * _correction(q, m, n, k)
+    physics: F8 = np.maximum(least, 2 * m * n * k / (spec.flops * part.sms))
+    seconds: F8 = (q["launch_s"] + best) * _correction(q, m, n, k)
+    return np.maximum(seconds, physics)
 
 
 def decode_s(
@@ -298,7 +338,7 @@ def prefill_s(
     p = q["power"]
     stream = BF16 * n * L * 2 * (heads + kv) * d / (q["hbm_frac"] * spec.hbm * part.hbm)
     body = np.maximum((work**p + longest**p) ** (1 / p), stream)
-    return (q["floor_s"] + body) * _correction(q, L, n * heads, heads / kv)
+    return cast("F8", (q["floor_s"] + body) * _correction(q, L, n * heads, heads / kv))
 
 
 def _correction(q: Toml, *at: F8) -> F8:
@@ -335,10 +375,10 @@ def all_reduce_s(q: Toml, tp: int, elements: ArrayLike) -> F8:
         raise UserError(f"no all-reduce times over {tp} GPUs; tensor parallelism is 1, 2, 4 or 8")
     y = np.array(q[f"tp{tp}_s"], dtype=np.float64)
     inner = np.exp(np.interp(np.log(elements), np.log(x), np.log(y)))
-    wire = (
-        2 * (tp - 1) / tp * BF16 * elements / q["wire"] if "wire" in q else 0.0
-    )  # a slower link than the one measured
-    return np.maximum(np.where(elements > x[-1], y[-1] * elements / x[-1], inner), wire)
+    # A link slower than the one measured: a ring over it, at least.
+    ring = 2 * (tp - 1) / tp * BF16 * elements / float(q.get("wire", np.inf))
+    table: F8 = np.where(elements > x[-1], y[-1] * elements / x[-1], inner)
+    return np.maximum(table, ring)
 
 
 class Gemms(NamedTuple):
@@ -381,8 +421,12 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     m = GRID.astype(np.float64)
     # A step of few tokens is a decode, one of many a prefill: their measured scales differ.
     scale = np.interp(m, (256, 512), (h.scale_decode, h.scale_prefill))
+    # What HBM gives at best: to a large GEMM of one token, or to a model's own decode attention.
+    large_gemm = BF16 * 16384.0**2 / float(gemm_s(q["gemm"], spec, 1, 16384, 16384))
     for i, (shape, tp) in enumerate(rows):
         L, d = shape.layers, shape.head_dim
+        c = cost[i]
+        c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
         heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
         n, k = np.array(gemms(shape, tp)).T
         layer = gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) + small_s(q["small"], spec, shape, tp, m)
@@ -390,15 +434,14 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         gemm[i] = np.maximum.accumulate(L * layer * scale)
         head[i] = np.maximum.accumulate(h.scale_decode * gemm_s(q["gemm"], spec, m, shape.vocab / tp, shape.hidden))
         weights = float((n * k).sum()) * L
-        c = cost[i]
         c["host0"], c["host1"], c["serial"] = h.host0, h.host1, h.serial
         dec = h.scale_decode * L * _decode_lines(q["decode"], spec, heads, kv, d, layer)
         c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec
         c["pre0"], c["pre1"], c["pre2"] = h.scale_prefill * L * _prefill_plane(q["prefill"], spec, heads, kv, d, layer)
         c["wbytes"] = BF16 * (weights + shape.vocab / tp * shape.hidden)
-        c["kbytes"] = 2 * BF16 * L * kv * d
         c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d
-        c["flops"], c["hbm"] = q["gemm"]["best_flops_frac"] * spec.flops, q["decode"]["gqa"]["hbm_frac"] * spec.hbm
+        c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
+        c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
         dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
     return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate)
 
@@ -470,7 +513,8 @@ def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, pa
     layer = sum((gemm_s(q["gemm"], spec, m, n, k, part) for n, k in gemms(shape, tp)), start=np.zeros(()))
     layer = layer + np.maximum(q["small"]["floor_s"], small_s(q["small"], spec, shape, tp, m) / part.hbm)
     layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
-    return shape.layers * layer + gemm_s(q["gemm"], spec, out, shape.vocab / tp, shape.hidden, part)
+    head = gemm_s(q["gemm"], spec, out, shape.vocab / tp, shape.hidden, part)
+    return cast("F8", shape.layers * layer + head)
 
 
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:

@@ -28,6 +28,7 @@ from scipy.sparse import coo_matrix, csr_matrix, identity
 from scipy.sparse.linalg import spsolve
 
 from harness.engines import cost
+from harness.engines.coef import Tables
 from harness.types import Shape, UserError
 
 F8 = NDArray[np.float64]
@@ -43,14 +44,14 @@ HELD_HEADS = ((24, 8), (40, 8))
 class Rows(NamedTuple):
     """Measured calls: features by name, clamped seconds, and which rows are left out of the fit (and why)."""
 
-    x: Mapping[str, F8]
+    x: Mapping[str, Any]  # of arrays
     y: F8
     held: Mapping[str, Mask]  # by reason; a row may have several
 
     @property
     def out(self) -> Mask:
         """Held out for any reason."""
-        return np.logical_or.reduce(list(self.held.values()))
+        return cast("Mask", np.logical_or.reduce(list(self.held.values())))
 
     def pick(self, rows: Mask | NDArray[np.int64]) -> Rows:
         """Some of the rows, by mask or index."""
@@ -126,22 +127,30 @@ def _held(heads: F8, kv: F8, name: str, size: F8) -> dict[str, Mask]:
 # ---------------------------------------------------------------------------------------------------- fitting
 
 
-def _minimise(seconds: Callable[[F8], F8], y: F8, start: Sequence[float], steps: Sequence[float] = (1e-4,)) -> F8:
-    """Positive parameters with the least robust error of ln(seconds / y)."""
-    best, at = np.inf, np.log(np.array(start))
-    for step in steps:  # larger difference steps see past the plateaus of whole waves
-        got = least_squares(
-            lambda x: np.clip(np.log(seconds(np.exp(x)) / y), -1, 1),
-            at,
-            loss="soft_l1",
-            f_scale=0.1,
-            diff_step=step,
-            bounds=(np.log(1e-9), np.log(1e4)),
-            max_nfev=80,
-        )
-        if got.cost < best:
-            best, at = got.cost, got.x
-    return cast("F8", np.exp(at))
+def _minimise(
+    seconds: Callable[[F8], F8], y: F8, starts: Sequence[Sequence[float]], steps: Sequence[float] = (1e-4,)
+) -> F8:
+    """Positive parameters with the least robust error of ln(seconds / y), the best from several starts."""
+
+    def residuals(x: F8) -> F8:
+        return np.clip(np.log(seconds(np.exp(x)) / y), -1, 1)
+
+    best: Any = None
+    for start in starts:
+        at = np.log(np.array(start))
+        for step in steps:  # larger difference steps see past the plateaus of whole waves
+            got = least_squares(
+                residuals,
+                at,
+                loss="soft_l1",
+                f_scale=0.1,
+                diff_step=np.full(len(at), step),
+                bounds=(np.log(1e-9), np.log(1e4)),
+                max_nfev=80,
+            )
+            at = got.x
+            best = got if best is None or got.cost < best.cost else best
+    return cast("F8", np.exp(best.x))
 
 
 def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
@@ -219,13 +228,17 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
     spec, fit = cost.gpu(kind), rows.pick(~rows.out)
     few = fit.pick(np.sort(np.random.default_rng(0).permutation(len(fit.y))[:3000]))
 
-    def quantity(x: F8) -> Quantity:
-        tiles = [[tm, tn, min(x[2 + 2 * i], 0.95), min(x[3 + 2 * i], 20.0) * 1e-6] for i, (tm, tn) in enumerate(TILES)]
-        return {"launch_s": x[0] * 1e-6, "hbm_frac": min(x[1], 0.95), "tiles": tiles}
+    def quantity(x: F8) -> Quantity:  # no tile is faster than a larger one
+        rates = np.minimum(np.cumprod(np.minimum(x[3:], 1.0)), 0.95)
+        tiles = [[*tile, rate] for tile, rate in zip(TILES, rates, strict=True)]
+        return {"launch_s": x[0] * 1e-6, "fill_s": x[1] * 1e-6, "hbm_frac": min(x[2], 0.95), "tiles": tiles}
 
-    start = [3, 0.8] + [v for tm, tn in TILES for v in (0.9 * (tm * tn / 32768) ** 0.5, 1.0)]
-    steps = (1e-3, 1e-2, 3e-2, 1e-1, 1e-2)
-    x = _minimise(lambda x: cost.gemm_s(quantity(x), spec, **few.x), few.y, start, steps)
+    x = _minimise(
+        lambda x: cost.gemm_s(quantity(x), spec, **few.x),
+        few.y,
+        [(3, fill, 0.8, 0.9, 0.95, 0.9, 0.8) for fill in (0.3, 1.0, 3.0)],
+        (1e-3, 1e-2, 3e-2, 1e-1, 1e-2),
+    )
     sizes = [512, 1024, 2048, 4096, 8192, 16384, 65536]
     q = _finish(
         quantity(x),
@@ -234,10 +247,10 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
         lambda q: cost.gemm_s(q, spec, **rows.x),
     )
     rate = 2 * 8192.0**3 / float(cost.gemm_s(q, spec, 8192, 8192, 8192))
-    said = "min over tiles (tm, tn, fraction of peak, fill) and k-splits 1 to 8 of max(bytes / hbm, waves), x factors(m, n, k)"
     return {
         "source": AIC.format("gemm", VERSION[kind]) + ", torch linear, n and k >= 512",
-        "formula": f"launch + {said}",
+        "formula": "(launch + min over tiles (tm, tn, fraction of peak) and k-splits 1 to 8 of"
+        " max(bytes / hbm, waves)) x factors(m, n, k)",
         **q,
         "best_flops_frac": _sig(rate / spec.flops),
     }
@@ -269,7 +282,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
         return cost.decode_s({"gqa": q, "mha": q}, spec, **rows.x)
 
     start = (10, 3, 0.02, 1e-3, 0.05, 1e-3, 0.85, 1.0, 0.5)
-    x = _minimise(lambda x: seconds(quantity(x), fit), fit.y, start)
+    x = _minimise(lambda x: seconds(quantity(x), fit), fit.y, [start])
     axes = [
         ("ctx", [2, 16, 64, 128, 256, 1024, 4096, 16384, 65536], rows.x["ctx"]),
         ("B x kv", [1, 8, 64, 512, 2048], rows.x["B"] * rows.x["kv"]),
@@ -287,7 +300,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
         return q | {"head_dims": dims, "flops_frac": list(x[5:])}
 
     x = _minimise(
-        lambda x: cost.prefill_s(quantity(x), spec, **fit.x), fit.y, [9, 0.5, 0.5, 0.5, 1.5] + [0.6] * len(dims)
+        lambda x: cost.prefill_s(quantity(x), spec, **fit.x), fit.y, [[9, 0.5, 0.5, 0.5, 1.5] + [0.6] * len(dims)]
     )
     q = _finish(
         quantity(x),
@@ -385,7 +398,7 @@ def whole_steps(kind: str) -> pd.DataFrame:
     return d.sort_values(["model", "phase", "prompt", "batch"], ignore_index=True)
 
 
-def predict_steps(d: pd.DataFrame, t: cost.Tables, row_of: Mapping[str, int]) -> F8:
+def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
     """Seconds of the rows of `whole_steps` by cost tables."""
 
     def one(model: str, phase: str, prompt: int, batch: int) -> float:
@@ -464,19 +477,19 @@ def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) ->
     That engine's kernels were slower than ours: `scale` times in a decode step, all of its time in a prefill.
     """
     spec, out = cost.gpu("a100-80g"), np.ones(len(d))
-    shapes = {"7b": DENSE["llama2_7b"], "13b": LLAMA13}
-    for (model, phase, length), s in d.groupby(["model", "phase", "length"]).indices.items():
-        part = cost.part_of(share, d.share.to_numpy()[s])
-        b, whole = d.batch.to_numpy(np.float64)[s], d.whole.to_numpy()[s]
-        if phase == "decoding":
-            at, full = (
-                cost.decode_kernels_s(q, spec, shapes[model], 1, b, float(length), p) for p in (part, cost.WHOLE)
-            )
-        else:
-            tokens = np.array(float(length))
-            at, full = (cost.prefill_kernels_s(q, spec, shapes[model], 1, b, tokens, p) for p in (part, cost.WHOLE))
-        slower = np.minimum(scale, whole / full) if phase == "decoding" else whole / full
-        out[s] = whole / (whole + slower * (at - full))
+    for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):
+        for phase, length in product(("prefill", "decoding"), sorted(set(d.length))):
+            s = ((d.model == model) & (d.phase == phase) & (d.length == length)).to_numpy()
+            b, whole = d.batch.to_numpy(np.float64)[s], d.whole.to_numpy()[s]
+            part = cost.part_of(share, d.share.to_numpy()[s])
+            if phase == "decoding":
+                at, full = (cost.decode_kernels_s(q, spec, shape, 1, b, length, p) for p in (part, cost.WHOLE))
+                slower = np.minimum(scale, whole / full)
+            else:
+                tokens = np.full(len(b), float(length))
+                at, full = (cost.prefill_kernels_s(q, spec, shape, 1, b, tokens, p) for p in (part, cost.WHOLE))
+                slower = whole / full
+            out[s] = whole / (whole + slower * (at - full))
     return out
 
 
@@ -491,7 +504,7 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     x = _minimise(
         lambda x: share_speeds(seven, q, share(x), x[3]),
         (seven.whole / seven.seconds).to_numpy(),
-        (0.8, 0.4, 3.0, 1.2),
+        [(0.8, 0.4, 3.0, 1.2)],
         (1e-3, 1e-2),
     )
     out, scale = _rounded(share(x)), _sig(float(x[3]))
@@ -500,8 +513,8 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     held = {f"13b {p}": ((d.model == "13b") & (d.phase == p)).to_numpy() for p in ("prefill", "decoding")}
     return {
         "source": "MuxServe 2231480, examples/placement/llama.json (A100), 7B fitted, batch <= 128",
-        "formula": "arithmetic x share^arith_power, HBM saturating at `saturation` of the SMs, floors and host unchanged; "
-        f"in decode that engine's kernels taken as {scale} times ours",
+        "formula": "arithmetic x share^arith_power, HBM saturating at `saturation` of the SMs, floors and host"
+        f" unchanged; in decode that engine's kernels taken as {scale} times ours",
         **out,
         **_errors(d.predicted.to_numpy(), Rows({}, d.speed.to_numpy(), held)),
     }, d
@@ -570,10 +583,10 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
             said = f"roofline: coefficients of {like} at this card's own peaks, unmeasured"
             files[kind] |= {op: {"source": said} for op in ("gemm", "prefill", "decode", "all_reduce")}
     # Fewer and slower SMs: H100's rate in large GEMMs for every tile, without what its small tiles lose to latency.
-    best, least = files["h100"]["gemm"]["best_flops_frac"], min(t[3] for t in files["h100"]["gemm"]["tiles"])
+    best = files["h100"]["gemm"]["best_flops_frac"]
     files["h20"]["gemm"] |= {
         "source": "roofline: every tile at H100's fraction of peak in large GEMMs, unmeasured",
-        "tiles": [[tm, tn, best, least] for tm, tn, *_ in files["h100"]["gemm"]["tiles"]],
+        "tiles": [[tm, tn, best] for tm, tn in TILES],
         "factors": [],
     }
     files["h800"]["all_reduce"] = {
@@ -634,6 +647,10 @@ def anchors() -> list[tuple[str, float, float]]:
             rows = zip(sms, 1 / speed, published, strict=True)
             out.extend((f"{kind} {what}, {n} of {of} SMs ({whose})", float(r), x) for n, r, x in rows)
 
+    at("h800", 132, (8, 16, 32, 64, 96), (3.4, 1.9, 1.34, 1.06, 1.03), (6.5, 3.5, 2.1, 1.35, 1.15), "pdmux")
+    at("a100-80g", 104, (8, 16, 32, 64, 96), (3.0, 1.85, 1.26, 1.05, 1.0), (7.0, 3.7, 2.0, 1.26, 1.01), "pdmux")
+    at("h200", 132, (32, 48, 64, 80, 96), (1.33, 1.21, 1.09, 1.08, 1.06), (2.5, 1.83, 1.49, 1.3, 1.18), "omni 1934")
+
     def pair(shape: Shape, host: str, B: int, ctx: int, weights: float, sms: float) -> float:
         """Slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
         t = cost.tables([(shape, 1)], "a100-80g", host)
@@ -641,7 +658,7 @@ def anchors() -> list[tuple[str, float, float]]:
         step = cost.step_s(t, 0, B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
         demand = min(1.0, (weights * c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * step))
         cap = float(np.interp(sms, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, B))]))
-        return 1 / min(cap, 1 / (2 * demand))
+        return float(1 / min(cap, 1 / (2 * demand)))
 
     out.append(("two decodes that each saturate HBM, A100", pair(DENSE["llama2_7b"], "none", 128, 4096, 1.0, 1.0), 2.0))
     out.append(("two light Qwen3-4B-FP8 at 60 % MPS, A100, graphs", pair(qwen, "vllm-graph", 1, 512, 0.5, 0.6), 1.195))

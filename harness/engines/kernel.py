@@ -331,8 +331,8 @@ def put(S: Any, i: int, n: int) -> None:
 
 
 @jit
-def fits(S: Any, i: int, n: int) -> bool:
-    """Whether n more blocks fit now."""
+def fits(S: Any, i: int, n: int, grow_: int) -> bool:
+    """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
     if S.unlimited:
         return True
     I = inst_at(S, i)
@@ -341,7 +341,7 @@ def fits(S: Any, i: int, n: int) -> bool:
         return False
     for j in range(I.n):
         g = gpu_at(S, inst_at(S, i).at[j])
-        if g.used + h - I.held + g.waiting > g.cap:
+        if g.used + h - I.held + (0 if grow_ else g.waiting) > g.cap:
             return False
     return True
 
@@ -379,12 +379,12 @@ def give_back(S: Any, i: int) -> None:
 
 
 @jit
-def room(S: Any, i: int, n: int) -> bool:
+def room(S: Any, i: int, n: int, grow_: int) -> bool:
     """Whether n more blocks fit once nothing is held in advance."""
-    if fits(S, i, n):
+    if fits(S, i, n, grow_):
         return True
     give_back(S, i)
-    return fits(S, i, n)
+    return fits(S, i, n, grow_)
 
 
 @jit
@@ -677,7 +677,7 @@ def clocks(S: Any, b: int, t: float) -> None:
     B = batch_at(S, b)
     dt = t - B.c_t
     B.c_t = t
-    if not usable(S, B.inst):
+    if not usable(S, B.inst) and inst_at(S, B.inst).state != LEAVING:  # leaving: a last step is still under way
         B.c_load += dt
     else:
         if B.kvblock:
@@ -795,6 +795,14 @@ def end(S: Any, r: int, state: int, t: float) -> None:
     was = q.batch
     if was >= 0:
         quit_batch(S, r)
+        if q.pend_batch >= 0:
+            q.pend_batch = -1
+            batch_at(S, was).pend -= 1
+        if q.pend != P_NONE:
+            if q.pend == P_MOVE:
+                refuse(S, r, q.pend_arg)
+            q.pend = P_NONE
+            batch_at(S, was).pend -= 1
     q.state = state
     S.left -= 1
     tell(S, E_FINISHED, r, was, state)
@@ -926,13 +934,14 @@ def preempt(S: Any, b: int, r: int) -> None:
     whole = q.state != WAIT
     unlist(S, r)
     tell(S, E_PREEMPTED, r, b, 0)
-    host = inst_at(S, q.home).host
-    if S.swap and whole and fits(S, host, q.blocks):
+    i = q.home
+    host = inst_at(S, i).host
+    if S.swap and whole and fits(S, host, q.blocks, 1):
         q.state = MOVE
         push(S, b, ELSEWHERE, r, 1)
-        batch_at(S, b).away_out += 1
+        inst_at(S, i).gone += q.blocks
         put(S, host, q.blocks)
-        transfer(S, SWAP_OUT, r, q.home, host, q.blocks)
+        transfer(S, SWAP_OUT, r, i, host, q.blocks)
     else:
         drop_blocks(S, r)
         queue(S, b, r, 1)
@@ -940,17 +949,16 @@ def preempt(S: Any, b: int, r: int) -> None:
 
 @jit
 def grow(S: Any, b: int) -> int:
-    """Pages for one decode step of the running members. 0: had room, 1: members lost theirs, 2: must wait."""
+    """Pages for one decode step of the running members. 0: had room, 1: some member lost its own, 2: must
+    wait for a swap that is under way, 3: for one that began now."""
     B = batch_at(S, b)
     i = B.inst
     lost = 0
-    while batch_at(S, b).count[RUNNING] > 0:
-        n = batch_at(S, b).h[(1 - B.D) % S.bt] - B.skip
-        if n == 0 or room(S, i, n):
-            put(S, i, n)
-            return lost
-        if B.away_out > 0:
-            return 2
+    n = 0
+    while B.count[RUNNING] > 0:
+        n = B.h[(1 - B.D) % S.bt] - B.skip
+        if n == 0 or room(S, i, n - inst_at(S, i).gone, 1):
+            break
         r = latest(S, b)
         lost = 1
         if inst_at(S, i).holders == 1:
@@ -958,7 +966,39 @@ def grow(S: Any, b: int) -> int:
             end(S, r, FAILED, S.now)
         else:
             preempt(S, b, r)
+        n = 0
+    if n > 0:
+        if inst_at(S, i).gone > 0 and not room(S, i, n, 1):
+            return 2 + lost
+        put(S, i, n)
+    if B.swapped > 0 and inst_at(S, i).gone == 0:
+        bring_back(S, b)
     return lost
+
+
+@jit
+def bring_back(S: Any, b: int) -> None:
+    """The engine's own victims come back from host memory, in their order, before any new prompt."""
+    B = batch_at(S, b)
+    i = B.inst
+    r = B.ends[2 * WAITING]
+    while r >= 0 and B.swapped > 0:
+        q = req_at(S, r)
+        nxt = q.next
+        if q.home >= 0 and q.home != i:
+            need = (q.l + S.bt - 1) // S.bt
+            if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
+                return
+            charge(S, r, S.now)
+            unlink(S, b, WAITING, r)
+            B.swapped -= 1
+            q.state = MOVE
+            push(S, b, ELSEWHERE, r, 1)
+            put(S, i, q.blocks)
+            inst_at(S, i).holders += 1
+            transfer(S, SWAP_IN, r, q.home, i, q.blocks)
+            wake(S, 2 * b)
+        r = nxt
 
 
 @jit
@@ -979,31 +1019,22 @@ def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, 
         q = req_at(S, r)
         nxt = q.next
         goal = target(S, r)
-        swapped = q.home >= 0 and q.home != i
-        if q.home < 0 or swapped:
+        if q.home >= 0 and q.home != i:  # swapped out: nobody passes it
+            kvblock = 1
+            break
+        if q.home < 0:
             if not new:
                 break
-            need = ((q.l if swapped else goal + 1) + S.bt - 1) // S.bt
+            need = (goal + 1 + S.bt - 1) // S.bt
             if never(S, i, need):
                 unlist(S, r)
                 end(S, r, FAILED, S.now)
                 r = nxt
                 continue
             extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
-            if not room(S, i, need + extra):
+            if not room(S, i, need + extra, 0):
                 kvblock = 1
                 break
-            if swapped:
-                charge(S, r, S.now)
-                unlink(S, b, WAITING, r)
-                B.swapped -= 1
-                q.state = MOVE
-                push(S, b, ELSEWHERE, r, 1)
-                put(S, i, need)
-                inst_at(S, i).holders += 1
-                transfer(S, SWAP_IN, r, q.home, i, need)
-                r = nxt
-                continue
             if whole and count > 0 and tokens + goal > budget:
                 break
             take_blocks(S, r, i, need)
@@ -1093,8 +1124,10 @@ def form(S: Any, T: Tables, lane: int) -> None:
             pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], state == 0)
     if dec and not grown:
         state = grow(S, b)
-    flag(S, b, B.kvblock, state == 2)
-    if state == 2:
+    flag(S, b, B.kvblock, state >= 2)
+    if state >= 2:
+        if state == 3:
+            dirty(S, lane)
         return
     run = batch_at(S, b).count[RUNNING] if dec else 0
     if pieces == 0 and run == 0:
@@ -1136,7 +1169,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
         n.work = solo
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
-        span(S, T, lane, run, c)
+        span(S, T, lane, run, c, state == 1)
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.skip = 0
@@ -1144,7 +1177,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
 
 
 @jit
-def span(S: Any, T: Tables, lane: int, run: int, c: int) -> None:
+def span(S: Any, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
     n = lane_at(S, lane)
     b = lane >> 1
@@ -1184,14 +1217,14 @@ def span(S: Any, T: Tables, lane: int, run: int, c: int) -> None:
     n.comp = min(1.0, (k.fl_tok * run) / (k.flops * solo))
     n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
     steps = min(steps, (2 * q - B.ctx + run - 1) // run)
-    steps = max(steps, 1)
+    steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
     first = batch_at(S, b).h[(1 - B.D) % S.bt]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.D, steps) - first
-    if more > 0 and not fits(S, i, more):
+    if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
         while hi - lo > 1:
             mid = (lo + hi) // 2
-            if fits(S, i, needs(S, b, B.D, mid) - first):
+            if fits(S, i, needs(S, b, B.D, mid) - first, 1):
                 lo = mid
             else:
                 hi = mid
@@ -1355,17 +1388,31 @@ def in_step(S: Any, r: int) -> bool:
 
 
 @jit
+def catch_up(S: Any, r: int) -> None:
+    """Do what waited for a request to come to rest: membership first."""
+    q = req_at(S, r)
+    b, what, arg = q.pend_batch, q.pend, q.pend_arg
+    if b >= 0:
+        q.pend_batch = -1
+        batch_at(S, q.batch).pend -= 1
+    if what != P_NONE:
+        q.pend = P_NONE
+        batch_at(S, q.batch).pend -= 1
+    if b >= 0:
+        admit_now(S, r, b)
+    if what != P_NONE:
+        act(S, r, what, arg)
+
+
+@jit
 def pending(S: Any, b: int) -> None:
     """Do what waited for this boundary to members of a batch."""
     for lst in (WAITING, RUNNING, PARKED):
         r = batch_at(S, b).ends[2 * lst]
         while r >= 0:
             nxt = req_at(S, r).next
-            if req_at(S, r).pend != P_NONE and not in_step(S, r):
-                what, arg = req_at(S, r).pend, req_at(S, r).pend_arg
-                req_at(S, r).pend = P_NONE
-                batch_at(S, b).pend -= 1
-                act(S, r, what, arg)
+            if not in_step(S, r):
+                catch_up(S, r)
             r = nxt
 
 
@@ -1387,15 +1434,34 @@ def act(S: Any, r: int, what: int, arg: int) -> None:
 def on_request(S: Any, r: int, what: int, arg: int) -> None:
     """An action on a request: now, or at the boundary of the step it is in."""
     q = req_at(S, r)
-    if q.state == MOVE or in_step(S, r):
-        if q.pend == P_NONE:
-            batch_at(S, q.batch).pend += 1
+    if q.state != MOVE and not in_step(S, r):
+        act(S, r, what, arg)
+        return
+    B = batch_at(S, q.batch)
+    if what == P_ADMIT:
+        if q.pend_batch < 0:
+            B.pend += 1
+        q.pend_batch = arg
+    elif q.pend == P_NONE:
+        B.pend += 1
         q.pend = what
         q.pend_arg = arg
-        cut(S, 2 * q.batch)
-        cut(S, 2 * q.batch + 1)
-    else:
-        act(S, r, what, arg)
+    elif what == P_DROP:
+        if q.pend == P_MOVE:
+            refuse(S, r, q.pend_arg)
+        q.pend = what
+    elif what == P_MOVE:
+        refuse(S, r, arg)
+    cut(S, 2 * q.batch)
+    cut(S, 2 * q.batch + 1)
+
+
+@jit
+def refuse(S: Any, r: int, x: int) -> None:
+    """A move that cannot be."""
+    act_ = xfer_at(S, x).act
+    release(S, x)
+    tell(S, E_DONE, act_, -1, 1)
 
 
 @jit
@@ -1440,12 +1506,14 @@ def swapped_out(S: Any, r: int) -> None:
     q = req_at(S, r)
     b = q.batch
     unlink(S, b, ELSEWHERE, r)
-    batch_at(S, b).away_out -= 1
     batch_at(S, b).swapped += 1
     q.state = WAIT
     q.pre = target(S, r)
     q.piece = 0
     push(S, b, WAITING, r, 1)
+    wake(S, 2 * b)
+    wake(S, 2 * b + 1)
+    catch_up(S, r)
 
 
 @jit
@@ -1621,11 +1689,12 @@ def move_now(S: Any, r: int, x: int) -> None:
     q = req_at(S, r)
     X = xfer_at(S, x)
     dst = X.inst
-    if q.home < 0 or q.home == dst or q.state == WAIT:
-        X.kind = SHIFT
-        X.rid = -1
+    if q.home == dst and q.state != WAIT:
         X.stage = TAIL
         X.due = S.now
+        return
+    if q.home < 0 or q.state == WAIT or never(S, dst, q.blocks):
+        refuse(S, r, x)
         return
     charge(S, r, S.now)
     b = q.batch
@@ -1651,9 +1720,16 @@ def granted(S: Any, x: int) -> bool:
     i = X.inst
     if S.unlimited:
         return True
+    if X.kind == SHIFT:
+        h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
+        if inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit:
+            return False
     for j in range(inst_at(S, i).n):
         g = gpu_at(S, inst_at(S, i).at[j])
-        if g.barred or g.used + int(X.bytes) > g.cap:
+        size = int(X.bytes)
+        if X.kind == SHIFT:
+            size = held_bytes(S, i, inst_at(S, i).blocks + X.blocks) - inst_at(S, i).held
+        if g.barred or g.used + size > g.cap:
             return False
     return True
 
@@ -1696,9 +1772,28 @@ def withdraw(S: Any, x: int) -> None:
     i = X.inst
     for j in range(inst_at(S, i).n):
         gpu_at(S, inst_at(S, i).at[j]).waiting -= int(X.bytes)
+    r = X.rid
     if X.kind == LOAD:
         set_weights(S, i, OUT)
     release(S, x)
+    if r >= 0:
+        back_from_move(S, r)
+
+
+@jit
+def back_from_move(S: Any, r: int) -> None:
+    """A request's KV is at rest again, at its home; what was asked of it meanwhile happens now."""
+    q = req_at(S, r)
+    b = q.batch
+    charge(S, r, S.now)
+    unlink(S, b, ELSEWHERE, r)
+    if batch_at(S, b).inst == q.home:
+        park(S, b, r)
+    else:
+        q.state = AWAY
+        push(S, b, ELSEWHERE, r, 0)
+    mark(S, r, S.now)
+    catch_up(S, r)
 
 
 @jit
@@ -1772,26 +1867,16 @@ def arrive(S: Any, x: int) -> None:
         q.blocks = blocks
         q.home = i
         if kind == SWAP_OUT:
+            inst_at(S, src).gone -= blocks
             inst_at(S, i).holders += 1
             swapped_out(S, r)
+            mark(S, r, S.now)
         else:
-            b = q.batch
-            unlink(S, b, ELSEWHERE, r)
-            if batch_at(S, b).inst == i:
-                park(S, b, r)
-            else:
-                q.state = AWAY
-                push(S, b, ELSEWHERE, r, 0)
-        mark(S, r, S.now)
+            back_from_move(S, r)
         freed(S, src)
         S.moves += 1
-        if q.pend != P_NONE:
-            what, arg = q.pend, q.pend_arg
-            q.pend = P_NONE
-            batch_at(S, q.batch).pend -= 1
-            act(S, r, what, arg)
     if act_ >= 0:
-        tell(S, E_DONE, act_, r, 0)
+        tell(S, E_DONE, act_, -1, 0)
 
 
 # ---------------------------------------------------------------- orders
@@ -1804,7 +1889,8 @@ def run_lane(S: Any, b: int, phase: int, close: int, seqs: int, chunk: int, sms:
     n = lane_at(S, lane)
     other = lane_at(S, 2 * b + (phase != 2))
     if close:
-        n.open = 0
+        if phase == 2 or n.kind == (PREFILL if phase == 1 else MIXED):
+            n.open = 0
     else:
         n.open = 1
         n.kind = PREFILL if phase == 1 else MIXED

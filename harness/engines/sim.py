@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from harness import shapes
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.engines import cost, kernel, state
+from harness.engines.coef import Tables
 from harness.engines.state import State
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
 from harness.types import (
@@ -90,6 +91,26 @@ class Config:
     plan: Mapping[str, Plan] = field(default_factory=dict)
 
 
+class Machine(NamedTuple):
+    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs."""
+
+    tables: Tables
+    spec: cost.GpuSpec
+    ladder: Mapping[str, cost.Way]
+    host: cost.HostProfile
+
+
+def machine(config: Config) -> Machine:
+    """The machine that a configuration names."""
+    rows = [(m.shape, m.tp) for m in config.models]
+    return Machine(
+        cost.tables(rows, config.gpu, config.host, config.table),
+        cost.gpu(config.gpu),
+        cost.ladder(config.gpu),
+        cost.host(config.host, config.gpu),
+    )
+
+
 def block_bytes(config: Config, model: Served) -> int:
     """Bytes of one KV block on each GPU of a model's group."""
     return config.block_tokens * shapes.kv_token_bytes(model.shape, model.tp)
@@ -100,9 +121,10 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     return model.shape.layers * 2 * ELASTIC_BUFFER_BYTES if elastic else block_bytes(config, model)
 
 
-def cluster(config: Config, elastic: bool = False) -> Cluster:
+def cluster(config: Config, elastic: bool = False, priced: Machine | None = None) -> Cluster:
     """What policies may know of this machine before the start."""
-    spec = cost.gpu(config.gpu)
+    priced = priced or machine(config)
+    spec = priced.spec
     gpus = tuple(
         Gpu(
             config.gpu,
@@ -126,16 +148,16 @@ def cluster(config: Config, elastic: bool = False) -> Cluster:
         )
         for m in config.models
     }
-    return Cluster(gpus, models, dict(config.plan), profile(config))
+    return Cluster(gpus, models, dict(config.plan), profile(config, priced))
 
 
-def profile(config: Config) -> cost.TableProfile:
+def profile(config: Config, priced: Machine) -> cost.TableProfile:
     """The cost table as policies may ask it."""
     return cost.TableProfile(
-        cost.tables([(m.shape, m.tp) for m in config.models], config.gpu, config.host, config.table),
+        priced.tables,
         {(m.name, m.tp): k for k, m in enumerate(config.models)},
-        cost.gpu(config.gpu),
-        cost.ladder(config.gpu),
+        priced.spec,
+        priced.ladder,
         {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
         min(config.node_gpus, config.gpus),
     )
@@ -146,8 +168,10 @@ class Sim:
 
     fidelity: Fidelity = "simulated"
 
-    def __init__(self, config: Config, options: Mapping[str, Option] | None = None) -> None:
-        options = options or {}
+    def __init__(
+        self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
+    ) -> None:
+        options, self._machine = options or {}, priced or machine(config)
         self.config = config
         self.offers: Mapping[str, tuple[Option, ...]] = {
             "kv": ("paged", "elastic"),
@@ -156,8 +180,8 @@ class Sim:
             "memory": ("real", "unlimited"),
         }
         self._elastic = options.get("kv", "paged") == "elastic"
-        self.cluster = cluster(config, self._elastic)
-        self._ways = cost.ladder(config.gpu)
+        self.cluster = cluster(config, self._elastic, self._machine)
+        self._ways = self._machine.ladder
         self.can = frozenset(
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill", "Run.phase:decode",
@@ -167,7 +191,7 @@ class Sim:
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
         self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Done, Load, Evict, Move})
-        self._host = cost.host(config.host, config.gpu)
+        self._host = self._machine.host
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
@@ -190,8 +214,7 @@ class Sim:
     # ------------------------------------------------------------ set-up
 
     def _state(self, options: Mapping[str, Option]) -> tuple[State, state.Tables]:
-        c, spec = self.config, cost.gpu(self.config.gpu)
-        tables = cost.tables([(m.shape, m.tp) for m in c.models], c.gpu, c.host, c.table)
+        c, spec, tables = self.config, self._machine.spec, self._machine.tables
         nodes = -(-c.gpus // c.node_gpus)
         n = c.gpus + nodes
         S = State()
@@ -298,7 +321,7 @@ class Sim:
         R["arr"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
         R["first"] = R["done"] = R["admit"] = math.nan
-        for name in ("batch", "home", "prev", "next", "pnext", "hc", "hn", "hp", "first_inst", "last_inst"):
+        for name in ("batch", "home", "prev", "next", "pnext", "hc", "hn", "hp", "pend_batch", "first_inst", "last_inst"):
             R[name] = -1
         w = self.S.s
         w["n"] = w["left"] = n
@@ -351,18 +374,27 @@ class Sim:
 
     def _give_up(self) -> bool:
         """Nothing else will happen: the first transfer that still waits for memory fails."""
-        S = self.S
-        x = int(S.s["xhead"])
-        while x >= 0:
-            if S.X[x]["stage"] == state.GRANT:
-                action = self._actions[int(S.X[x]["act"])]
-                kernel.withdraw(S.s, x)
-                if isinstance(action, Load):
-                    self._order.pop(action.inst, None)
-                self._told.append(Done(action, "no memory, and nothing left that could free any"))
-                return True
-            x = int(S.X[x]["next"])
-        return False
+        x = self._grant()
+        if x < 0:
+            return False
+        self._withdraw(x, "no memory, and nothing left that could free any")
+        return True
+
+    def _grant(self, inst: int | None = None) -> int:
+        """The first transfer that waits for memory, of any instance or of one; -1: none."""
+        X, x = self.S.X, int(self.S.s["xhead"])
+        while x >= 0 and not (
+            X[x]["stage"] == state.GRANT and (inst is None or (X[x]["inst"] == inst and X[x]["kind"] == state.LOAD))
+        ):
+            x = int(X[x]["next"])
+        return x
+
+    def _withdraw(self, x: int, why: str) -> None:
+        action = self._actions[int(self.S.X[x]["act"])]
+        kernel.withdraw(self.S.s, x)
+        if isinstance(action, Load):
+            self._order.pop(action.inst, None)
+        self._told.append(Done(action, why))
 
     def _event(self, kind: int, a: int, b: int, c: int) -> Event | None:
         batch = self._batches[b] if b >= 0 else None
@@ -374,9 +406,9 @@ class Sim:
             action = self._actions[a]
             if isinstance(action, Evict):
                 self._order.pop(action.inst, None)
-            if c == 0 and type(action) in self._hears:
-                return Done(action)
-            return None
+            if c:
+                return Done(action, "no KV that could go there")
+            return Done(action) if type(action) in self._hears else None
         assert batch is not None
         return Prefilled(a, batch) if kind == state.E_PREFILLED else Preempted(a, batch)
 
@@ -439,6 +471,8 @@ class Sim:
             evicted = self._actions[int(row["evict"])]
             kernel.set_weights(S.s, i, state.IN)
             self._told.append(Done(evicted, "loaded again"))
+            if Load in self._hears:
+                self._told.append(Done(action))
             return None
         gpus = [int(g) for g in row["at"][: row["n"]]]
         if any(row["foot"] > S.G[g]["cap"] for g in gpus) and not S.s["unlimited"]:
@@ -482,8 +516,13 @@ class Sim:
         now = self.S.I[i]["state"]
         if self.S.I[i]["is_host"] or now == state.OUT:
             return "its weights are not in"
-        if now in (state.QUEUED, state.LOADING):
+        if now == state.LOADING:
             return "its weights are still on their way"
+        if now == state.QUEUED:
+            self._withdraw(self._grant(i), "evicted")
+            if Evict in self._hears:
+                self._told.append(Done(action))
+            return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
         self._actions.append(action)

@@ -49,12 +49,12 @@ GPU = _row("end busy_s busy_t hbm_s flop_s kv_s kv_t level", "head lane touched 
 LINK_ = _row("bw end busy_s", "head tail")
 INST = _row(
     "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders evict host is_host",
+    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders gone evict host is_host",
     at=8,  # its GPUs
 )
 BATCH = _row(
     "c_t c_load c_kv c_stall c_solo c_wall busy_s",
-    "inst tag D P root ctx skip kvblock stalled pend parts away_out swapped left steps seq_steps prefilled parked_ctx",
+    "inst tag D P root ctx skip kvblock stalled pend parts swapped left steps seq_steps prefilled parked_ctx",
     h=64,  # running members by (length - D) mod block tokens
     ends=8,  # head and tail of the four lists
     count=4,  # their lengths
@@ -74,7 +74,7 @@ REQUEST = np.dtype(
     + [
         (i, "i4")
         for i in (
-            "model prompt out made state batch blocks pre piece prev next pnext hc hn hp home pend pend_arg npre "
+            "model prompt out made state batch blocks pre piece prev next pnext hc hn hp home pend pend_arg pend_batch npre "
             "first_inst last_inst"
         ).split()
     ],

@@ -1,0 +1,104 @@
+# Everything runs in .venv; each step prints one line with its seconds. `make help` lists the targets.
+.NOTPARALLEL:
+.SUFFIXES:
+.DEFAULT_GOAL := compare
+MAKEFLAGS += --no-print-directory
+
+PYTHON = python3
+SYSTEMS = dedicated,static,chunked,ideal
+TRACE = arena-chat
+
+PY := .venv/bin/python
+BENCH := $(PY) -m harness
+LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
+HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
+LOCKED := .venv/.lock-$(LOCK)
+READY := .venv/.package-$(LOCK)-$(HERE)
+CAP := $(shell command -v timeout || command -v gtimeout)
+
+# $(call quiet,name,command): its output only if it fails, and then the last 20 lines
+define quiet
+@mkdir -p .make; from=$$(date +%s); \
+if ($(2)) >.make/$(1).log 2>&1 </dev/null; then printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from)); \
+else tail -n 20 .make/$(1).log >&2; echo 'failed: $(1) (all of it: .make/$(1).log)' >&2; exit 1; fi
+endef
+
+# $(call loud,name,command): its output as it comes
+define loud
+@from=$$(date +%s); ($(2)) </dev/null || { echo 'failed: $(1)' >&2; exit 1; }; \
+printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
+endef
+
+# $(call stage,seconds,target): a target under a time limit
+define stage
+@$(if $(CAP),$(CAP) -k 10 $(1) ,)$(MAKE) $(2) || { code=$$?; \
+[ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
+endef
+
+compare: $(READY) ## (plain `make`) compare the first four systems on a trace: table and figure
+	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
+
+setup: $(READY) ## .venv from requirements.lock; does nothing while the lock is unchanged
+	@echo "environment  .venv, $$($(PY) --version), requirements.lock $(LOCK)"
+
+$(LOCKED):
+	@command -v $(PYTHON) >/dev/null || \
+	{ echo 'error: no $(PYTHON) here; name a Python >= 3.11: make PYTHON=/path/to/python3' >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	{ echo "error: $(PYTHON) is $$($(PYTHON) --version 2>&1), 3.11 or newer is needed: make PYTHON=/path/to/python3" >&2; exit 2; }
+	$(call quiet,environment,$(PYTHON) -m venv --clear .venv && $(PY) -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock && touch $@)
+
+$(READY): $(LOCKED)
+	$(call quiet,package,$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
+
+test: test-fast test-slow ## all tests
+
+test-fast: $(READY) ## tests that take seconds
+	$(call loud,test-fast,$(PY) -m pytest -q -m "not slow")
+
+test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
+	$(call loud,test-slow,$(PY) -m pytest -q -m slow)
+
+lint: $(READY) ## ruff: rules and format
+	$(call loud,lint,$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .)
+
+types: $(READY) ## mypy --strict
+	$(call loud,types,$(PY) -m mypy --no-error-summary)
+
+smoke: $(READY) ## the whole path on the committed sample, under a minute
+	@rm -rf .make/smoke
+	$(call loud,smoke,$(BENCH) compare --systems $(SYSTEMS) --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+
+bench: $(READY) ## speed: requests per second, memory, first table
+	$(call loud,bench,$(PY) tests/speed.py)
+
+gallery: $(READY) ## the figures of the README, into plots/gallery/
+	@rm -rf .make/gallery && mkdir -p .make/gallery plots/gallery
+	$(call loud,gallery,$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) --no-plot -o .make/gallery && \
+	$(PY) -m plots.fig_compare .make/gallery/$(TRACE)-* .make/gallery/compare && cp .make/gallery/compare.png plots/gallery/)
+
+fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES_DIR)
+	@mkdir -p .make plots/gallery
+	$(call loud,fit,$(PY) -m harness.engines.fit .make/points.parquet && \
+	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
+
+ci: ## what .ci/run runs
+	$(call stage,600,setup)
+	$(call stage,60,lint)
+	$(call stage,300,types)
+	$(call stage,600,test-fast)
+	$(call stage,1200,test-slow)
+	$(call stage,60,smoke)
+
+lock: ## resolve requirements.lock anew (needs uv)
+	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
+	--custom-compile-command 'make lock' -o requirements.lock pyproject.toml
+
+clean: ## remove .venv, caches and logs; results/ stays
+	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: compare help setup test test-fast test-slow lint types smoke bench gallery fit ci lock clean

@@ -1,0 +1,849 @@
+"""`bench`: the command line. Only click is imported at the start; each command imports what it needs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.sweep import Compared, Entry, Judge
+    from harness.table import View
+    from harness.types import Option
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
+FIGURES = ROOT / "plots" / "out"
+DEFAULT_SLO = "5xP95"
+PROGRESS_HZ = 4
+ROOM = 120  # characters of a line where the width of the terminal is not known
+
+
+# ------------------------------------------------------------------ errors, output
+
+
+class Bench(click.Group):
+    """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run, and turn what ends a command into its exit code."""
+        from harness.types import UserError
+
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(*args, **extra)
+        except UserError as error:
+            click.echo(f"error: {error}", err=True)
+            code = 2
+        except click.Abort:
+            click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
+            code = 130
+        except click.ClickException as error:
+            error.show()
+            code = error.exit_code
+        except BrokenPipeError:  # the reader of our output left
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+class Terminal:
+    """Tells the user how a sweep goes on: lines and a bar on stderr, the bar only where someone watches."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._phase = ""
+        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
+        self.kept: tuple[int, int] = (0, 0)
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        click.echo(line, err=True)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Move the bar of a phase; a new phase starts a new one."""
+        if what != self._phase:
+            self.close()
+        self._phase, self.kept = what, (done, total)
+        if self._quiet or done == total:
+            self.close()
+            return
+        if self._bar is None:
+            from tqdm import tqdm
+
+            self._bar = tqdm(total=total, initial=done, desc=what, unit="run", mininterval=1 / PROGRESS_HZ, leave=False,
+                             file=sys.stderr, dynamic_ncols=True)  # fmt: skip
+        self._bar.update(done - self._bar.n)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close()
+        if kind is KeyboardInterrupt:
+            self.say(f"{self._phase or 'runs'}: {self.kept[0]} of {self.kept[1]} done and kept")
+
+
+def _shown(path: Path) -> str:
+    """A path as short as it can be said here."""
+    try:
+        near = os.path.relpath(path)
+    except ValueError:
+        return str(path)
+    return near if not near.startswith("..") else str(path)
+
+
+def _examples(*lines: str) -> dict[str, str]:
+    """The end of a command's help."""
+    return {"epilog": "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)}
+
+
+# ------------------------------------------------------------------ completion
+
+
+def _systems() -> list[str]:
+    from harness import system
+
+    return system.names()
+
+
+def _stems(folder: str, pattern: str = "*.toml") -> list[str]:
+    return sorted(path.stem for path in (ROOT / folder).glob(pattern))
+
+
+def _gpus() -> list[str]:
+    return [name for name in _stems("harness/engines/tables") if name != "hosts"]
+
+
+def _traces() -> list[str]:
+    import tomllib
+
+    return sorted(tomllib.loads((ROOT / "traces" / "manifest.toml").read_text("utf-8")))
+
+
+def _complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., list[str]]:
+    """Complete from names; in a list, its last part."""
+
+    def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
+        before, comma, last = typed.rpartition(",") if many else ("", "", typed)
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+
+    return complete
+
+
+# ------------------------------------------------------------------ shared options
+
+
+def _rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    from harness.types import UserError
+
+    try:
+        rates = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise UserError(f'--rate-scale "{text}" is not a list of numbers, as in 1,2,4') from None
+    if bad := [rate for rate in rates if not 0 < rate < float("inf")]:
+        raise UserError(f"--rate-scale {bad[0]:g} is not a number above 0")
+    return rates
+
+
+def _settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """`--set KEY=VALUE` as TOML values; a bare word is a string."""
+    from harness.types import UserError
+
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f'"{pair}" is not KEY=VALUE')
+        found[key.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> Any:
+    import tomllib
+
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def wrap(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return wrap
+
+
+OUT = click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs go.  [default: results/]"
+)
+WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+SLO = _grouped(
+    click.option("--slo", metavar="RULE", default="P95", show_default=True,
+                 help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
+                 "classes:FILE.toml."),
+    click.option("--slo-scale", type=float, default=5.0, show_default=True, metavar="X", help="Times the base."),
+)  # fmt: skip
+SETTING = _grouped(
+    click.option("--trace", default="arena-chat", show_default=True, shell_complete=_complete(_traces),
+                 metavar="NAME|FILE", help="Trace by name, or a canonical Parquet."),
+    click.option("--models", default="heavy8", show_default=True, metavar="SET|FILE|SHAPES",
+                 shell_complete=_complete(lambda: _stems("workloads/sets")),
+                 help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+    click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
+    click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=_complete(_gpus),
+                 help="Kind of GPU."),
+    click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes."),
+    click.option("--host", default="vllm-graph", show_default=True, metavar="PROFILE", help="Host costs."),
+    click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
+    click.option("--plan", type=click.Choice(["trace", "prefix"]), default="trace", show_default=True,
+                 help="What offline planners see: the trace's rates, or those of its first tenth."),
+    click.option("--set", "settings", multiple=True, callback=_settings, metavar="KEY=VALUE",
+                 help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
+)  # fmt: skip
+
+
+def _rule(slo: str, scale: float) -> str:
+    """The SLO rule in full: `5xP95`."""
+    return f"{scale:g}x{slo}" if slo in {"P95", "solo", "released"} else slo
+
+
+def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
+    """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
+    from harness.spec import as_dict, from_dict
+    from harness.sweep import Entry
+    from harness.types import UserError
+
+    found = []
+    for asked in systems:
+        first, *pairs = asked.split("+")
+        name, colon, preset = first.partition(":")
+        fields: dict[str, Option] = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not equals:
+                raise UserError(f'"{asked}": +{pair} is not +FIELD=VALUE')
+            fields[key] = _value(value)
+        settings = {key: value for key, value in common.items() if value is not None}
+        spec = from_dict({**settings, "system": name, "preset": preset if colon else None, "fields": fields})
+        assert as_dict(spec)
+        found.append(Entry(spec.label, spec))
+    labels = [entry.label for entry in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise UserError(f'system "{twice}" is listed twice')
+    return found
+
+
+@click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+             **_examples("bench compare --systems dedicated,static,chunked,ideal",
+                         "bench list",
+                         'eval "$(_BENCH_COMPLETE=bash_source bench)"  # or zsh_source, fish_source'))  # fmt: skip
+@click.version_option(package_name="llm-sharing-bench", prog_name="bench")
+def main() -> None:
+    """One bench for every way of sharing GPUs among LLMs."""
+
+
+# ------------------------------------------------------------------ compare
+
+
+@main.command(**_examples(
+    "bench compare --systems dedicated,static,chunked,ideal",
+    "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
+    "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",
+    "bench compare --systems static,chunked --dry-run",
+))  # fmt: skip
+@click.option("--systems", required=True, metavar="LIST", shell_complete=_complete(_systems, many=True),
+              help="NAME[:PRESET][+FIELD=VALUE...],... or paths of .py files (bench list).")  # fmt: skip
+@SETTING
+@click.option("--rate-scale", "rates", callback=_rates, metavar="LIST",
+              help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
+@click.option("--scaling", type=click.Choice(["rotate", "replicate", "time", "clients"]), default="rotate",
+              show_default=True, help="How the rate is scaled.")  # fmt: skip
+@SLO
+@click.option("--definition", type=click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"]),
+              help="Attainment in the headline.  [default: both; e2e for an SLO by solo latency]")  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
+@click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
+@click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--json", "form", flag_value="json", help="The table as JSON ...")
+@click.option("--csv", "form", flag_value="csv", help="... as CSV ...")
+@click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
+@click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
+@click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
+@WORKERS
+@OUT
+def compare(
+    *,
+    systems: str,
+    settings: dict[str, Any],
+    rates: tuple[float, ...] | None,
+    slo: str,
+    slo_scale: float,
+    definition: str | None,
+    seeds: int,
+    controls: bool,
+    no_plot: bool,
+    form: str | None,
+    dry_run: bool,
+    workers: int | None,
+    out: Path | None,
+    **setting: Any,
+) -> None:
+    """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    from harness import sweep, table
+    from harness.run import trace_of
+
+    names = [name.strip() for name in systems.split(",") if name.strip()]
+    if controls:
+        names += [name for name in sweep.CONTROLS if name not in names]
+    entries = _entries(names, **{**setting, **settings})
+    if controls:
+        entries.append(_copy(entries))
+    folder = (out or RESULTS).resolve()
+    asked = _rule(slo, slo_scale)
+    if dry_run:
+        _dry(entries, rates, seeds, asked, folder)
+        return
+    notice = trace_of(entries[0].spec.trace).notice
+    if notice:
+        click.echo(notice, err=form is not None)
+    with Terminal() as teller:
+        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, workers=workers, teller=teller)
+    silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
+    rule = definition or found.judge.definition
+    shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
+    stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
+    plots = bool(not no_plot and shown.rows)
+    if form is None:
+        _print(found, shown, rule, stem if plots else None)
+    elif form == "json":
+        click.echo(table.as_json(shown, _about(found, rule)))
+    elif form == "csv":
+        click.echo(table.as_csv(shown), nl=False)
+    else:
+        click.echo("\n".join((table.markdown if form == "markdown" else table.latex)(shown)))
+    sys.stdout.flush()
+    if plots:  # the table first: drawing takes longer than all else
+        from plots import fig_compare
+
+        fig_compare.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
+
+
+def _copy(entries: Sequence[Entry]) -> Entry:
+    """The A/A copy of the first contestant: the same spec, on seeds of its own."""
+    from dataclasses import replace
+
+    from harness.sweep import AA, AA_SEED, CONTROLS, Entry
+
+    label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
+    return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
+
+
+def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, rule: str, out: Path) -> None:
+    """Show what would be run and how long it may take."""
+    from dataclasses import replace
+
+    from harness import sweep, table
+    from harness.run import resolve
+
+    known = sweep.speeds(out)
+    asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
+    total = 0.0
+    for label, spec in entries:
+        spec = resolve(spec)
+        spent = seeds * sum(sweep.estimate_s(replace(spec, rate_scale=rate), known) for rate in asked)
+        total += spent
+        words = ",".join(f"{rate:g}" for rate in asked) if rates else "knee"
+        count = str(seeds * len(asked)) if rates else f"<= {seeds * 2 * len(asked)}"
+        lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
+    click.echo("\n".join(table.aligned(lines)))
+    if rates is None:
+        click.echo(
+            f"knee: doubled from 1 until all are below {100 * sweep.LOW:g} %, at most to {sweep.TOP:g}; then >= 6 rates"
+        )
+    click.echo(
+        f"SLO {rule}: {len(sweep.TUNING_SEEDS)} base runs unless they are stored" * ("P95" in rule) or f"SLO {rule}"
+    )
+    from_ = f"speeds of stored runs in {_shown(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
+    click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
+
+
+def _headline(found: Compared, shown: View) -> Iterator[str]:
+    """What a reader must know before the numbers."""
+    from harness.run import models_of, trace_of
+    from workloads.build import plan
+
+    spec = found.reference
+    trace, models = trace_of(spec.trace), models_of(spec.models)
+    forecast = plan(trace, models)
+    count = round(trace.span_s * sum(one.rate_rps for one in forecast.values()))
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "")
+    seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
+    fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
+    base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
+    plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
+    yield (
+        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
+        f"{count} requests in {trace.span_s:g} s · {shown.gpus} x {spec.gpu} · {fidelity} · "
+        f"SLO {found.judge.rule}{base} · {seeds}{plans}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in found.rates)
+    of = f", of {rates}" if len(found.rates) > 1 else ""
+    offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
+    yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+
+
+def _gaps(found: Compared, shown: View) -> str:
+    """The ratio that says whether models idle long enough to be swapped."""
+    from dataclasses import replace
+
+    from harness.run import config_of, engine_of, jobs_of
+    from harness.types import Inst
+    from workloads.build import idle_to_swap
+
+    spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
+    config = config_of(spec)
+    profile = engine_of(spec.engine)[0].cluster(config).profile
+    swaps = [profile.load_s(Inst(m.name, tuple(range(m.tp))), "host") for m in config.models]
+    ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
+    return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
+
+
+def _name(text: str) -> str:
+    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
+
+
+def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
+    """The answer on one screen."""
+    from harness import sweep, table
+
+    for line in _headline(found, shown):
+        click.echo(line)
+    tty = sys.stdout.isatty()
+    room = ROOM
+    if tty:
+        import shutil
+
+        room = shutil.get_terminal_size().columns
+    if shown.rows:
+        click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
+    notes = [f"* {row.label} on {row.gpus} GPUs" for row in shown.rows if row.gpus != shown.gpus]
+    notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    if shown.undefined_tpot:
+        notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
+    copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
+    notes += [
+        line
+        for line in (
+            table.verdict(found.table, shown, rule, sweep.LEVEL),
+            table.why(found.table, shown, rule, sweep.LEVEL),
+            copy and table.same(found.table, copy.removesuffix(sweep.AA), copy, shown.rate_scale, rule),
+        )
+        if line
+    ]
+    for note in notes:
+        click.echo(note)
+    click.echo(_shown(found.folder) + (f" · {_shown(stem.with_name(stem.name + '.pdf'))}" if stem else ""))
+    click.echo(f"next: {_next(found, shown, rule)}")
+
+
+def _gone(table: pa.Table, column: str) -> list[str]:
+    """One line a label that is infeasible or skipped, with its reason."""
+    pairs = zip(table.column("label").to_pylist(), table.column(column).to_pylist(), strict=True)
+    return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
+def _next(found: Compared, shown: View, rule: str) -> str:
+    """What to ask now: why the one that misses most misses."""
+    asked = ",".join(shlex.quote(_asked(entry)) for entry in found.entries if " " not in entry.label)
+    missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
+    if not missing and any(row.infeasible for row in shown.rows):
+        return f"bench compare --systems {asked} --gpus {2 * shown.gpus}"
+    if not missing:
+        more = f"bench compare --systems {asked} --rate-scale {2 * max(found.rates):g}"
+        return more if len(found.rates) == 1 else f"bench plot {_shown(found.folder)}"
+    worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
+    frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
+    return f"bench explain {_shown(found.folder.parent / str(mine['run'].iloc[0]))} --misses"
+
+
+def _asked(entry: Entry) -> str:
+    """A contestant as --systems takes it."""
+    stem = Path(entry.spec.system).stem
+    return entry.label.replace(stem, entry.spec.system, 1) if entry.spec.system.endswith(".py") else entry.label
+
+
+def _about(found: Compared, rule: str) -> dict[str, Any]:
+    """Facts of a comparison for other programs."""
+    from harness.run import trace_of
+
+    trace = trace_of(found.reference.trace)
+    return {
+        "trace": trace.name,
+        "tier": trace.tier,
+        "models": found.reference.models,
+        "gpu": found.reference.gpu,
+        "engine": found.reference.engine,
+        "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
+        "scaling": found.reference.scaling,
+        "plan_origin": found.reference.plan,
+        "slo": found.judge.rule,
+        "slo_s": found.judge.seconds,
+        "definition": rule,
+        "rates": found.rates,
+        "seeds": found.seeds,
+        "folder": str(found.folder),
+        "infeasible": _gone(found.table, "infeasible"),
+        "skipped": _gone(found.table, "skipped"),
+    }
+
+
+# ------------------------------------------------------------------ run, plot, explain
+
+
+@main.command(**_examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
+@click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
+@click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
+@OUT
+def run(spec: Path, dry_run: bool, out: Path | None) -> None:
+    """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
+    from harness import record, sweep
+    from harness.run import resolve
+    from harness.spec import as_dict, read
+    from harness.types import UserError
+
+    folder = (out or RESULTS).resolve()
+    asked = read(spec)
+    try:
+        ready = resolve(asked)
+        rule = asked.slo or DEFAULT_SLO
+        if dry_run:
+            click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
+            click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
+            return
+        with Terminal() as teller:
+            under = sweep.judge(asked, rule, folder, teller=teller)
+            (path,) = sweep.sweep([under.spec(asked)], folder, teller=teller)
+    except UserError as error:
+        raise UserError(f"{spec}: {error}") from None
+    about = record.meta(path)
+    if why := about["skipped"] or about["infeasible"]:
+        click.echo(f"{'skipped' if about['skipped'] else 'infeasible'}: {why}")
+    else:
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
+        click.echo(
+            f"{asked.label}: {counts}; attainment {100 * _score(path, under):.1f} % ({under.definition}, {rule})"
+        )
+    click.echo(_shown(path))
+    click.echo(f"next: bench explain {_shown(path)} --misses")
+
+
+def _score(path: Path, under: Judge) -> float:
+    from harness.sweep import attained
+
+    return attained(path, under)
+
+
+@main.command(**_examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf"))
+@click.argument("sweep", type=click.Path(path_type=Path), required=False)
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Path of the figure without its ending.  [default: plots/out/compare-HASH]")  # fmt: skip
+def plot(sweep: Path | None, out: Path | None) -> None:
+    """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
+    from harness.record import SWEEP
+    from harness.types import UserError
+    from plots import fig_compare
+
+    if sweep is None:
+        stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
+        if not stored:
+            raise UserError(f"no sweep in {_shown(RESULTS)}: bench compare makes one")
+        sweep = stored[-1].parent
+    sweep = sweep.resolve()
+    stem = (out.with_suffix("") if out else FIGURES / f"compare-{sweep.name.rpartition('-')[2]}").resolve()
+    note = _stale(sweep)
+    for path in fig_compare.render(sweep, stem, f"bench plot {_shown(sweep)}", note):
+        click.echo(_shown(path))
+    if note:
+        click.echo(f"{note} (bench compare runs them again)", err=True)
+
+
+def _stale(sweep: Path) -> str:
+    """Say which runs of a sweep were made by other sources than the present ones."""
+    import pyarrow.parquet as pq
+
+    from harness import record
+    from harness.run import code
+    from harness.spec import from_dict
+
+    path = sweep / record.SWEEP
+    if not path.is_file():
+        return ""
+    about = pq.read_metadata(path).metadata or {}
+    stale = set()
+    hashes: dict[tuple[str, ...], str] = {}
+    for name, label in json.loads(about.get(b"runs", b"{}")).items():
+        folder = sweep.parent / name
+        if not record.exists(folder):
+            continue
+        facts = record.meta(folder)
+        key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
+        if key not in hashes:
+            hashes[key] = code(from_dict(facts["spec"]))
+        if hashes[key] != facts["code_hash"]:
+            stale.add(label)
+    return f"Stale, made by older sources: {', '.join(sorted(stale))}." if stale else ""
+
+
+@main.command(**_examples(
+    "bench explain results/static-3f9c01ab --misses",
+    "bench explain results/static-3f9c01ab --request 217",
+))  # fmt: skip
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
+@click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
+@SLO
+def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float) -> None:
+    """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
+    from harness import explain as words
+    from harness import record, sweep
+    from harness.spec import from_dict
+    from harness.types import UserError
+
+    run = run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run
+    about = record.meta(run)
+    if why := about["skipped"] or about["infeasible"]:
+        raise UserError(f"{run}: nothing ran: {why}")
+    if request is None and not misses:
+        raise UserError("say what to explain: --request ID, or --misses")
+    spec = from_dict(about["spec"])
+    with Terminal() as teller:
+        under = sweep.judge(spec, spec.slo or _rule(slo, slo_scale), run.resolve().parent, teller=teller)
+    limits = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or sweep.limits(spec, under)
+    table = record.read(run)
+    if request is not None:
+        click.echo("\n".join(words.timeline(table, request, limits)))
+    if misses:
+        window_s = spec.window_s if spec.window_s is not None else float("inf")
+        click.echo("\n".join(words.misses(table, window_s, limits, _shown(run))))
+
+
+# ------------------------------------------------------------------ list
+
+
+@main.group("list", invoke_without_command=True, **_examples("bench list", "bench list traces"))
+@click.pass_context
+def list_(ctx: click.Context) -> None:
+    """List systems with their presets, and which engine can run them."""
+    if ctx.invoked_subcommand is not None:
+        return
+    from harness import run, system, table
+    from harness.engines import cost
+    from workloads.models import sets
+
+    gaps = []
+    lines = [("system", "presets", *run.ENGINES, "what it is")]
+    for name in system.names():
+        presets = system.find(name).presets
+        marks = []
+        for engine in run.ENGINES:
+            lacks = {preset: run.gaps(name, preset, engine) for preset in (None, *presets)}
+            marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
+            gaps += [f"{name}{f':{p}' if p else ''} on {engine}: no {', '.join(x)}" for p, x in lacks.items() if x]
+        first = (system.module(name).__doc__ or "").strip().splitlines()[0]
+        lines.append((name, ", ".join(presets) or "-", *marks, first))
+    click.echo("\n".join(table.aligned(lines)))
+    click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
+    click.echo(
+        f"model sets: {', '.join(sets())} · GPUs: {', '.join(cost.gpu_kinds())} · hosts: {', '.join(cost.hosts())}"
+    )
+    click.echo("next: bench list traces; bench compare --systems " + ",".join(system.names()))
+
+
+@list_.command(**_examples("bench list traces"))
+def traces() -> None:
+    """List traces: what is here, its tier, models, requests, span, licence, and how to fetch the rest."""
+    from harness import table
+    from traces.load import manifest, present
+
+    lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
+    missing = []
+    for name, entry in manifest().items():
+        here = present(name) is not None
+        if not here and "fetch" in entry:
+            missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
+        what = (str(entry[key]) for key in ("models", "requests"))
+        lines.append((name, "yes" if here else "no", entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"],
+                      entry["note"]))  # fmt: skip
+    click.echo("\n".join(table.aligned(lines)))
+    for line in missing:
+        click.echo(line)
+
+
+# ------------------------------------------------------------------ trace
+
+
+@main.group(**_examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
+def trace() -> None:
+    """Look at traces, and make canonical ones."""
+
+
+@trace.command(**_examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
+@click.argument("name", shell_complete=_complete(_traces), metavar="NAME|FILE")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def stats(name: str, as_json: bool) -> None:
+    """Popularity, burstiness, idleness and lengths of a trace."""
+    from harness.run import trace_of
+    from harness.table import aligned
+    from traces.stats import stats as measure
+
+    found = trace_of(name)
+    facts = measure(found)
+    if as_json:
+        click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
+        return
+    if found.notice:
+        click.echo(found.notice)
+    click.echo("\n".join(aligned((key, _fact(value)) for key, value in facts.items() if key != "counts")))
+    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])[:8]
+    click.echo("hottest: " + ", ".join(f"{model} {count}" for model, count in top))
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " / ".join(map(_fact, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@trace.command(**_examples(
+    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name \\",
+    "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
+    "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
+))  # fmt: skip
+@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
+)
+@click.option("--column", "columns", multiple=True, callback=_settings, metavar="CANONICAL=OWN",
+              help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "datetime"]), default="s", show_default=True,
+              help="Of arrival_s.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
+@click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
+@click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]), default="replayed", show_default=True,
+              help="What it is.")  # fmt: skip
+@click.option("--licence", default="not stated", show_default=True, help="Of the data.")
+@click.option("--span-s", type=float, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
+@click.option("--empty", type=click.Choice(["error", "drop"]), default="error", show_default=True,
+              help="Rows without tokens.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
+@click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
+def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) -> None:
+    """Make a canonical trace of any CSV, Parquet or pickle by naming its columns.
+
+    Formats: .csv and .csv.gz (with a header), .parquet, .pkl (lists of records, read by a restricted unpickler).
+    """
+    from traces import convert as converter
+    from traces import schema
+
+    if out.suffix != ".parquet":
+        raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
+    rows = converter.convert(source, {key: str(value) for key, value in columns.items()}, **options)
+    schema.write(rows, out)
+    facts = schema.metadata(rows)
+    dropped = sum(facts[key] for key in ("dropped_empty", "dropped_long"))
+    click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
+    click.echo(_shown(out))
+    click.echo(f"next: bench trace stats {shlex.quote(_shown(out))}")
+
+
+def _makers() -> list[str]:
+    from workloads.fitted import MAKERS
+
+    return list(MAKERS)
+
+
+@trace.command(**_examples("bench trace make arena-like --seed 7 -o mine.parquet"))
+@click.argument("name", shell_complete=_complete(_makers))
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all its draws.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
+)
+def make(name: str, seed: int, out: Path) -> None:
+    """Draw a synthetic trace from a fitted generator (arena-like, sample)."""
+    from harness.spec import meant
+    from harness.types import UserError
+    from traces import convert as converter
+    from traces import schema
+    from workloads.fitted import MAKERS
+
+    if name not in MAKERS:
+        raise UserError(f'no generator "{name}"{meant(name, MAKERS)} ({", ".join(MAKERS)})')
+    if out.suffix != ".parquet":
+        raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
+    drawn = MAKERS[name](seed)
+    rows = converter.synthetic(name, *drawn, seed=seed)
+    schema.write(rows, out)
+    click.echo(f"{rows.num_rows} requests of {len(drawn.models)} models in {drawn.span_s:g} s")
+    click.echo(_shown(out))
+
+
+# ------------------------------------------------------------------ check, new
+
+
+@main.command(**_examples("bench check static", "bench check ./mine.py --full"))
+@click.argument("system", shell_complete=_complete(_systems), metavar="NAME|FILE.py")
+@click.option("--full", is_flag=True, help="Every workload, also the long ones.")
+def check(system: str, full: bool) -> None:
+    """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice."""
+    from harness.check import check as conform
+
+    failures = conform(system, quick=not full)
+    for one in failures:
+        click.echo(f"{one.law}: {one.message} (event {one.event})\n  repeat: {one.command}")
+    if failures:
+        click.echo(f"{system}: {len(failures)} laws broken" if len(failures) > 1 else f"{system}: one law broken")
+        sys.exit(1)
+    click.echo(f"{system}: all laws hold")
+    click.echo(f"next: bench compare --systems static,{shlex.quote(system)}")
+
+
+@main.command(**_examples("bench new mine.py && bench check ./mine.py"))
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.py")
+def new(file: Path) -> None:
+    """Write a small annotated system that passes bench check at once."""
+    from harness.new import write
+
+    write(file)
+    here = shlex.quote(f"./{file}" if file.parent == Path() else str(file))
+    click.echo(_shown(file))
+    click.echo(f"next: bench check {here}; bench compare --systems static,{here}")
+
+
+if __name__ == "__main__":
+    main(prog_name="bench")

@@ -1,0 +1,97 @@
+"""Where a request's time went, in words: stored waits by cause, which sum to its latency."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from harness import metrics
+from harness.record import WAITS
+from harness.table import aligned
+from harness.types import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CAUSES = {
+    "held": "held back by the policy, in no batch",
+    "host": "in the engine's API, before the queue and after the last token",
+    "load": "its model's weights were not in",
+    "kv": "no KV memory for its prompt",
+    "move": "its KV was on the way",
+    "turn": "its lane was closed, full, or in another step",
+    "solo": "running, as long as it would have alone",
+    "slow": "running, slowed by others on its GPU",
+}
+SHOWN = 5  # of the latest misses
+
+
+def timeline(table: pa.Table, rid: int, slo: metrics.Slo) -> Iterator[str]:
+    """Lines about one request. Raises UserError where there is none of that id."""
+    if rid >= table.num_rows:
+        raise UserError(f"no request {rid}: the ids of this run are 0 to {table.num_rows - 1}")
+    q = table.slice(rid, 1).to_pylist()[0]
+    rows = metrics.rows(table.slice(rid, 1))
+    ttft_s, tpot_s = float(rows.ttft_s[0]), float(metrics.tpot_s(rows)[0])
+    which = np.arange(table.num_rows) == rid
+    limits = [float(x[0]) for x in metrics.limits(rows, slo.take(which) if isinstance(slo, metrics.Limits) else slo)]
+    where = f"gpu {q['gpus']}" if q["gpus"] else "never ran"
+    yield f"request {rid} · {q['model']} · {q['prompt_tokens']} in, {q['output_tokens']} out · {where} · {q['state']}"
+    said = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
+    if q["output_tokens"] > 1:
+        said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
+    yield "  " + "; ".join(said)
+    total_s = sum(q[f"{wait}_ns"] for wait in WAITS) / 1e9
+    stamps = [("arrived", 0), ("admitted", _since(q, "admit_ns")), ("first token", _since(q, "first_ns")),
+              (q["state"], _since(q, "done_ns"))]  # fmt: skip
+    lines = [(f"{ns / 1e9:10.4f}", name) for name, ns in stamps if ns is not None]
+    yield from (f"  {at} s  {name}" for at, name in lines)
+    yield f"  where its {total_s:.4f} s went{'' if q['done_ns'] is not None else ' until the run ended'}, by cause:"
+    for wait in WAITS:
+        seconds = q[f"{wait}_ns"] / 1e9
+        if seconds:
+            yield f"  {seconds:10.4f} s  {wait:<5} {100 * seconds / total_s:3.0f} %  {CAUSES[wait]}"
+    if q["preemptions"]:
+        yield f"  preempted {q['preemptions']} times: what was made is prefilled again"
+
+
+def _since(q: dict[str, Any], stamp: str) -> int | None:
+    return None if q[stamp] is None else q[stamp] - q["arrival_ns"]
+
+
+def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
+    if math.isnan(value_s):
+        return f"{name}: never"
+    met = "met" if done and value_s <= limit_s else "missed"
+    limit = "no SLO" if math.isinf(limit_s) else f"SLO {limit_s:.4g} s"
+    return f"{met} {name}: {value_s:.4g} s, {limit}" if limit != "no SLO" else f"{name}: {value_s:.4g} s, no SLO"
+
+
+def misses(table: pa.Table, window_s: float, slo: metrics.Slo, run: str) -> Iterator[str]:
+    """Lines about all that missed: by model, what most were waiting for, and which to look at."""
+    rows = metrics.rows(table)
+    offered = metrics.in_window(rows, window_s)
+    ids = offered.nonzero()[0]
+    rows = metrics.take(rows, offered)
+    slo = metrics.limits(rows, slo.take(offered) if isinstance(slo, metrics.Limits) else slo)
+    score = metrics.met_both(rows, slo)
+    missed = int((score < 1).sum())
+    yield f"{missed} of {len(rows)} requests missed ({100 * missed / max(1, len(rows)):.1f} %)"
+    if not missed:
+        return
+    shown = [wait for wait in WAITS if wait != "solo"]
+    lines = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
+    late = [rule(rows, slo) < 1 for rule in (metrics.met_both, metrics.met_ttft, metrics.met_tpot)]
+    for i, model in [*enumerate(rows.models), (-1, "all")]:
+        mine = rows.model == i if i >= 0 else np.ones(len(rows), bool)
+        causes = metrics.causes(metrics.take(rows, mine), score[mine])
+        shares = [f"{100 * causes[wait]:.0f} %" if causes and causes[wait] else "-" for wait in shown]
+        lines.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
+    yield from aligned(lines)
+    yield "share of misses by their longest wait: " + "; ".join(f"{wait}: {CAUSES[wait]}" for wait in shown)
+    latest = sorted((i for i in range(len(rows)) if score[i] < 1), key=lambda i: -rows.waits_s[i].sum())[:SHOWN]
+    yield "longest: " + ", ".join(str(int(ids[i])) for i in latest)
+    yield f"next: bench explain {run} --request {int(ids[latest[0]])}"

@@ -1,0 +1,439 @@
+"""One spec becomes one run: names are looked up, open numbers decided, the replay done, its rows written.
+
+Which sources decided the rows is read from the imports, so that editing one system makes only its own runs stale.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import os
+import platform
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, lru_cache
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness import record, system
+from harness.replay import Outcome, Unsupported, missing, replay
+from harness.spec import Spec, as_dict, meant
+from harness.system import ROOT
+from harness.types import GIB, Cluster, Infeasible, Jobs, Option, UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.engine import Engine
+    from traces.load import Trace
+    from workloads.models import ModelSet
+
+# name -> (module, class). A module has `Config`, `Served` and `cluster`; the class takes (config, options).
+ENGINES = {"sim": ("harness.engines.sim", "Sim")}
+PACKAGES = ("harness", "systems", "workloads", "traces")
+DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/manifest.toml")
+TP = (2, 4, 8)  # tensor-parallel degrees to propose
+
+
+# ------------------------------------------------------------------ names to things
+
+
+@lru_cache(4)
+def trace_of(name: str) -> Trace:
+    """A trace by name or path; UserError where there is none."""
+    from traces.load import trace
+
+    return trace(name)
+
+
+@cache
+def models_of(name: str) -> ModelSet:
+    """A model set by name, path or shapes; UserError where there is none."""
+    from workloads.models import model_set
+
+    return model_set(name)
+
+
+def fields_of(make: Any, spec: Spec) -> dict[str, Option]:
+    """Keyword arguments of a system: its preset, then the spec's fields. UserError for what it does not take."""
+    presets: Mapping[str, Mapping[str, Option]] = make.presets
+    if spec.preset is not None and spec.preset not in presets:
+        have = ", ".join(presets) or "none"
+        raise UserError(f'{spec.system} has no preset "{spec.preset}"{meant(spec.preset, presets)} (it has: {have})')
+    takes = {n: p.default for n, p in inspect.signature(make).parameters.items() if n != "cluster"}
+    found = dict(presets[spec.preset]) if spec.preset is not None else {}
+    for name, value in spec.fields:
+        if name not in takes:
+            have = ", ".join(takes) or "none"
+            raise UserError(f'{spec.system} has no field "{name}"{meant(name, takes)} (it has: {have})')
+        found[name] = _fitting(make, name, value, takes[name])
+    return found
+
+
+def _fitting(make: Any, name: str, value: Option, default: Any) -> Option:
+    kind = type(default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if default is not inspect.Parameter.empty and type(value) is not kind:
+        raise UserError(f"field {name} is {value!r}, not of the kind of {default!r}")
+    choices = getattr(make, "choices", {}).get(name)
+    if choices and value not in choices:
+        raise UserError(
+            f"field {name} is {value!r}{meant(str(value), map(str, choices))} ({', '.join(map(str, choices))})"
+        )
+    low_high = getattr(make, "ranges", {}).get(name)
+    if low_high and not low_high[0] <= value <= low_high[1]:
+        raise UserError(f"field {name} is {value!r}, not in [{low_high[0]:g}, {low_high[1]:g}]")
+    return value
+
+
+def engine_of(name: str) -> tuple[Any, Any]:
+    """Module and class of an engine; UserError where there is none."""
+    if name not in ENGINES:
+        raise UserError(f'no engine "{name}"{meant(name, ENGINES)} (there is: {", ".join(ENGINES)})')
+    module, attribute = ENGINES[name]
+    found = importlib.import_module(module)
+    return found, getattr(found, attribute)
+
+
+def config_of(spec: Spec) -> Any:
+    """The engine's `Config` of a spec."""
+    from workloads.build import plan
+
+    module, _ = engine_of(spec.engine)
+    trace, models = trace_of(spec.trace), models_of(spec.models)
+    slo = {model: pair for model, *pair in spec.slo_s}
+    return module.Config(
+        models=tuple(module.Served(m.name, m.shape, m.tp, *slo.get(m.name, ())) for m in models.members),
+        gpu=spec.gpu,
+        gpus=spec.gpus,
+        node_gpus=spec.node_gpus,
+        host=spec.host,
+        table=spec.table,
+        block_tokens=spec.block_tokens,
+        batch_cap=spec.batch_cap,
+        chunk_tokens=spec.chunk_tokens,
+        prefill_tokens=spec.prefill_tokens,
+        watermark=spec.watermark,
+        mem_fraction=spec.mem_fraction,
+        process_bytes=spec.process_bytes,
+        noise=spec.noise or 0.0,
+        seed=spec.seed,
+        start_s=-(spec.warmup_s or 0.0),
+        token_times=spec.token_times,
+        plan=plan(trace, models, spec.rate_scale, "prefix" if spec.plan == "prefix" else "trace", spec.seed),
+    )
+
+
+def assemble(spec: Spec) -> tuple[system.System, Engine]:
+    """The policy and the engine of a spec. Raises Infeasible where the policy says so at once."""
+    module, build = engine_of(spec.engine)
+    make, config = system.find(spec.system), config_of(spec)
+    keywords = fields_of(make, spec)
+    if big := next((m for m in config.models if m.tp > spec.gpus), None):
+        raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
+    cluster: Cluster = module.cluster(config)
+    policy: system.System = make(cluster, **keywords)
+    engine: Engine = build(config, policy.options)
+    if engine.cluster.models != cluster.models:  # options of the policy decide the page size that it may know
+        policy = make(engine.cluster, **keywords)
+    return policy, engine
+
+
+def gaps(name: str, preset: str | None, engine: str) -> list[str]:
+    """What an engine lacks for a system, tried on the committed sample with room for every model."""
+    spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
+    return missing(*assemble(replace(spec, gpus=traits(spec).gpus)))
+
+
+# ------------------------------------------------------------------ open numbers
+
+
+class Traits(NamedTuple):
+    """What a spec needs to know of its system."""
+
+    gpus: int
+    reads_slo: bool
+    decision_s: float
+
+
+def traits(spec: Spec) -> Traits:
+    """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it."""
+    return _traits(replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None,
+                           slo="", slo_s=(), workload="trace", noise=None, token_times=False))  # fmt: skip
+
+
+@cache
+def _traits(spec: Spec) -> Traits:
+    make = system.find(spec.system)
+    fields_of(make, spec)
+    module, _ = engine_of(spec.engine)
+    decision_s = float(getattr(system.module(spec.system), "DECISION_S", 0.0))
+    if hasattr(make, "gpus_needed"):
+        models = module.cluster(config_of(spec)).models
+        spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
+    try:
+        policy, _engine = assemble(spec)
+    except Infeasible:
+        return Traits(spec.gpus, False, decision_s)
+    return Traits(spec.gpus, "Request.slo" in policy.uses, decision_s)
+
+
+def resolve(spec: Spec) -> Spec:
+    """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
+    from harness.engines import cost
+    from workloads.build import WARMUP_S, WARMUP_SHARE
+
+    spec = replace(
+        spec,
+        system=_located(spec.system, ".py"),
+        trace=_located(spec.trace, ".parquet"),
+        models=_located(spec.models, ".toml"),
+        table=spec.table and _located(spec.table, ".toml"),
+        gpu=cost.gpu(spec.gpu).kind,
+    )
+    if (policy := Path(spec.system)).is_absolute() and policy.is_file():
+        _imported(policy, policy.stat().st_mtime_ns)  # one line for a file that is not Python
+    trace = trace_of(spec.trace)
+    if spec.trace_sha256 not in {"", trace.sha256}:
+        raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
+    _fit(spec)
+    known = traits(spec)
+    host = cost.host(spec.host, spec.gpu)
+    span_s = trace.span_s / (spec.rate_scale if spec.scaling == "time" else 1.0)
+    reads = known.reads_slo and spec.workload == "trace"
+    return replace(
+        spec,
+        trace_sha256=trace.sha256,
+        gpus=known.gpus,
+        window_s=span_s if spec.window_s is None else spec.window_s,
+        warmup_s=min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)) if spec.warmup_s is None else spec.warmup_s,
+        slo=spec.slo if reads else "",
+        slo_s=spec.slo_s if reads else (),
+        decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
+        control_s=host.api_in_s if spec.control_s is None else spec.control_s,
+        noise=cost.noise(spec.gpu, spec.host) if spec.noise is None else spec.noise,
+    )
+
+
+def _located(name: str, suffix: str) -> str:
+    """A path that holds from any folder; names stay."""
+    return str(Path(name).resolve()) if name.endswith(suffix) else name
+
+
+def _fit(spec: Spec) -> None:
+    """UserError where a model's weights exceed a GPU of this kind at its tensor-parallel degree."""
+    from harness import shapes
+    from harness.engines import cost
+
+    have = int(cost.gpu(spec.gpu).mem_bytes * spec.mem_fraction)
+    for m in models_of(spec.models).members:
+        need = shapes.weight_bytes(m.shape, m.tp) + spec.process_bytes
+        if need <= have:
+            continue
+        way = "no tensor-parallel degree helps"
+        for tp in (t for t in TP if m.tp < t <= spec.node_gpus):
+            with suppress(UserError):
+                if shapes.weight_bytes(m.shape, tp) + spec.process_bytes <= have:
+                    way = f"tp = {tp} in a model set would fit: --models FILE.toml"
+                    break
+        raise UserError(
+            f"{m.name} needs {need / GIB:.1f} GiB on each GPU, {spec.gpu} has {have / GIB:.1f} for the engine ({way})"
+        )
+
+
+# ------------------------------------------------------------------ sources
+
+
+def code(spec: Spec) -> str:
+    """SHA-256 over the sources that decide a run's rows: this file, the engine, the system, and all that they import.
+
+    Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names.
+    """
+    engine = ROOT / (ENGINES[spec.engine][0].replace(".", "/") + ".py")
+    policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
+    files = {*_closure((Path(__file__).resolve(), engine, policy)), *_data()}
+    files |= {Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")}
+    total = sha256()
+    for name, path in sorted((_relative(path), path) for path in files):
+        total.update(f"{name}\0{_file_hash(path, path.stat().st_mtime_ns)}\n".encode())
+    return total.hexdigest()
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+@cache
+def _file_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
+    return sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def _data() -> tuple[Path, ...]:
+    return tuple(path for pattern in DATA for path in ROOT.glob(pattern))
+
+
+def _closure(roots: tuple[Path, ...]) -> set[Path]:
+    found: set[Path] = set()
+    todo = list(roots)
+    while todo:
+        path = todo.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            todo += _imported(path, path.stat().st_mtime_ns)
+    return found
+
+
+@cache
+def _imported(path: Path, stamp: int) -> tuple[Path, ...]:  # noqa: ARG001
+    """Files of ours that a file imports, wherever in it."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno}: {error.msg}") from None
+    return tuple({file for name in _names(tree) for file in _files(name)})
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _files(name: str) -> Iterator[Path]:
+    """The module that a dotted name is, or lies in."""
+    parts = name.split(".")
+    if parts[0] in PACKAGES:
+        for k in (len(parts), len(parts) - 1):
+            stem = ROOT.joinpath(*parts[:k])
+            path = stem.with_suffix(".py")
+            if k > 1 and path.is_file():
+                yield path
+                return
+
+
+# ------------------------------------------------------------------ the run
+
+
+def jobs_of(spec: Spec) -> Jobs:
+    """The workload of a resolved spec. UserError where the trace cannot be served or scaled so."""
+    from workloads import slo
+    from workloads.base import base
+    from workloads.build import build
+
+    trace, models = trace_of(spec.trace), models_of(spec.models)
+    if spec.workload == "base":
+        return base(trace, models, spec.seed)
+    jobs = build(
+        trace,
+        models,
+        rate_scale=spec.rate_scale,
+        scaling=spec.scaling,  # type: ignore[arg-type]  # checked by Spec
+        seed=spec.seed,
+        window_s=spec.window_s,
+        warmup_s=spec.warmup_s,
+        slo={model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s},
+    )
+    rule = slo.parse(spec.slo) if spec.slo else None
+    if isinstance(rule, slo.Scaled) and rule.base == "solo":
+        jobs = slo.own(jobs, rule, lambda jobs: solo(spec, jobs))
+    return jobs
+
+
+def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
+    """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
+    import numpy as np
+
+    from harness.engines import cost
+    from harness.types import Inst
+
+    module, _ = engine_of(spec.engine)
+    profile = module.cluster(replace(config_of(spec), plan={})).profile
+    host = cost.host(spec.host, spec.gpu)
+    insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
+    keys = np.stack((jobs.model, jobs.prompt_tokens, jobs.output_tokens), axis=1)
+    unique, back = np.unique(keys, axis=0, return_inverse=True)
+    pairs = []
+    for m, prompt, output in unique.tolist():
+        ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
+        pairs.append((ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2)))  # affine in the context
+    ttft_s, tpot_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
+    return ttft_s, tpot_s
+
+
+def current(spec: Spec, out: Path, code_hash: str) -> bool:
+    """Tell whether the run of a resolved spec stands in `out`, made by these sources."""
+    folder = out / spec.folder
+    if not record.exists(folder):
+        return False
+    try:
+        about = record.meta(folder)
+    except UserError:  # not ours, or cut: it is written anew
+        return False
+    return bool(about.get("code_hash") == code_hash and about.get("spec") == as_dict(spec))
+
+
+def execute(spec: Spec, out: Path, code_hash: str) -> Path:
+    """Run a resolved spec and write its folder below `out`; returns the folder.
+
+    What the engine cannot do, or the system cannot hold, is a run without rows and with the reason.
+    """
+    begun = time.time()
+    t, cpu = time.perf_counter(), time.process_time()
+    trace = trace_of(spec.trace)
+    about: dict[str, Any] = {
+        "spec": as_dict(spec),
+        "spec_hash": spec.hash8,
+        "code_hash": code_hash,
+        "fidelity": engine_of(spec.engine)[1].fidelity,
+        "tier": trace.tier,
+        "plan_origin": spec.plan,
+        "stats": {},
+        "skipped": None,
+        "infeasible": None,
+        "end_s": None,
+    }
+    jobs = jobs_of(spec)
+    outcome, rows = Outcome(), iter(())
+    try:
+        policy, engine = assemble(spec)
+        end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
+        outcome = replay(
+            policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0
+        )
+        rows = _rows(engine, about)
+    except Infeasible as why:
+        about["infeasible"] = str(why)
+    except Unsupported as why:
+        about["skipped"] = str(why)
+    folder = out / spec.folder
+    side = {
+        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
+        "host": platform.node(),
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "python": platform.python_version(),
+        "requests": len(jobs),
+        "replay_s": time.perf_counter() - t,
+        "cpu_s": time.process_time() - cpu,
+        "policy_s": outcome.policy_s,
+        "policy_calls": outcome.policy_calls,
+        "slowest_s": outcome.slowest_s,
+    }
+    record.write(folder, rows, about, side=side)
+    return folder
+
+
+def _rows(engine: Engine, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The engine's rows; its statistics, whole only once these were asked for, go into `about`."""
+    yield from engine.rows()
+    about["end_s"] = engine.view().now_s
+    stats = getattr(engine, "stats", None)
+    about["stats"] = stats() if stats else {}

@@ -1,0 +1,1 @@
+"""Figures: one file each, reading Parquet only; the one place with matplotlib."""

@@ -1,0 +1,175 @@
+"""One look for every figure: a system keeps its colour and marker, equal points give equal bytes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import matplotlib as mpl
+import seaborn as sns
+
+from harness.record import write_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+COLUMN_IN = 3.4  # one column of a two-column page, inches
+
+
+Line = Literal["-"] | tuple[float, tuple[float, ...]]
+
+
+class Look(NamedTuple):
+    """How one system is drawn: told apart by colour, in grey by marker and dash."""
+
+    color: str
+    marker: str
+    line: Line
+
+    def marks(self, *, hollow: bool = False) -> dict[str, Any]:
+        """Keywords that draw the markers, hollow for what could not run."""
+        face, edge = ("white", self.color) if hollow else (self.color, "white")
+        return {"marker": self.marker, "color": self.color, "markerfacecolor": face, "markeredgecolor": edge,
+                "markeredgewidth": 0.8 if hollow else 0.4,
+                "markersize": mpl.rcParams["lines.markersize"] * (1.5 if self.marker == "*" else 1.0)}  # fmt: skip
+
+
+# seaborn's "colorblind" palette (after Okabe and Ito); its pink and yellow vanish in print and are left to the last
+BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = sns.color_palette("colorblind").as_hex()
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o")  # all filled: hollow means infeasible
+_SOLID: Line = "-"
+_DASHED: Line = (0.0, (4.0, 1.5))
+_DOTTED: Line = (0.0, (1.0, 1.2))
+_MIXED: Line = (0.0, (5.0, 1.2, 1.0, 1.2))
+
+SYSTEMS: Mapping[str, Look] = {
+    "prism": Look(BLUE, "o", _SOLID),
+    "muxserve": Look(ORANGE, "s", _SOLID),
+    "qlm": Look(GREEN, "^", _SOLID),
+    "static": Look(RED, "v", _SOLID),
+    "serverlessllm": Look(BROWN, "P", _SOLID),
+    "aegaeon": Look(PURPLE, "D", _SOLID),
+    "weaver": Look(SKY, "X", _SOLID),
+    "pdmux": Look("#7a5195", ">", _MIXED),
+    "chunked": Look("#8a8d00", "p", _MIXED),
+    "disaggregated": Look("#003f5c", "<", _MIXED),
+    "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
+    "ideal": Look("#202020", "*", _DOTTED),
+}
+_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", GREY, PINK, YELLOW)
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """Give each label its look: by name for known systems, else by a hash of the name; no two alike in one figure.
+
+    `prism:released`, a preset, keeps the colour of `prism` and takes another marker if `prism` is there as well.
+    """
+    labels = sorted(set(labels), key=lambda x: (x not in SYSTEMS, x))
+    found: dict[str, Look] = {}
+    for label in labels:
+        base = SYSTEMS.get(label.split(":")[0])
+        if base is not None and base not in found.values():
+            found[label] = base
+            continue
+        start = zlib.crc32(label.encode())
+        colors = [base.color] if base else _rest(_SPARE, (x.color for x in found.values()), start)
+        marker = _rest(MARKERS, (x.marker for x in found.values()), start)[0]
+        found[label] = Look(colors[0], marker, base.line if base else _SOLID)
+    return found
+
+
+def _rest(pool: Sequence[str], used: Iterable[str], start: int) -> list[str]:
+    """Turn the pool to its `start`; what is used comes last."""
+    at = start % len(pool)
+    taken = set(used)
+    return sorted([*pool[at:], *pool[:at]], key=lambda x: x in taken)
+
+
+@contextlib.contextmanager
+def theme() -> Iterator[None]:
+    """Apply the style within a block: small type for one column, embedded fonts, nothing of the machine's own."""
+    ours: dict[str, Any] = {
+        "font.family": "DejaVu Sans",  # shipped with matplotlib, so the same everywhere
+        "font.size": 7,
+        "axes.labelsize": 7,
+        "axes.titlesize": 7.5,
+        "xtick.labelsize": 6.5,
+        "ytick.labelsize": 6.5,
+        "legend.fontsize": 6.5,
+        "axes.linewidth": 0.6,
+        "xtick.major.width": 0.6,
+        "ytick.major.width": 0.6,
+        "xtick.minor.width": 0.4,
+        "ytick.minor.width": 0.4,
+        "xtick.major.size": 2.5,
+        "ytick.major.size": 2.5,
+        "xtick.minor.size": 1.5,
+        "ytick.minor.size": 1.5,
+        "xtick.major.pad": 2,
+        "ytick.major.pad": 2,
+        "lines.linewidth": 1.1,
+        "lines.markersize": 4.0,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "grid.linewidth": 0.4,
+        "grid.color": "#e4e4e4",
+        "pdf.fonttype": 42,  # TrueType, as conferences ask; type 3 is refused
+        "pdf.compression": 6,
+        "figure.dpi": 100,
+        "savefig.dpi": 300,
+        "axes.unicode_minus": False,
+    }
+    rc: Any = dict(sns.plotting_context("paper")) | dict(sns.axes_style("ticks")) | ours
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(rc)
+        yield
+
+
+def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
+    """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
+
+    `runs` holds the columns of metrics.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point.
+    """
+
+    def each(column: str) -> str:
+        return " and ".join(str(x) for x in sorted(runs[column].dropna().unique()))
+
+    fewest, most = min(seeds := list(seeds)), max(seeds)
+    count = f"{most}" if fewest == most else f"{fewest} to {most}"
+    facts = [
+        f"{each('trace')} ({each('tier')})",
+        each("models"),
+        f"{runs['gpus'].mode()[0]} x {each('gpu')}",
+        each("fidelity"),
+        f"SLO {each('slo')}",
+        f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",
+        f"plans from the {each('plan_origin')}" if each("plan_origin") else "",
+    ]
+    return " · ".join(fact for fact in facts if fact) + "." + (f" {note}" if note else "")
+
+
+def save(figure: Figure, stem: Path, points: pd.DataFrame, command: str) -> list[Path]:
+    """Write `stem`.pdf, .png and .csv (the points, after the command that made them); equal points, equal bytes.
+
+    Call within `theme()`. Raises UserError where the disk refuses.
+    """
+    fixed: dict[str, dict[str, str | None]] = {
+        "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+        "png": {"Software": None},
+    }
+    paths = []
+    for kind, metadata in fixed.items():
+        out = io.BytesIO()
+        figure.savefig(out, format=kind, metadata=metadata)
+        paths.append(stem.with_name(f"{stem.name}.{kind}"))
+        write_bytes(paths[-1], out.getvalue())
+    text = f"# {command}\n" + points.to_csv(index=False, lineterminator="\n")
+    paths.append(stem.with_name(f"{stem.name}.csv"))
+    write_bytes(paths[-1], text.encode())
+    return paths

@@ -1,0 +1,661 @@
+"""The independent oracle: the simulator's semantics one step at a time, by scanning everything.
+
+No heap, no closed form, no running sums: every count is taken anew from the list of requests. Slow on purpose.
+It shares with the simulator only the harness's values and the layout of cost tables (`harness.engines.coef`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.engines.coef import Tables
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled
+from harness.types import Batch, Gpus, Host, Inst, Jobs, Request
+
+CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
+RANK = (Done, Finished, Prefilled, Preempted, Arrived)  # order of telling within an instant
+LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
+HOST: Gpus = ()  # the host as a home of KV
+Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
+
+
+class ModelSetup(NamedTuple):
+    """A model's numbers; bytes are per GPU of its group, `frag` counts 1/1024 of the blocks held."""
+
+    row: int  # of the cost tables
+    footprint_bytes: int
+    block_bytes: int
+    granule_bytes: int
+    granule_blocks: int = 1
+    frag: int = 0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything of a run but its requests. Links are named h2d0, d2h0, p2p0, ... (p2p: of the sending GPU)."""
+
+    tables: Tables
+    models: Mapping[str, ModelSetup]  # in the order of the noise's model index
+    gpu_bytes: tuple[int, ...]
+    gpu_sms: tuple[int, ...]
+    links: Mapping[str, float] = field(default_factory=dict)  # bytes/s
+    ways: Mapping[tuple[Inst, str], tuple[float, Sequence[tuple[str, int]]]] = field(default_factory=dict)
+    block_tokens: int = 16
+    batch_cap: int = 256
+    chunk_tokens: int = 2048
+    prefill_tokens: int = 16384
+    watermark: float = 0.01
+    sharing: Literal["fluid", "none"] = "fluid"
+    memory: Literal["real", "unlimited"] = "real"
+    preempt: Literal["recompute", "swap"] = "recompute"
+    sigma: float = 0.0
+    seed: int = 0
+
+
+class Req:
+    """A request: where it stands, and what happened to it (seconds; nan: never)."""
+
+    def __init__(self, id: int, model: str, prompt: int, output: int) -> None:  # noqa: A002
+        self.id, self.model, self.prompt, self.output = id, model, prompt, output
+        self.where, self.state = "future", "unfinished"
+        self.batch: Batch | None = None
+        self.home: Inst | None = None  # the account of its blocks
+        self.to: Inst | None = None  # in transit: the other end, charged as well
+        self.step: Step | None = None
+        self.later: dict[str, tuple[Callable[[], None], Callable[[str], None]]] = {}  # effect, refusal: when at rest
+        self.seq = self.made = self.prefilled = self.blocks = self.preemptions = 0
+        self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
+        self.admit_s = self.first_s = self.done_s = math.nan
+        self.token_s: list[float] = []
+        self.waits = dict.fromkeys(CAUSES, 0.0)
+
+    @property
+    def length(self) -> int:
+        return self.prompt + self.made
+
+
+@dataclass(eq=False)
+class Step:
+    """A step in flight, whose `progress` was exact at `since`."""
+
+    place: Gpus
+    phase: str
+    decodes: list[Req]
+    pieces: list[tuple[Req, int]]
+    work: float
+    top: float  # the rate at its SM share
+    demand: tuple[float, float]  # compute, HBM at rate 1
+    rate: float = 0.0
+    progress: float = 0.0
+    since: float = 0.0
+    end: float = math.inf
+
+
+class Grant(NamedTuple):
+    """Memory waited for: an instance's footprint, or the blocks of `req` in its account."""
+
+    inst: Inst
+    req: Req | None
+    start: Callable[[], None]
+    fail: Callable[[str], None]
+
+
+class Result(NamedTuple):
+    """A `Req` per job in order of id, and every event told, with its time."""
+
+    requests: list[Req]
+    told: list[tuple[float, Event]]
+
+
+def on(inst: Inst) -> Gpus:
+    assert not isinstance(inst.place, Host)
+    return inst.place
+
+
+def scramble(h: int) -> int:
+    h ^= h >> 16
+    h = (h * 0x7FEB352D) & 0xFFFFFFFF
+    h ^= h >> 15
+    h = (h * 0x31848BAB) & 0xFFFFFFFF
+    return h ^ h >> 16
+
+
+def noise(sigma: float, seed: int, model: int, tag: int, slot: int, kind: int, index: int) -> float:
+    """A step's factor, of mean 1 and standard deviation sigma: four uniform numbers summed."""
+    h = 0x9E3779B9
+    for v in (seed, model, tag * 2 + slot, kind, index):
+        h = scramble(h ^ v & 0xFFFFFFFF)
+    h2 = scramble(h ^ 0x85EBCA6B)
+    u = sum(half / 65536 for half in (h & 0xFFFF, h >> 16, h2 & 0xFFFF, h2 >> 16))
+    return 1 + sigma * math.sqrt(3.0) * (u - 2)
+
+
+def line(x: Sequence[int], y: Sequence[float], at: int) -> float:
+    """A table's value: 0 at 0, linear between its points and beyond the last two."""
+    i = min(max(sum(v <= at for v in x) - 1, 0), len(x) - 2)
+    return y[i] + (at - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i]) if at else 0.0
+
+
+def price(t: Tables, row: int, B: int, C: int, p: int, n: int, area: float, out: int) -> tuple[float, float, float]:
+    """Solo seconds of a step, and its demands on compute and HBM (formulas: harness/engines/coef.py)."""
+    k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
+    gpu = line(grid, t.gemm[row].tolist(), B + p) + line(grid, t.head[row].tolist(), out)
+    if B > 0:
+        gpu += max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C)
+    if n > 0:
+        gpu += k["pre0"] * n + k["pre1"] * p + k["pre2"] * area
+    host = k["host0"] + k["host1"] * (B + n)
+    step = gpu + host if k["serial"] else max(gpu, host)
+    compute = (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
+    return step, min(1.0, compute), min(1.0, (k["wbytes"] + k["kbytes"] * C) / (k["hbm"] * step))
+
+
+def max_min(steps: Sequence[Step]) -> list[float]:
+    """Rates: all rise together; a step stops at its own top or when a resource of one of its GPUs is full."""
+    rates: dict[int, float] = {}
+    while len(rates) < len(steps):
+        stop = {i: s.top for i, s in enumerate(steps) if i not in rates}
+        for gpu, kind in {(g, kind) for s in steps for g in s.place for kind in (0, 1)}:
+            users = [i for i, s in enumerate(steps) if gpu in s.place and s.demand[kind] > 0]
+            asked = sum(steps[i].demand[kind] for i in users if i not in rates)
+            left = 1 - sum(rates[i] * steps[i].demand[kind] for i in users if i in rates)
+            stop |= {i: min(stop[i], left / asked) for i in users if i not in rates}
+        level = min(stop.values())
+        rates |= {i: level for i in stop if stop[i] == level}
+    return [rates[i] for i in range(len(steps))]
+
+
+class Oracle:
+    """Runs a script of actions, without a policy, over a workload."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def run(self, jobs: Jobs, script: Sequence[tuple[float, Action]], end_s: float = math.inf) -> Result:
+        """Apply `script` (sorted; at -inf: before the clock, with free loads) and pass time to `end_s`."""
+        columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), strict=True)
+        reqs = [Req(i, jobs.models[m], p, o) for i, (m, p, o) in enumerate(columns)]
+        arrivals, todo = list(zip(jobs.arrival_s.tolist(), reqs, strict=True)), list(script)
+        self.now, self.fresh, self.admits = -math.inf, False, 0
+        self.reqs, self.live = reqs, list[Req]()
+        self.weights: dict[Inst, str] = {}  # waiting, loading, in, draining, leaving; absent: out
+        self.leaving: dict[Inst, list[Action]] = {}
+        self.limits: dict[tuple[str, int], int | None] = {}
+        self.routes: dict[str, Batch] = {}
+        self.lanes: dict[Lane, Run | None] = {}  # None: closed
+        self.steps: dict[Lane, Step] = {}
+        self.ticks: Counter[tuple[Batch, int]] = Counter()  # steps with decodes (0) and with prefill (1)
+        self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
+        self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
+        self.grants: list[Grant] = []
+        self.transfers: list[tuple[float, Callable[[], None]]] = []
+        self.link_free: dict[str, float] = {}
+        self.told: list[tuple[float, Event]] = []
+        self.news: list[Event] = []
+        while True:
+            times = [x[0] for x in arrivals[:1] + todo[:1] + self.transfers]
+            then = min(times + [s.end for s in self.steps.values()], default=math.inf)
+            if then == math.inf and self.grants:  # nothing else will ever free memory
+                then = self.now
+                self.grants.pop(0).fail("no memory")
+            self.pass_time(min(then, end_s))
+            if then > end_s or then == math.inf:
+                return Result(reqs, self.told)
+            due = [x for x in self.transfers if x[0] <= self.now]
+            self.transfers = [x for x in self.transfers if x[0] > self.now]
+            for _, effect in due:
+                effect()
+            for lane in [x for x in self.lanes if x in self.steps and self.steps[x].end <= self.now]:
+                self.end_step(lane, self.steps.pop(lane))
+            self.tell()
+            while arrivals and arrivals[0][0] <= self.now:
+                r = arrivals.pop(0)[1]
+                r.where = "held"
+                self.live.append(r)
+                if r.model in self.routes:
+                    self.join(r, self.routes[r.model])
+                else:
+                    slo = float(jobs.ttft_slo_s[r.id]), float(jobs.tpot_slo_s[r.id])
+                    self.news.append(Arrived(Request(r.id, r.model, self.now, r.prompt, *slo)))
+                self.tell()
+            while todo and todo[0][0] <= self.now:
+                self.do(todo.pop(0)[1])
+                self.tell()
+            self.fresh = self.now > -math.inf
+            while self.fresh:
+                self.fresh = False
+                self.serve_grants()
+                for lane, order in self.lanes.items():
+                    if order and lane not in self.steps and self.usable(lane[0].inst):
+                        self.form(lane, order)
+                self.tell()
+            steps = list(self.steps.values())
+            rates = max_min(steps) if self.setup.sharing == "fluid" else [s.top for s in steps]
+            for s, rate in zip(steps, rates, strict=True):
+                if rate != s.rate:  # a step whose rate stays keeps its end
+                    s.progress, s.since, s.rate = s.progress + (self.now - s.since) * s.rate, self.now, rate
+                    s.end = self.now + (s.work - s.progress) / rate
+
+    def pass_time(self, until: float) -> None:
+        """Charge the time up to `until` to a cause of each request."""
+        for r in self.live if math.isfinite(until) else []:
+            dt = until - self.now
+            if r.step:
+                r.waits["solo"] += r.step.rate * dt
+                r.waits["slow"] += (1 - r.step.rate) * dt
+            elif r.batch is None:
+                r.waits["held"] += dt
+            elif not self.usable(r.batch.inst) and self.weights.get(r.batch.inst) != "leaving":
+                r.waits["load"] += dt
+            elif r.batch in (self.kv_stops if r.where == "waiting" else self.stalls if r.where == "running" else ()):
+                r.waits["kv"] += dt
+            else:
+                r.waits["move" if r.where in ("moving", "away") else "turn"] += dt
+        self.now = until if until < math.inf else self.now
+
+    def tell(self) -> None:
+        for inst, state in list(self.weights.items()):
+            steps = any(lane[0].inst == inst for lane in self.steps)
+            members = any(r.batch and r.batch.inst == inst for r in self.live)
+            if (state == "leaving" and not steps) or (state == "draining" and not members):
+                del self.weights[inst]
+                self.news += [Done(e) for e in self.leaving.pop(inst)]
+        self.fresh = self.fresh or bool(self.news)
+        self.told += [(self.now, e) for e in sorted(self.news, key=lambda e: RANK.index(type(e)))]
+        self.news = []
+
+    # memory
+
+    def held(self, model: str, blocks: int) -> int:
+        m = self.setup.models[model]
+        return m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks))
+
+    def blocks(self, account: Inst) -> int:
+        return sum(r.blocks * ((r.home == account) + (r.to == account)) for r in self.live)
+
+    def free(self, gpu: int) -> int:
+        there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
+        accounts = {a for r in self.live for a in (r.home, r.to) if a and gpu in on(a)}
+        weights = sum(self.setup.models[i.model].footprint_bytes for i in there)
+        return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a.model, self.blocks(a)) for a in accounts)
+
+    def more(self, account: Inst, n: int) -> int:
+        """Bytes that n more blocks take."""
+        have = self.blocks(account)
+        return self.held(account.model, have + n) - self.held(account.model, have)
+
+    def asked(self, g: Grant) -> int:
+        return self.more(g.inst, g.req.blocks) if g.req else self.setup.models[g.inst.model].footprint_bytes
+
+    def promised(self, gpu: int) -> int:
+        return sum(self.asked(g) for g in self.grants if gpu in on(g.inst))
+
+    def limit(self, account: Inst) -> float:
+        found = [self.limits.get((account.model, g)) for g in on(account)]
+        return min((x for x in found if x is not None), default=math.inf)
+
+    def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
+        """Whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
+        return self.setup.memory == "unlimited" or (
+            self.held(account.model, self.blocks(account) + n) <= self.limit(account)
+            and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
+        )
+
+    def never(self, account: Inst, n: int) -> bool:
+        """Whether the account could not hold n blocks even alone."""
+        room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.setup.models[account.model].footprint_bytes
+        return self.setup.memory == "real" and self.held(account.model, n) > min(room, self.limit(account))
+
+    def watermark(self, account: Inst) -> int:
+        m, total = self.setup.models[account.model], self.limit(account)
+        if total == math.inf:
+            total = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
+        return math.floor(self.setup.watermark * (total // m.block_bytes)) if self.blocks(account) else 0
+
+    def serve_grants(self) -> None:
+        """In order on each GPU: one that waits blocks those behind it."""
+        blocked: set[int] = set()
+        for g in list(self.grants):
+            room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
+            if g.req:
+                room &= self.held(g.inst.model, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
+            if room and blocked.isdisjoint(on(g.inst)):
+                self.grants.remove(g)
+                self.fresh = True
+                g.start()
+            else:
+                blocked |= set(on(g.inst))
+
+    # links
+
+    def send(self, parts: Sequence[tuple[str, int]], fixed_s: float, effect: Callable[[], None]) -> None:
+        """First come, first served on each link; `effect` a fixed time after the last part."""
+        ends = [self.now]
+        for link, size in parts:
+            begin = max(self.now, self.link_free.get(link, self.now))
+            self.link_free[link] = begin + size / self.setup.links[link]
+            ends.append(self.link_free[link])
+        self.transfers.append((max(ends) + fixed_s, effect))
+
+    def carry(self, r: Req, to: Inst, done: Callable[[str | None], None]) -> None:
+        """Bring a request's KV over the links; both ends are charged until it is there."""
+        assert r.home is not None
+        kind = "d2h" if not on(to) else "p2p" if on(r.home) else "h2d"
+        r.to, r.where, self.fresh = to, "moving", True
+
+        def effect() -> None:
+            r.home, r.to = r.to, None
+            self.rest(r)
+            done(None)
+
+        size = r.blocks * self.setup.models[r.model].block_bytes
+        self.send([(f"{kind}{g}", size) for g in on(r.home) or on(to)], 0.0, effect)
+
+    # requests
+
+    def join(self, r: Req, batch: Batch) -> None:
+        r.admit_s = self.now if r.batch is None else r.admit_s
+        r.batch, r.seq, self.admits = batch, self.admits, self.admits + 1
+        self.settle(r)
+
+    def rest(self, r: Req) -> None:
+        """Its KV has come, or will not: what was asked of it meanwhile happens now."""
+        r.where = ""
+        self.settle(r)
+        self.catch_up(r)
+
+    def catch_up(self, r: Req) -> None:
+        """Do what waited for the request to come to rest: membership first."""
+        later, r.later = r.later, {}
+        for kind in ("admit", "other"):
+            if kind in later:
+                later[kind][0]()
+
+    def settle(self, r: Req) -> None:
+        """Put a member on the list of its batch where it belongs."""
+        if r.where != "moving" and r.batch:
+            away = r.blocks and r.home != r.batch.inst and not r.swapped
+            r.where = "away" if away else "parked" if r.whole and not r.swapped else "waiting"
+
+    def at(self, batch: Batch, where: str) -> list[Req]:
+        return sorted((r for r in self.live if r.batch == batch and r.where == where), key=lambda r: r.seq)
+
+    def release(self, r: Req) -> None:
+        """Free its blocks: back to the queue, to be computed again."""
+        r.blocks, r.home, r.to, r.swapped, r.whole, r.prefilled, r.where = 0, None, None, False, False, 0, "waiting"
+
+    def finish(self, r: Req, state: Literal["done", "dropped", "failed"]) -> None:
+        self.release(r)
+        self.live.remove(r)
+        r.where, r.state, r.done_s = state, state, self.now
+        self.news.append(Finished(r.id, r.batch, state))
+
+    def token(self, r: Req) -> bool:
+        """One token more; True when it was the last."""
+        r.made += 1
+        r.token_s.append(self.now)
+        r.first_s = r.token_s[0]
+        if r.made == r.output:
+            self.finish(r, "done")
+        return r.made == r.output
+
+    def end_step(self, lane: Lane, step: Step) -> None:
+        members = step.decodes + [r for r, _ in step.pieces]
+        for kind, part in enumerate((step.decodes, step.pieces)):
+            self.ticks[lane[0], kind] += bool(part)
+        for r in members:
+            r.step = None
+        for r in step.decodes:
+            self.token(r)
+        for r, c in step.pieces:
+            r.prefilled += c
+            if r.prefilled == r.length and not self.token(r):
+                r.whole, r.where = True, "parked"
+                self.news.append(Prefilled(r.id, lane[0]))
+        for r in members:
+            self.catch_up(r)
+
+    # forming a step
+
+    def form(self, lane: Lane, order: Run) -> None:
+        batch, phase = lane[0], order.phase
+        beside = [self.steps[x].phase for x in ((batch, 0), (batch, 1)) if x in self.steps]
+        if beside and "mixed" in (phase, *beside):  # mixed excludes the others, also in flight
+            return
+        cap = min(self.setup.batch_cap, order.seqs or self.setup.batch_cap)
+        chunk = self.setup.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
+        running = self.at(batch, "running")
+        if phase != "prefill":
+            for r in self.at(batch, "parked")[: max(0, cap - len(running))]:
+                r.where = "running"
+            for r in running[cap:]:
+                r.where = "parked"
+        pieces: list[tuple[Req, int]] = []
+        decodes: list[Req] = []
+        if phase == "prefill" or (phase == "mixed" and chunk == 0):
+            busy = len(self.at(batch, "running")) if phase == "mixed" else 0
+            pieces = self.walk(batch, cap - busy, chunk or self.setup.prefill_tokens, whole=chunk == 0)
+        lost: bool | None = False
+        if phase != "prefill" and not pieces:
+            lost = self.grow(batch)
+            if lost is None:
+                return
+            decodes = self.at(batch, "running")
+        if phase == "mixed" and chunk > 0:
+            pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
+        if decodes or pieces:
+            self.start(lane, order, decodes, pieces)
+
+    def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
+        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens."""
+        waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
+        stop = any(r.swapped for r in waiting)  # the engine's own victims come first
+        for r in waiting if not stop else []:
+            size, need = r.length - r.prefilled, math.ceil((r.length + 1) / self.setup.block_tokens)
+            if len(pieces) >= room or budget <= 0:
+                break
+            if r.blocks == 0 and not new:  # not in the step in which a member lost its pages
+                break
+            if r.blocks == 0 and self.never(batch.inst, need):
+                self.finish(r, "failed")
+                continue
+            if stop := r.blocks == 0 and not self.fits(batch.inst, need + self.watermark(batch.inst)):
+                break
+            if whole and pieces and size > budget:
+                break
+            r.blocks, r.home = r.blocks or need, batch.inst
+            pieces.append((r, size if whole else min(size, budget)))
+            budget -= pieces[-1][1]
+        (self.kv_stops.add if stop else self.kv_stops.discard)(batch)
+        return pieces
+
+    def grow(self, batch: Batch) -> bool | None:
+        """Blocks for the next decode step, preempting where none is free: whether any was; None: still swapping out."""
+        lost = False
+        while True:
+            short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
+            gone = sum(r.blocks for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst)
+            if not short or self.fits(batch.inst, len(short) - gone, growth=True):
+                break
+            partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
+            lost = True
+            victim = max(self.at(batch, "running") + self.at(batch, "parked") + partly, key=lambda r: r.seq)
+            if self.blocks(batch.inst) == victim.blocks:  # alone in its account
+                self.finish(victim, "failed")
+                continue
+            victim.preemptions += 1
+            self.news.append(Preempted(victim.id, batch))
+            if self.setup.preempt == "swap" and victim.whole:
+                victim.swapped = True
+                self.carry(victim, Inst(victim.model, HOST), lambda _: None)
+            else:
+                self.release(victim)
+        stuck = bool(short) and not self.fits(batch.inst, len(short), growth=True)
+        (self.stalls.add if stuck else self.stalls.discard)(batch)
+        if stuck:
+            return None
+        for r in short:
+            r.blocks += 1
+        if not gone:  # growth goes before those swapped out, or they would take each other's blocks for ever
+            self.bring_back(batch)
+        return lost
+
+    def bring_back(self, batch: Batch) -> None:
+        for r in [r for r in self.at(batch, "waiting") if r.swapped]:
+            need = math.ceil(r.length / self.setup.block_tokens)
+            if not self.fits(batch.inst, need + self.watermark(batch.inst)):
+                return
+            r.swapped = False
+            self.carry(r, batch.inst, lambda _: None)
+
+    def start(self, lane: Lane, order: Run, decodes: list[Req], pieces: list[tuple[Req, int]]) -> None:
+        setup, t, inst = self.setup, self.setup.tables, lane[0].inst
+        row, place, kind = setup.models[inst.model].row, on(inst), int(bool(pieces))
+        B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
+        area = sum(c * (r.prefilled + c / 2) for r, c in pieces)
+        out = B + sum(r.prefilled + c == r.length for r, c in pieces)
+        solo, *demand = price(t, row, B, C, p, len(pieces), area, out)
+        if not pieces:  # demands at the power of two below, so that they change seldom
+            _, *demand = price(t, row, B, 1 << C.bit_length() - 1, 0, 0, 0.0, B)
+        index = self.ticks[lane[0], 1] if pieces else self.ticks[lane[0], 0] // 64
+        solo *= noise(setup.sigma, setup.seed, [*setup.models].index(inst.model), lane[0].tag, lane[1], kind, index)
+        top = 1.0
+        if order.sms is not None:
+            rates = t.pre_rate[row] if pieces else [np.interp(B, t.seqs, of_b) for of_b in t.dec_rate[row]]
+            top = float(np.interp(order.sms / setup.gpu_sms[place[0]], t.share, rates))
+        step = Step(place, order.phase, decodes, pieces, solo, top, (demand[0], demand[1]), since=self.now)
+        self.steps[lane], self.fresh = step, True
+        for r in decodes + [r for r, _ in pieces]:
+            r.step = step
+
+    # actions
+
+    def usable(self, inst: Inst) -> bool:
+        return self.weights.get(inst) in ("in", "draining")
+
+    def do(self, action: Action) -> None:
+        def done(failed: str | None = None) -> None:
+            self.news.append(Done(action, failed))
+
+        match action:
+            case Load(Inst(_, place) as inst, way) if not isinstance(place, Host):
+                self.load(inst, way, done)
+            case Evict(inst, drain) if self.weights.get(inst) == "waiting":
+                mine = next(g for g in self.grants if g.inst == inst and g.req is None)
+                self.grants.remove(mine)
+                mine.fail("evicted")
+                done()
+            case Evict(inst, drain) if self.weights.get(inst) in ("in", "draining", "leaving"):
+                self.leaving.setdefault(inst, []).append(action)
+                if self.weights[inst] != "leaving":
+                    self.weights[inst] = "draining" if drain else "leaving"
+            case Limit(model, gpu, kv_bytes):
+                self.limits[model, gpu] = kv_bytes
+            case Admit(str() as model, batch) if model == batch.inst.model:
+                self.routes[model] = batch
+            case Admit(int() as rid, batch) if self.reqs[rid].model == batch.inst.model:
+
+                def admit(r: Req) -> None:
+                    self.join(r, batch)
+
+                self.after_step(self.reqs[rid], admit, done)
+            case Drop(rid):
+
+                def drop(r: Req) -> None:
+                    self.finish(r, "dropped")
+
+                self.after_step(self.reqs[rid], drop, done)
+            case Move(int() as rid, to):
+
+                def move(r: Req) -> None:
+                    self.move(r, to, done)
+
+                self.after_step(self.reqs[rid], move, done)
+            case Run(batch, phase, steps=0):
+                old = self.lanes.get((batch, phase == "decode"))
+                if old and old.phase == phase:
+                    self.lanes[batch, phase == "decode"] = None
+            case Run(batch, phase):
+                self.lanes[batch, phase == "decode"] = action
+                beside = self.lanes.get((batch, phase != "decode"))
+                if beside and "mixed" in (phase, beside.phase):
+                    self.lanes[batch, phase != "decode"] = None
+            case _:
+                done("refused")
+
+    def load(self, inst: Inst, way: str, done: Callable[..., None]) -> None:
+        state, size = self.weights.get(inst), self.setup.models[inst.model].footprint_bytes
+        real = self.setup.memory == "real"
+        if real and any(size > self.setup.gpu_bytes[g] for g in on(inst)):
+            done("larger than its GPU")
+        elif self.now == -math.inf:  # free and silent
+            if state is None and real and any(size > self.free(g) for g in on(inst)):
+                done("no memory")
+            else:
+                self.weights[inst] = "in"
+        elif state == "in":
+            done()
+        elif state in ("draining", "leaving"):
+            self.weights[inst] = "in"
+            self.news += [Done(e, "loaded again") for e in self.leaving.pop(inst)]
+            done()
+        elif state is None:
+
+            def end() -> None:
+                self.weights[inst] = "in"
+                done()
+
+            def start() -> None:
+                self.weights[inst] = "loading"
+                fixed_s, parts = self.setup.ways[inst, way]
+                self.send(parts, fixed_s, end)
+
+            def fail(why: str) -> None:
+                del self.weights[inst]
+                done(why)
+
+            self.weights[inst] = "waiting"
+            self.grants.append(Grant(inst, None, start, fail))
+
+    def after_step(self, r: Req, effect: Callable[[Req], None], failed: Callable[[str], None]) -> None:
+        """Now, or at the end of the step that the request is in."""
+        if r.step or r.where == "moving":
+            kind = "admit" if effect.__name__ == "admit" else "other"
+            if kind == "other" and kind in r.later:
+                if effect.__name__ == "move":
+                    return failed("another is under way")
+                r.later[kind][1]("dropped")
+            r.later[kind] = (lambda: self.after_step(r, effect, failed), failed)
+        elif r.where in LIVE:
+            effect(r)
+        else:
+            failed("request is not here")
+
+    def move(self, r: Req, to: Gpus | Host | None, done: Callable[..., None]) -> None:
+        dest = Inst(r.model, HOST if to is None or isinstance(to, Host) else to)
+        if not r.blocks or r.where == "moving" or r.swapped:
+            done("no KV to move")
+        elif to is None:
+            self.release(r)
+            done()
+        elif dest == r.home:
+            done()
+        elif on(dest) and self.never(dest, r.blocks):
+            done("larger than the account")
+        elif on(dest):
+            r.where = "moving"
+
+            def fail(why: str) -> None:
+                self.rest(r)
+                done(why)
+
+            self.grants.append(Grant(dest, r, lambda: self.carry(r, dest, done), fail))
+        else:
+            self.carry(r, dest, done)

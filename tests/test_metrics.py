@@ -1,0 +1,490 @@
+"""Worked numbers, and laws that every definition keeps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from harness import metrics as m
+from harness.record import SCHEMA, STATES, WAITS, write_table
+
+INF = math.inf
+
+
+def table(*requests: dict[str, Any]) -> pa.Table:
+    """Rows from a few facts each, in seconds: arrival, first, done, made, tokens; the rest has defaults."""
+    lines = []
+    for i, r in enumerate(requests):
+        arrival, done = r.get("arrival", 0.0), r.get("done")
+        tokens = r.get("tokens")
+        first = r.get("first", arrival + tokens[0] if tokens else None)
+        done = done if tokens is None or not tokens else arrival + tokens[-1]
+        made = r.get("made", 0 if tokens is None else len(tokens))
+        line = {
+            "id": i,
+            "model": r.get("model", "a"),
+            "prompt_tokens": 10,
+            "output_tokens": r.get("asked", max(made, 1)),
+            "made_tokens": made,
+            "arrival_ns": ns(arrival),
+            "admit_ns": None,
+            "first_ns": ns(first),
+            "done_ns": ns(done),
+            "first_tokens": r.get("first_tokens", int(first is not None)),
+            "state": r.get("state", "unfinished" if done is None else "done"),
+            **{f"{wait}_ns": ns(r.get(wait, 0.0)) for wait in WAITS},
+            "preemptions": 0,
+            "gpus": "0",
+            "fidelity": "simulated",
+            "token_ns": None if tokens is None else [ns(t) for t in tokens],
+        }
+        lines.append(line)
+    plain = pa.schema([pa.field(f.name, pa.string()) if pa.types.is_dictionary(f.type) else f for f in SCHEMA])
+    return pa.Table.from_pylist(lines, schema=plain).cast(SCHEMA)
+
+
+def ns(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e9)
+
+
+def rows(*requests: dict[str, Any]) -> m.Rows:
+    return m.rows(table(*requests))
+
+
+# ------------------------------------------------------------------ worked numbers
+
+
+def test_latencies_by_hand() -> None:
+    """16 tokens, first after 50 ms, then one each 10 ms; arrival at 2 s."""
+    one = rows({"arrival": 2.0, "first": 2.05, "done": 2.2, "made": 16})
+    assert one.ttft_s == pytest.approx([0.05])
+    assert m.tpot_s(one) == pytest.approx([0.010])
+    assert one.e2e_s == pytest.approx([0.2])
+    assert m.norm_s(one) == pytest.approx([0.0125])
+
+
+def test_tokens_of_the_first_chunk_take_no_gap() -> None:
+    """5 tokens in the first chunk, 10 after it in 1 s: TPOT 0.1 s, not 1/14."""
+    one = rows({"first": 1.0, "done": 2.0, "made": 15, "first_tokens": 5})
+    assert m.tpot_s(one) == pytest.approx([0.1])
+
+
+def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
+    r = rows(
+        {"first": 1.0, "done": 1.0, "made": 1},
+        {"first": 1.0, "made": 1, "asked": 1},
+        {"first": 1.0, "done": 3.0, "made": 3},
+    )
+    assert np.isnan(m.tpot_s(r)).tolist() == [True, True, False]
+    assert m.met_tpot(r, {"a": (INF, 0.5)}).tolist() == [1, 0, 0]
+    assert m.undefined_tpot(r) == pytest.approx(1 / 3)
+    assert (
+        m.measures(r, {}, 10.0)["tpot_p50_s"] == INF
+    )  # of {1.0, inf}: the unfinished one counts, the undefined does not
+
+
+def test_itl_by_chunk_and_by_token() -> None:
+    """Chunks of 1, 2, 2 tokens at 1, 1.2, 1.6 s."""
+    r = rows({"tokens": [1.0, 1.2, 1.2, 1.6, 1.6]}, {"tokens": [0.5]})
+    chunk, token, stall = m.itl_s(r), m.itl_s(r, "token"), m.stall_s(r)
+    assert chunk is not None
+    assert token is not None
+    assert stall is not None
+    assert chunk == pytest.approx([0.2, 0.4])
+    assert token == pytest.approx([0.1, 0.1, 0.2, 0.2])
+    assert stall == pytest.approx([0.4, 0.0])
+
+
+def test_without_token_times_token_measures_are_null() -> None:
+    r = rows({"first": 1.0, "done": 2.0, "made": 3})
+    assert m.itl_s(r) is m.itl_s(r, "token") is m.stall_s(r) is m.token_share(r, {}) is m.qos(r, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("tokens", "slo", "share", "fraction"),
+    [
+        ([3, 6, 7, 8], (3, 2), 3 / 4, 5 / 8),  # published: (0, 3) and (6, 8)
+        ([3, 4, 5, 6], (3, 2), 1, 1),
+        ([4, 5, 6, 7], (3, 2), 3 / 4, 3 / 7),  # the first token alone is late: its 4 s are lost
+        # late at 10 (allowed 5): 3 counted; from 10, 1 <= 7 in time, 20 > 9 late: 7 counted; then nothing follows
+        ([3, 10, 11, 30], (3, 2), 1 / 4, 10 / 30),
+        ([9], (3, 2), 0, 0),
+        ([9], (INF, INF), 1, 1),
+        ([3, 60], (3, INF), 1, 1),
+        ([4, 60], (3, INF), 1 / 2, 56 / 60),
+    ],
+)
+def test_token_definitions_by_hand(
+    tokens: list[float], slo: tuple[float, float], share: float, fraction: float
+) -> None:
+    r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
+    shares, fractions = m.token_share(r, {"a": slo}), m.qos(r, {"a": slo})
+    assert shares is not None
+    assert fractions is not None
+    assert shares == pytest.approx([share, 0, 0])
+    assert fractions == pytest.approx([fraction, 0, 0])
+
+
+def test_attainment_definitions_by_hand() -> None:
+    """TTFT 1 s, TPOT 0.1 s; the end-to-end deadline of 11 tokens is 2 s."""
+    r = rows(
+        {"first": 0.9, "done": 1.8, "made": 11},  # both
+        {"first": 1.1, "done": 1.9, "made": 11},  # late first token, made up for: e2e alone, and TPOT
+        {"first": 0.5, "done": 1.9, "made": 11},  # slow tokens: TTFT and e2e
+        {"first": 0.5, "made": 5, "asked": 11},  # never ended: a miss for all
+        {"done": 0.1, "state": "dropped", "asked": 11},
+        {"done": 0.1, "state": "failed", "asked": 11},
+    )
+    slo = {"a": (1.0, 0.1)}
+    assert m.met_ttft(r, slo).tolist() == [1, 0, 1, 0, 0, 0]
+    assert m.met_tpot(r, slo).tolist() == [1, 1, 0, 0, 0, 0]
+    assert m.met_both(r, slo).tolist() == [1, 0, 0, 0, 0, 0]
+    assert m.met_e2e(r, slo).tolist() == [1, 1, 1, 0, 0, 0]
+    assert m.met_e2e(r, np.array([1.8, 1.8, 1.8, 9, 9, 9.0])).tolist() == [1, 0, 0, 0, 0, 0]
+    assert m.goodput_rps(r, slo, 2.0) == 0.5
+    assert m.share(m.met_both(r, {})) == 0.5  # no SLO: finishing is enough
+
+
+def test_limits_are_by_model() -> None:
+    r = rows({"model": "b", "first": 1.0, "done": 1.0, "made": 1}, {"model": "a", "first": 1.0, "done": 1.0, "made": 1})
+    assert m.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)}).tolist() == [0, 1]
+    assert m.per_model(r, m.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})) == {"a": 1.0, "b": 0.0}
+
+
+def test_limits_may_be_by_request() -> None:
+    r = rows({"first": 1.0, "done": 3.0, "made": 3}, {"first": 1.0, "done": 3.0, "made": 3})
+    own = m.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
+    assert m.met_ttft(r, own).tolist() == [1, 0]
+    assert m.met_tpot(r, own).tolist() == [0, 1]
+    assert m.met_e2e(r, own).tolist() == [0, 0]
+    t = m.attainment([replace(run("r"), slo_s=m.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
+    assert value(t, "both") == 1.0  # of the two in the window
+
+
+def test_window_holds_its_start_and_not_its_end() -> None:
+    r = rows(*({"arrival": t} for t in (-1e-9, 0.0, 9.999999999, 10.0)))
+    assert m.in_window(r, 10.0).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("values", "q", "expected"), [
+    ([1, 2, 3, 4, 5], 0.5, 3), ([1, 2, 3, 4, 5], 0.95, 4.8), ([1, math.nan], 0.5, INF), ([1, 2, math.nan], 0.5, 2),
+    ([math.nan, math.nan], 0.5, INF), ([7], 0.99, 7),
+])  # fmt: skip
+def test_a_latency_that_never_came_is_infinite(values: list[float], q: float, expected: float) -> None:
+    assert m.quantile(np.array(values, float), q) == pytest.approx(expected)
+
+
+def test_jain_by_hand() -> None:
+    assert m.jain([1, 1, 1]) == 1
+    assert m.jain([1, 0, 0, 0]) == 0.25
+    assert m.jain([0.9, 0.3]) == pytest.approx(1.44 / (2 * 0.9))
+    assert math.isnan(m.jain([0, 0]))
+
+
+def test_busy_time_and_queues_by_hand() -> None:
+    """[0, 2] and [1, 3] overlap; [5, 6] stands alone; the last never ends, its waits reach 8."""
+    r = rows(
+        {"arrival": 0.0, "first": 1.0, "done": 2.0, "made": 4},
+        {"arrival": 1.0, "first": 2.5, "done": 3.0, "made": 4},
+        {"arrival": 5.0, "done": 6.0, "state": "dropped"},
+        {"arrival": 7.0, "held": 1.0},
+    )
+    assert m.busy_s(r) == pytest.approx(5.0)
+    assert m.throughput_tps(r) == pytest.approx(8 / 5)
+    at = np.array([-1, 0, 0.5, 1.5, 2.7, 4, 5.5, 7.5, 100.0])
+    assert m.waiting(r, at).tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 1]
+    assert m.in_system(r, at).tolist() == [0, 1, 1, 2, 1, 0, 1, 1, 1]
+
+
+def test_why_requests_missed() -> None:
+    r = rows(
+        {"load": 3.0, "kv": 1.0, "solo": 9.0},
+        {"kv": 1.0, "solo": 0.5},
+        {"kv": 1.0, "turn": 1.0},  # a tie: the earlier cause
+        {"slow": 2.0},
+    )
+    causes = m.causes(r, np.array([0, 0, 0, 1.0]))
+    assert causes["kv"] == pytest.approx(2 / 3)
+    assert causes["load"] == pytest.approx(1 / 3)
+    assert sum(causes.values()) == pytest.approx(1)
+    assert "solo" not in causes
+    assert m.causes(r, np.ones(4)) == {}
+
+
+# ------------------------------------------------------------------ laws
+
+REQUEST = st.fixed_dictionaries(
+    {
+        "arrival": st.integers(0, 50).map(float),
+        "model": st.sampled_from("abc"),
+        "tokens": st.lists(st.sampled_from([0.25, 0.5, 1.0, 4.0]), min_size=1, max_size=6).map(
+            lambda gaps: np.cumsum(gaps).tolist()
+        ),
+        "state": st.sampled_from(STATES),
+    }
+)
+REQUESTS = st.lists(REQUEST, min_size=1, max_size=8)
+SLO = st.tuples(*[st.tuples(st.sampled_from([0.5, 2.0, INF]), st.sampled_from([0.25, 1.0, INF]))] * 3).map(
+    lambda pairs: dict(zip("abc", pairs, strict=True))
+)
+
+
+def scores(r: m.Rows, slo: m.Slo) -> dict[str, Sequence[float]]:
+    found = {name: rule(r, slo) for name, rule in m.DEFINITIONS.items()}
+    return {name: x.tolist() for name, x in found.items() if x is not None}
+
+
+@given(requests=REQUESTS, slo=SLO, seed=st.randoms())
+def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: m.Slo, seed: Any) -> None:
+    order = list(range(len(requests)))
+    seed.shuffle(order)
+    one, two = scores(rows(*requests), slo), scores(rows(*(requests[i] for i in order)), slo)
+    assert one.keys() == two.keys()
+    for name in one:
+        assert [one[name][i] for i in order] == list(two[name])
+    a, b = m.measures(rows(*requests), slo, 60.0), m.measures(rows(*(requests[i] for i in order)), slo, 60.0)
+    assert a == pytest.approx(b, nan_ok=True)
+
+
+@given(requests=REQUESTS, slo=SLO)
+def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+    slow = [{**r, "arrival": 2 * r["arrival"], "tokens": [2 * t for t in r["tokens"]]} for r in requests]
+    twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
+    assert scores(rows(*requests), slo) == scores(rows(*slow), twice)
+    one, two = m.measures(rows(*requests), slo, 60.0), m.measures(rows(*slow), twice, 120.0)
+    for name in one:
+        factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
+        assert two[name] == pytest.approx(factor * one[name], nan_ok=True)
+
+
+@given(requests=REQUESTS, slo=SLO, extra=REQUEST)
+def test_a_request_that_never_finishes_never_helps(
+    requests: list[dict[str, Any]], slo: m.Slo, extra: dict[str, Any]
+) -> None:
+    one, two = scores(rows(*requests), slo), scores(rows(*requests, {**extra, "state": "unfinished"}), slo)
+    for name in one:
+        assert np.mean(two[name]) <= np.mean(one[name])
+    a, b = (
+        m.measures(rows(*requests), slo, 60.0),
+        m.measures(rows(*requests, {**extra, "state": "unfinished"}), slo, 60.0),
+    )
+    assert b["goodput_rps"] <= a["goodput_rps"]
+    assert not b["e2e_p99_s"] < a["e2e_p99_s"]
+
+
+@given(requests=REQUESTS, slo=SLO)
+def test_scores_are_shares_and_grow_with_the_limits(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+    r = rows(*requests)
+    tight, loose = scores(r, slo), scores(r, {name: (2 * a, 2 * b) for name, (a, b) in slo.items()})
+    for name in tight:
+        assert all(0 <= x <= 1 for x in tight[name])
+        if name != "qos":  # a segment cut late counts its allowance: by the released rule more can be less
+            assert all(a <= b for a, b in zip(tight[name], loose[name], strict=True))
+    assert all(x <= min(a, b) for x, a, b in zip(tight["both"], tight["ttft"], tight["tpot"], strict=True))
+    free = scores(r, {})
+    assert all(x == [float(d) for d in r.done] for x in free.values())
+
+
+@given(requests=REQUESTS, slo=SLO)
+def test_models_add_up(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+    r = rows(*requests)
+    for name, each in scores(r, slo).items():
+        by_model = m.per_model(r, np.array(each))
+        counts = {model: sum(q["model"] == model for q in requests) for model in by_model}
+        assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(sum(each)), name
+        worst, mean = min(by_model.values()), m.share(np.array(each))
+        assert worst <= mean + 1e-12
+        assert math.isnan(index := m.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
+
+
+@given(requests=REQUESTS, slo=SLO)
+def test_taking_all_is_all(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+    r = rows(*requests)
+    halves = [m.take(r, r.model == code) for code in range(len(r.models))]
+    assert sum(map(len, halves)) == len(r)
+    for name, whole in scores(r, slo).items():
+        parts = [scores(h, slo)[name] for h in halves]
+        assert sorted(x for part in parts for x in part) == sorted(whole)
+
+
+# ------------------------------------------------------------------ statistics
+
+
+def test_t_interval_by_hand() -> None:
+    """1..5: mean 3, s = sqrt(2.5), t_{.975,4} = 2.776445: half 1.963243."""
+    e = m.interval([1, 2, 3, 4, 5])
+    assert (e.mean, e.low, e.high, e.n) == pytest.approx((3, 1.036757, 4.963243, 5), abs=1e-6)
+    assert m.interval([0.99, 1.0, 0.98], (0, 1)).high == 1.0
+
+
+def test_one_run_has_no_interval() -> None:
+    assert m.interval([0.5]) == m.Estimate(0.5, None, None, 1)
+    with pytest.raises(ValueError, match="at least one run"):
+        m.interval([])
+
+
+def test_bootstrap_agrees_with_another_implementation() -> None:
+    x = np.random.default_rng(1).gamma(1.5, size=12)
+    low, high = stats.bootstrap((x,), np.mean, n_resamples=9_999, rng=np.random.default_rng(2)).confidence_interval
+    e = m.interval(x)
+    assert (e.low, e.high) == pytest.approx((low, high), rel=0.03)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0, 1), min_size=2, max_size=12), st.randoms())
+def test_intervals_hold_their_mean_and_forget_order(values: list[float], seed: Any) -> None:
+    e = m.interval(values, (0, 1))
+    assert e.low is not None
+    assert e.high is not None
+    assert 0 <= e.low <= e.mean + 1e-12
+    assert e.mean - 1e-12 <= e.high <= 1
+    if len(values) < m.T_BELOW:
+        seed.shuffle(values)
+        assert (m.interval(values, (0, 1)).low, e.mean) == pytest.approx((e.low, np.mean(values)))
+
+
+def test_pairing_by_seed() -> None:
+    """A system against its copy covers 0; a constant gain is a win however much seeds differ."""
+    noisy = dict(enumerate([0.2, 0.9, 0.5, 0.7, 0.4]))
+    same = m.paired(noisy, noisy)
+    assert (same.mean, same.low, same.high) == (0, 0, 0)
+    assert not m.wins(same)
+    better = m.paired({s: x + 0.01 for s, x in noisy.items()} | {99: 5.0}, noisy)
+    assert better.n == 5
+    assert better.mean == pytest.approx(0.01)
+    assert m.wins(better)
+    assert not m.wins(m.paired({0: 1.0}, {0: 0.0}))  # one run proves nothing
+
+
+@pytest.mark.parametrize(("attained", "expected"), [
+    ([1.0, 1.0, 0.98, 0.5], (3.0, "=")),  # halfway from 1.0 at rate 2 to .98 at 4
+    ([1.0, 0.99, 0.98, 0.5], (2.0, "=")),
+    ([1.0, 0.9, 1.0, 1.0], (1.1, "=")),  # a later recovery does not count
+    ([0.98, 1.0, 1.0, 1.0], (1.0, "<")),
+    ([1.0, 1.0, 1.0, 0.99], (8.0, ">")),
+    ([1.0, 1.0, 1.0, math.nan], (4.04, "=")),
+])  # fmt: skip
+def test_rate_at_by_hand(attained: list[float], expected: tuple[float, str]) -> None:
+    rate, sign = m.rate_at([1, 2, 4, 8], attained, 0.99)
+    assert (rate, sign) == (pytest.approx(expected[0]), expected[1])
+    assert m.rate_at([8, 4, 2, 1], attained[::-1], 0.99) == (rate, sign)
+
+
+def test_crossings_over_seeds() -> None:
+    def curve(*y: float) -> dict[float, float]:
+        return dict(zip([1.0, 2.0, 4.0], y, strict=True))
+
+    both = m.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99)
+    assert (both.mean, both.sign, both.n) == (pytest.approx(2.25), "=", 2)
+    above = m.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99)
+    assert (above.mean, above.sign, above.high) == (3.5, ">", None)
+    assert m.crossing({0: curve(0, 0, 0)}, 0.99) == m.Estimate(1.0, None, 1.0, 1, "<")
+    assert m.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).sign == "~"
+
+
+def test_ratio_of_crossings_is_paired_by_seed() -> None:
+    def seeds(*crossings: float) -> dict[int, dict[float, float]]:
+        return {s: {x: 1.0, x + 1: 0.0, 0.5: 1.0} for s, x in enumerate(crossings)}
+
+    ratio = m.crossing_ratio(seeds(4, 8, 12), seeds(2, 4, 6), 1.0)
+    assert ratio.mean == pytest.approx(2.0)
+    assert ratio.low == pytest.approx(2.0)
+    assert ratio.sign == "="
+    high = {0: {1.0: 1.0, 2.0: 1.0}}
+    low = {0: {1.0: 1.0, 2.0: 0.5}}
+    assert m.crossing_ratio(high, low, 1.0).sign == ">"
+    assert m.crossing_ratio(low, high, 1.0).sign == "<"
+    assert m.crossing_ratio(high, high, 1.0).sign == "~"
+
+
+# ------------------------------------------------------------------ the tidy table
+
+
+def run(name: str, seed: int = 0, **more: Any) -> m.Run:
+    spec = {"system": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "rate_scale": 2.0,
+            "seed": seed, "window_s": 10.0, "slo": "5xP95", "engine": "sim", "scaling": "rotate"}  # fmt: skip
+    stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0}
+    late = {"arrival": 2.0, "first": 8.0, "done": 9.0, "made": 3, "model": "b", "kv": 5.0}
+    good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
+    warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
+    meta = {"spec": spec, "fidelity": "simulated", "tier": "replayed", "stats": stats}
+    return m.Run(name, meta, table(warm, good, late), {"a": (1.0, 1.0), "b": (1.0, 1.0)}, **more)
+
+
+def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None = None) -> float | None:
+    lines = [x for x in t.to_pylist() if (x["definition"], x["over"], x["model"]) == (definition, over, model)]
+    assert len(lines) == 1, (definition, over, model, lines)
+    found: float | None = lines[0]["value"]
+    return found
+
+
+def test_the_table_of_one_run_by_hand() -> None:
+    t = m.attainment([run("static-1")])
+    assert t.schema.equals(m.TABLE_SCHEMA)
+    assert value(t, "both") == 0.5
+    assert value(t, "tpot") == 1.0
+    assert (value(t, "both", "model", "a"), value(t, "both", "model", "b")) == (1.0, 0.0)
+    assert (value(t, "both", "mean"), value(t, "both", "worst"), value(t, "both", "jain")) == (0.5, 0.0, 0.5)
+    assert value(t, "token") is None
+    assert value(t, "offered_rps") == 0.2
+    assert value(t, "goodput_rps") == 0.1
+    assert value(t, "ttft_p50_s") == pytest.approx(3.25)
+    assert value(t, "missed_kv") == 1.0
+    assert value(t, "kv_used") == 0.5
+    assert value(t, "gpu_busy") == 0.2
+    assert {x["n"] for x in t.to_pylist() if x["over"] == "pooled"} == {2}
+
+
+def test_end_to_end_deadlines_of_each_request() -> None:
+    t = m.attainment([run("r", deadline_s=np.array([0.0, 1.0, 6.9]))])
+    assert value(t, "e2e") == 0.5
+
+
+def test_table_order_is_that_of_the_specs(tmp_path: Path) -> None:
+    one = m.attainment([run("r-a", 1), run("r-b", 0)])
+    assert one.equals(m.attainment([run("r-b", 0), run("r-a", 1)]))
+    assert one.column("seed").unique().to_pylist() == [0, 1]
+    for name, t in (("one", one), ("two", m.attainment([run("r-b", 0), run("r-a", 1)]))):
+        write_table(tmp_path / name, t, {})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_skipped_and_infeasible_runs_stay_visible() -> None:
+    base = run("x")
+    empty = SCHEMA.empty_table()
+    skipped = replace(base, name="s", label="s", table=empty, meta={**base.meta, "skipped": "no Move"})
+    hollow = replace(base, name="i", label="i", table=empty, meta={**base.meta, "infeasible": "70B does not fit"})
+    t = m.attainment([skipped, hollow, base])
+    lines = t.to_pylist()
+    assert {x["value"] for x in lines if x["run"] == "s"} == {None}
+    assert {x["value"] for x in lines if x["run"] == "i"} == {0.0}
+    s = m.summary(t, ["both"])
+    assert dict(zip(s["label"], s["mean"], strict=True)) == {"i": 0.0, "static": 0.5}
+    assert dict(zip(s["label"], s["infeasible"], strict=True)) == {"i": True, "static": False}
+    assert m.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
+    assert m.curves(t, "static") == {0: {0.2: 0.5}}
+    assert m.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
+
+
+def test_summary_over_seeds() -> None:
+    t = m.attainment([run(f"r-{s}", s) for s in range(3)])
+    s = m.summary(t, ["both", "ttft_p95_s"], ["pooled", "worst"])
+    assert len(s) == 3
+    both = s[(s["definition"] == "both") & (s["over"] == "pooled")].iloc[0]
+    assert (both["mean"], both["low"], both["high"], both["n"]) == (0.5, 0.5, 0.5, 3)
+
+
+def test_nothing_offered_is_nothing_claimed() -> None:
+    t = m.attainment([replace(run("x"), table=SCHEMA.empty_table())])
+    assert value(t, "both") is None
+    assert m.attainment([]).num_rows == 0

@@ -1,0 +1,519 @@
+"""The oracle on examples worked by hand (dyadic costs: sums are exact), then on two laws of queueing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.engines.coef import COST, Tables
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled
+from harness.types import Batch, Host, Inst, Jobs
+from tests.oracle import ModelSetup, Oracle, Req, Result, Setup, max_min, noise
+
+NEVER = -math.inf  # before the clock
+A, B = Inst("a", (0,)), Inst("b", (0,))
+Ways = dict[tuple[Inst, str], tuple[float, list[tuple[str, int]]]]
+Timed = tuple[float, Action]
+TOKEN, STEP = 1 / 64, 1 / 4  # s a token of GEMM, s of decode attention a step
+
+
+def tables(**cost: float) -> Tables:
+    """One row: gemm(m) = m/64, decode attention 1/4 a step; demands none unless given."""
+    row = np.zeros(1, COST)
+    row["flops"] = row["hbm"] = 1.0
+    row["att0"] = STEP
+    for key, value in cost.items():
+        row[key] = value
+    grid = np.array([1, 2, 4])
+    return Tables(
+        cost=row,
+        grid=grid,
+        gemm=grid[None, :] * TOKEN,
+        head=np.zeros((1, 3)),
+        share=np.array([0.25, 0.5, 1.0]),
+        seqs=np.array([1.0, 3.0]),
+        dec_rate=np.array([[[0.5, 0.25], [0.75, 0.5], [1.0, 1.0]]]),
+        pre_rate=np.array([[0.25, 0.5, 1.0]]),
+    )
+
+
+def setup(*, blocks: int = 1000, cost: dict[str, float] | None = None, **over: Any) -> Setup:
+    """A GPU of 8 bytes of weights a model and `blocks` blocks of 1 byte; 4 tokens a block, no watermark."""
+    defaults: dict[str, Any] = {
+        "tables": tables(**(cost or {})),
+        "models": {m: ModelSetup(0, footprint_bytes=8, block_bytes=1, granule_bytes=1) for m in "ab"},
+        "gpu_bytes": (8 + blocks,),
+        "gpu_sms": (100,),
+        "block_tokens": 4,
+        "watermark": 0.0,
+        "chunk_tokens": 0,
+    }
+    return Setup(**(defaults | over))
+
+
+def jobs(*rows: tuple[float, str, int, int]) -> Jobs:
+    """Rows of (arrival, model, prompt, output)."""
+    models = tuple(sorted({r[1] for r in rows}))
+    slo = np.full(len(rows), math.inf)
+    return Jobs(
+        models,
+        np.array([r[0] for r in rows], np.float64),
+        np.array([models.index(r[1]) for r in rows], np.int32),
+        np.array([r[2] for r in rows], np.int32),
+        np.array([r[3] for r in rows], np.int32),
+        slo,
+        slo,
+    )
+
+
+def resident(*insts: Inst, **order: Any) -> list[tuple[float, Action]]:
+    """Each model loaded, routed to its batch 0 and open before the clock starts."""
+    return [(NEVER, x) for i in insts for x in (Load(i), Admit(i.model, Batch(i)), Run(Batch(i), **order))]
+
+
+def waits(r: Req) -> dict[str, float]:
+    return {k: v for k, v in r.waits.items() if v}
+
+
+def events(result: Result, *kinds: type[Event]) -> list[tuple[float, Event]]:
+    return [(t, e) for t, e in result.told if isinstance(e, kinds)]
+
+
+def check(result: Result, work: Jobs) -> None:
+    """The parts of every request sum to its latency, and its tokens are all there."""
+    for r in result.requests:
+        if r.state != "unfinished":
+            assert sum(r.waits.values()) == pytest.approx(r.done_s - work.arrival_s[r.id], abs=1e-9)
+        if r.state == "done":
+            assert r.made == len(r.token_s) == work.output_tokens[r.id]
+            assert r.token_s == sorted(r.token_s)
+
+
+def test_one_request() -> None:
+    work = jobs((1.0, "a", 8, 3))
+    out = Oracle(setup()).run(work, resident(A))
+    r = out.requests[0]
+    # prefill 8/64, then two decode steps of 1/64 + 1/4
+    assert r.token_s == [1.125, 1.125 + 17 / 64, 1.125 + 34 / 64]
+    assert (r.admit_s, r.first_s, r.done_s, r.state, r.made) == (1.0, 1.125, 1.125 + 34 / 64, "done", 3)
+    assert waits(r) == {"solo": 0.125 + 34 / 64}
+    assert out.told == [(1.125, Prefilled(0, Batch(A))), (r.done_s, Finished(0, Batch(A), "done"))]
+
+
+def test_one_token_output_is_not_told_as_prefilled() -> None:
+    out = Oracle(setup()).run(jobs((0.0, "a", 8, 1)), resident(A))
+    assert out.told == [(0.125, Finished(0, Batch(A), "done"))]
+    assert out.requests[0].token_s == [0.125]
+
+
+def test_unrouted_arrivals_are_told_and_held() -> None:
+    script: list[Timed] = [(NEVER, Load(A)), (NEVER, Run(Batch(A))), (2.0, Admit(0, Batch(A)))]
+    out = Oracle(setup()).run(jobs((1.0, "a", 8, 1)), script)
+    assert [t for t, _ in events(out, Arrived)] == [1.0]
+    assert waits(out.requests[0]) == {"held": 1.0, "solo": 0.125}
+    assert out.requests[0].admit_s == 2.0
+
+
+def test_two_requests_prefill_together_and_batch() -> None:
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 2), (0.0, "a", 12, 3)), resident(A))
+    # one prefill of 16 tokens; a step of two: 2/64 + 1/4; a step of one
+    assert out.requests[0].token_s == [0.25, 0.25 + 18 / 64]
+    assert out.requests[1].token_s == [0.25, 0.25 + 18 / 64, 0.25 + 18 / 64 + 17 / 64]
+
+
+def test_whole_prompts_go_before_decodes() -> None:
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0625, "a", 8, 1)), resident(A))
+    # arrives on the boundary of the first prefill: takes the very next step, the decode waits for its turn
+    assert out.requests[1].token_s == [0.1875]
+    assert out.requests[0].token_s == [0.0625, 0.1875 + 17 / 64, 0.1875 + 34 / 64]
+    assert waits(out.requests[0]) == {"solo": 0.0625 + 34 / 64, "turn": 0.125}
+    late = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0626, "a", 8, 1)), resident(A))
+    assert late.requests[1].token_s == [0.0625 + 17 / 64 + 0.125]
+
+
+def test_chunks_ride_with_decodes() -> None:
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 4), (0.0625, "a", 8, 1)), resident(A, chunk_tokens=4))
+    # steps of 1 decode + 3, 3, 2 tokens of the prompt: 4/64 + 1/4 twice, 3/64 + 1/4
+    first = 0.0625 + 20 / 64
+    assert out.requests[0].token_s == [0.0625, first, first + 20 / 64, first + 39 / 64]
+    assert out.requests[1].token_s == [first + 39 / 64]
+    assert waits(out.requests[1]) == {"solo": 59 / 64}
+
+
+def test_prefill_attention_counts_the_cached_tokens() -> None:
+    cost = {"pre0": 1.0, "pre1": 0.25, "pre2": 0.5}
+    out = Oracle(setup(cost=cost)).run(jobs((0.0, "a", 8, 1)), resident(A, chunk_tokens=4))
+    # 4 tokens after 0: area 8; 4 after 4: area 4 x 6 = 24
+    assert out.requests[0].token_s == [2 * (4 / 64 + 1 + 1) + 0.5 * (8 + 24)]
+
+
+def test_the_budget_of_whole_prompts() -> None:
+    three = jobs((0.0, "a", 8, 1), (0.0, "a", 4, 1), (0.0, "a", 8, 1))
+    out = Oracle(setup(prefill_tokens=12)).run(three, resident(A))
+    assert [r.done_s for r in out.requests] == [12 / 64, 12 / 64, 20 / 64]
+    out = Oracle(setup(prefill_tokens=4)).run(three, resident(A))  # the first goes whole all the same
+    assert [r.done_s for r in out.requests] == [8 / 64, 12 / 64, 20 / 64]
+
+
+def test_cap() -> None:
+    two = jobs((0.0, "a", 4, 2), (0.0, "a", 4, 2))
+    for out in (Oracle(setup(batch_cap=1)).run(two, resident(A)), Oracle(setup()).run(two, resident(A, seqs=1))):
+        assert out.requests[0].token_s == [4 / 64, 21 / 64]
+        assert out.requests[1].token_s == [25 / 64, 42 / 64]
+        assert waits(out.requests[1]) == {"turn": 21 / 64, "solo": 21 / 64}
+
+
+def test_pages_run_out_and_the_latest_recomputes() -> None:
+    # 4 blocks of 4 tokens; both take 2 at admission (7 + 1 = 8 tokens), decode at l = 8, then need a third at l = 9
+    work = jobs((0.0, "a", 7, 4), (0.0, "a", 7, 4))
+    out = Oracle(setup(blocks=4)).run(work, resident(A))
+    start, both, one = 14 / 64, 18 / 64, 17 / 64
+    first, second = out.requests
+    assert first.token_s == [start, start + both, start + both + one, start + both + 2 * one]
+    preempted = start + both
+    assert events(out, Preempted) == [(preempted, Preempted(1, Batch(A)))]
+    # at 0's end, 7 + 2 tokens are recomputed, which gives the third; then one step
+    again = first.done_s + 9 / 64
+    assert second.token_s == [start, start + both, again, again + one]
+    # its walk did not stop for memory at the instant of preemption; it did at the next boundary
+    assert waits(second) == {"solo": start + both + 9 / 64 + one, "turn": one, "kv": one}
+    assert (second.preemptions, second.first_s) == (1, start)
+    assert len(events(out, Prefilled)) == 3
+    check(out, work)
+
+
+def test_alone_in_its_account_and_too_long_fails() -> None:
+    out = Oracle(setup(blocks=2)).run(jobs((0.0, "a", 7, 9), (0.0, "a", 20, 1), (0.0, "a", 7, 1)), resident(A))
+    # 1 is larger than the account and fails as soon as the walk reaches it; 0 cannot take a third block
+    t = 7 / 64 + 17 / 64
+    assert [r.state for r in out.requests] == ["failed", "failed", "done"]
+    assert out.requests[0].done_s == t
+    assert out.requests[0].made == 2
+    assert out.requests[2].done_s == t + 7 / 64
+    unlimited = Oracle(setup(blocks=2, memory="unlimited")).run(jobs((0.0, "a", 20, 1)), resident(A))
+    assert unlimited.requests[0].state == "done"
+
+
+def test_watermark_and_limit() -> None:
+    two = jobs((0.0, "a", 7, 1), (0.0, "a", 7, 1))
+    assert [r.done_s for r in Oracle(setup(blocks=4)).run(two, resident(A)).requests] == [14 / 64] * 2
+    for out in (
+        Oracle(setup(blocks=4, watermark=0.25)).run(two, resident(A)),  # the second would leave less than a block
+        Oracle(setup()).run(two, [*resident(A), (NEVER, Limit("a", 0, 3))]),
+    ):
+        assert [r.done_s for r in out.requests] == [7 / 64, 14 / 64]
+        assert waits(out.requests[1]) == {"kv": 7 / 64, "solo": 7 / 64}
+
+
+def test_granules() -> None:
+    # a granule of 100 bytes has 4 blocks, of which a fifth is lost to fragmentation: ceil(1.25 n / 4) granules
+    coarse = {"a": ModelSetup(0, 8, block_bytes=25, granule_bytes=100, granule_blocks=4, frag=256)}
+    two = jobs((0.0, "a", 11, 1), (0.0, "a", 3, 1))  # 3 blocks and 1
+    for room, ends in ((200, [14 / 64] * 2), (199, [11 / 64, 14 / 64])):
+        out = Oracle(setup(blocks=room, models=coarse)).run(two, resident(A))
+        assert [r.done_s for r in out.requests] == ends
+
+
+def test_swap() -> None:
+    work = jobs((0.0, "a", 7, 4), (0.0, "a", 7, 4))
+    links = {"d2h0": 4.0, "h2d0": 8.0}  # two blocks out: 1/2 s; back: 1/4 s
+    out = Oracle(setup(blocks=4, preempt="swap", links=links)).run(work, resident(A))
+    start, both, one = 14 / 64, 18 / 64, 17 / 64
+    first, second = out.requests
+    # at 32/64 the second's blocks go out; the lane lacks a block until they are out
+    assert first.token_s == [start, start + both, start + both + 0.5 + one, start + both + 0.5 + 2 * one]
+    back = first.done_s + 0.25
+    assert second.token_s == [start, start + both, back + one, back + 2 * one]
+    assert waits(second) == {"solo": start + both + 2 * one, "move": 0.75, "kv": 2 * one}
+    assert waits(first) == {"solo": start + both + 2 * one, "kv": 0.5}
+    check(out, work)
+
+
+def test_a_closed_lane_parks() -> None:
+    script = [*resident(A, phase="prefill"), (1.0, Run(Batch(A), "decode")), (1.0, Run(Batch(A), "prefill", steps=0))]
+    work = jobs((0.0, "a", 8, 2), (2.0, "a", 8, 2))
+    out = Oracle(setup()).run(work, script, 10.0)
+    assert out.requests[0].token_s == [0.125, 1 + 17 / 64]
+    assert waits(out.requests[0]) == {"solo": 0.125 + 17 / 64, "turn": 0.875}
+    assert (out.requests[1].state, waits(out.requests[1])) == ("unfinished", {"turn": 8.0})
+
+
+def test_prefill_and_decode_lanes_run_side_by_side() -> None:
+    script = [*resident(A, phase="prefill"), (NEVER, Run(Batch(A), "decode"))]
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0625, "a", 8, 2)), script)
+    assert out.requests[0].token_s == [4 / 64, 21 / 64, 21 / 64 + 18 / 64]
+    assert out.requests[1].token_s == [12 / 64, 21 / 64 + 18 / 64]  # joins at the boundary of the decode lane
+    assert waits(out.requests[1]) == {"solo": 8 / 64 + 18 / 64, "turn": 9 / 64}
+
+
+def test_mixed_waits_for_the_decode_lane_that_it_replaces() -> None:
+    script = [*resident(A, phase="prefill"), (NEVER, Run(Batch(A), "decode")), (0.125, Run(Batch(A)))]
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.125, "a", 4, 1)), script)
+    assert out.requests[0].token_s == [4 / 64, 21 / 64, 25 / 64 + 17 / 64]
+    assert out.requests[1].token_s == [25 / 64]
+
+
+def test_two_co_runners_at_half_speed() -> None:
+    out = Oracle(setup(cost={"fl_tok": 1e9})).run(jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B))
+    assert [r.done_s for r in out.requests] == [8 / 64, 12 / 64]
+    assert waits(out.requests[0]) == {"solo": 4 / 64, "slow": 4 / 64}
+    assert waits(out.requests[1]) == {"solo": 8 / 64, "slow": 4 / 64}
+    alone = Oracle(setup(cost={"fl_tok": 1e9}, sharing="none")).run(
+        jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B)
+    )
+    assert [r.done_s for r in alone.requests] == [4 / 64, 8 / 64]
+
+
+def test_demands_of_decodes_are_those_of_a_power_of_two() -> None:
+    # a decode step takes C / 4 s and moves 8 + C bytes at 8 bytes/s: 16 / (8 x 2) = 1 at C = 8, 17 / 18 at 9 itself
+    cost = {"att0": 0.0, "dec2": 0.25, "pre1": TOKEN, "kbytes": 1.0, "wbytes": 8.0, "hbm": 8.0}
+    flat = tables(**cost)._replace(gemm=np.zeros((1, 3)))
+    out = Oracle(setup(tables=flat)).run(jobs((0.0, "a", 8, 3), (0.0, "b", 8, 3)), resident(A, B))
+    assert out.requests[0].token_s == [0.25, 0.25 + 9 / 2, 0.25 + 9 / 2 + 10 / 2]
+
+
+def test_max_min() -> None:
+    class S:
+        def __init__(self, place: tuple[int, ...], top: float, *demand: float) -> None:
+            self.place, self.top, self.demand = place, top, demand
+
+    def rates(*steps: S) -> list[float]:
+        return max_min(steps)  # type: ignore[arg-type]
+
+    assert rates(S((0,), 1.0, 1.0, 0.0), S((0,), 1.0, 0.0, 1.0)) == [1.0, 1.0]
+    assert rates(S((0,), 0.25, 1.0, 0.0), S((0,), 1.0, 1.0, 0.0)) == [0.25, 0.75]
+    assert rates(S((0, 1), 1.0, 1.0, 0.0), S((1,), 1.0, 1.0, 0.0), S((0,), 1.0, 0.25, 0.0)) == [0.5, 0.5, 1.0]
+
+
+def test_sm_shares() -> None:
+    out = Oracle(setup()).run(jobs((0.0, "a", 4, 2), (0.0, "a", 4, 2)), resident(A, sms=50))
+    # prefill at 1/2; a decode of two at share 1/2: between 0.75 (one) and 0.5 (three)
+    assert out.requests[0].token_s == [0.25, 0.25 + 18 / 64 / 0.625]
+
+
+def test_load_then_run() -> None:
+    ways: Ways = {(A, "host"): (0.25, [("h2d0", 8), ("p2p0", 4)]), (B, "host"): (0.25, [("h2d0", 8)])}
+    links = {"h2d0": 8.0, "p2p0": 1.0}
+    script: list[tuple[float, Action]] = [
+        (NEVER, Admit("a", Batch(A))),
+        (NEVER, Run(Batch(A))),
+        (1.0, Load(A)),
+        (1.0, Load(B)),
+    ]
+    out = Oracle(setup(links=links, ways=ways)).run(jobs((0.0, "a", 8, 1)), script)
+    # a: the slower link takes 4 s, then 1/4 s fixed; b: behind a's first part on h2d0
+    assert events(out, Done) == [(3.25, Done(Load(B))), (5.25, Done(Load(A)))]
+    assert out.requests[0].done_s == 5.375
+    assert waits(out.requests[0]) == {"load": 5.25, "solo": 0.125}
+
+
+def test_grants_wait_for_memory_and_evict_frees_it() -> None:
+    ways: Ways = {(B, "host"): (1.0, [])}
+    work = jobs((0.0, "a", 8, 3))
+    script = [*resident(A), (0.1, Load(B)), (0.125, Evict(A))]
+    out = Oracle(setup(blocks=4, ways=ways)).run(work, script)
+    end = 0.125 + 34 / 64  # drained when its request is done; Done is told before Finished
+    assert [(t, type(e).__name__) for t, e in out.told[1:]] == [(end, "Done"), (end, "Finished"), (end + 1, "Done")]
+    now = [*resident(A), (0.1, Load(B)), (0.126, Evict(A, drain=False)), (1.5, Evict(B)), (2.0, Load(A, "again"))]
+    ways[A, "again"] = (1.0, [])
+    out = Oracle(setup(blocks=8, ways=ways)).run(work, now)
+    step = 0.125 + 17 / 64  # the step in flight is not cut; the KV stays, and no block is lost
+    assert out.requests[0].token_s == [0.125, step, 3.0 + 17 / 64]
+    assert [t for t, _ in events(out, Done)] == [step, step + 1, 1.5, 3.0]
+    check(out, work)
+
+
+def test_a_waiting_grant_counts_against_kv() -> None:
+    ways: Ways = {(B, "host"): (1.0, [])}
+    script = [*resident(A), (0.0, Load(B)), (2.0, Evict(B))]
+    out = Oracle(setup(blocks=9, ways=ways)).run(jobs((0.0, "a", 8, 9)), script)
+    assert waits(out.requests[0]) == {"kv": 2.0, "solo": 0.125 + 8 * 17 / 64}  # B is in: 1 byte is left of 3
+    out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B)), (2.0, Evict(B))])
+    assert waits(out.requests[0]) == {"kv": 1.5, "solo": 0.125}
+    assert [e.failed for _, e in events(out, Done) if isinstance(e, Done)] == ["evicted", None]
+    out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B))])
+    assert waits(out.requests[0]) == {"solo": 0.125}  # nothing would ever free memory: the Load fails at once
+
+
+def test_refusals() -> None:
+    work = jobs((0.0, "a", 8, 1), (0.0, "b", 8, 1))
+    big = Inst("a", (0,))
+    refused: list[Action] = [
+        Evict(A),
+        Admit(0, Batch(B)),
+        Admit("a", Batch(B)),
+        Move(0, (0,)),
+        Load(big),
+        Load(Inst("a", Host())),
+    ]
+    out = Oracle(setup(gpu_bytes=(7,))).run(work, [(0.0, x) for x in refused])
+    assert [e.action for _, e in out.told if isinstance(e, Done) and e.failed] == refused
+
+
+def test_move_to_another_gpu() -> None:
+    far = Inst("a", (1,))
+    links = {"p2p0": 2.0, "d2h0": 1.0, "h2d1": 4.0}
+    both: list[Timed] = [(NEVER, Load(far)), *resident(A, phase="prefill"), (NEVER, Run(Batch(far), "decode"))]
+    two = setup(gpu_bytes=(100, 100), gpu_sms=(100, 100), links=links)
+    work = jobs((0.0, "a", 7, 2))
+    out = Oracle(two).run(work, [*both, (0.5, Admit(0, Batch(far))), (0.5, Move(0, (1,)))])
+    # two blocks at 2 bytes/s
+    assert out.requests[0].token_s == [7 / 64, 1.5 + 17 / 64]
+    assert waits(out.requests[0]) == {"solo": 24 / 64, "turn": 0.5 - 7 / 64, "move": 1.0}
+    assert events(out, Done) == [(1.5, Done(Move(0, (1,))))]
+    host: list[Timed] = [(0.5, Move(0, Host())), (0.5, Admit(0, Batch(far))), (3.0, Move(0, (1,)))]
+    out = Oracle(two).run(work, both + host)
+    assert out.requests[0].token_s == [7 / 64, 3.5 + 17 / 64]
+    assert waits(out.requests[0]) == {"solo": 24 / 64, "turn": 0.5 - 7 / 64, "move": 3.0}
+    away = Oracle(two).run(work, [*both, (0.0625, Move(0, None)), (1.0, Drop(0))])
+    # discarded at the step's end, and computed again: the second token
+    assert away.requests[0].token_s == [7 / 64, 15 / 64]
+    assert away.requests[0].state == "done"
+
+
+def test_drop() -> None:
+    work = jobs((0.0, "a", 8, 4), (0.0, "b", 8, 4))
+    out = Oracle(setup()).run(work, [*resident(A), (0.0, Drop(1)), (0.2, Drop(0)), (9.0, Drop(0))])
+    assert [r.state for r in out.requests] == ["dropped", "dropped"]
+    assert [r.done_s for r in out.requests] == [0.125 + 17 / 64, 0.0]
+    assert out.requests[0].made == 2
+    assert isinstance(out.told[-1][1], Done)
+    assert out.told[-1][1].failed
+
+
+def test_noise() -> None:
+    draws = np.array([noise(0.1, 7, m, 0, 0, 1, i) for m in range(4) for i in range(500)])
+    assert abs(draws.mean() - 1) < 0.01
+    assert abs(draws.std() - 0.1) < 0.01
+    assert noise(0.0, 1, 2, 3, 0, 1, 5) == 1.0
+    out = Oracle(setup(sigma=0.1, seed=7)).run(jobs((0.0, "a", 8, 3)), resident(A))
+    step = 17 / 64 * noise(0.1, 7, 0, 0, 0, 0, 0)
+    first = 0.125 * noise(0.1, 7, 0, 0, 0, 1, 0)
+    assert out.requests[0].token_s == pytest.approx([first, first + step, first + 2 * step])
+
+
+rows = st.tuples(st.sampled_from([0.0, 0.0625, 0.25]), st.sampled_from("ab"), st.integers(1, 12), st.integers(1, 9))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(rows, min_size=1, max_size=8),
+    st.sampled_from([0, 3, 64]),
+    st.sampled_from(["recompute", "swap"]),
+    st.booleans(),
+)
+def test_waits_sum_to_the_latency(
+    found: list[tuple[float, str, int, int]], chunk: int, preempt: str, apart: bool
+) -> None:
+    gaps = itertools.accumulate(r[0] for r in found)
+    work = jobs(*((t, *r[1:]) for t, r in zip(gaps, found, strict=True)))
+    script = resident(A, B, **({"phase": "prefill"} if apart else {}))
+    script += [(NEVER, Run(Batch(i), "decode")) for i in (A, B)] if apart else []
+    s = setup(
+        blocks=8 + 9,
+        cost={"fl_tok": 1.0, "kbytes": 1.0, "flops": 48.0, "hbm": 48.0},
+        chunk_tokens=chunk,
+        preempt=preempt,
+        links={"d2h0": 16.0, "h2d0": 16.0},
+        sigma=0.1,
+    )
+    out = Oracle(s).run(work, script)
+    check(out, work)
+    assert all(r.state in ("done", "failed") for r in out.requests)
+    assert sorted(e.rid for _, e in events(out, Finished) if isinstance(e, Finished)) == list(range(len(work)))
+
+
+def test_m_d_1() -> None:
+    rho, n = 0.5, 1500
+    at = np.cumsum(np.random.default_rng(1).exponential(0.125 / rho, n))
+    work = jobs(*((float(t), "a", 8, 1) for t in at))
+    out = Oracle(setup(batch_cap=1)).run(work, resident(A))
+    got = np.array([r.waits["turn"] for r in out.requests])
+    free, exact = 0.0, []
+    for t in at:  # one server, first come first served
+        exact.append(max(0.0, free - t))
+        free = max(free, t) + 0.125
+    assert got == pytest.approx(exact, abs=1e-9)
+    assert got.mean() == pytest.approx(rho * 0.125 / (2 * (1 - rho)), rel=0.1)
+
+
+def test_processor_sharing() -> None:
+    rho, n, names = 0.5, 800, [f"m{i:02}" for i in range(20)]
+    at = np.cumsum(np.random.default_rng(3).exponential(0.125 / rho, n))
+    work = jobs(*((float(t), names[i % len(names)], 8, 1) for i, t in enumerate(at)))
+    s = setup(cost={"fl_tok": 1e9}, batch_cap=1, gpu_bytes=(10**6,))
+    s = Setup(**(s.__dict__ | {"models": {m: ModelSetup(0, 8, 1, 1) for m in names}}))
+    out = Oracle(s).run(work, resident(*(Inst(m, (0,)) for m in names)))
+    assert all(r.waits["turn"] == 0 for r in out.requests)  # never two of a model: all share
+    assert np.mean([r.done_s - t for r, t in zip(out.requests, at, strict=True)]) == pytest.approx(0.25, rel=0.1)
+    assert np.mean([r.waits["solo"] for r in out.requests]) == pytest.approx(0.125)
+
+
+places = st.sampled_from([(0,), (1,), (0, 1)])
+batches = st.builds(Batch, st.builds(Inst, st.sampled_from("ab"), places), st.integers(0, 1))
+orders = st.builds(
+    Run,
+    batches,
+    st.sampled_from(["mixed", "prefill", "decode"]),
+    steps=st.sampled_from([None, None, 0]),
+    seqs=st.sampled_from([None, 1, 2]),
+    chunk_tokens=st.sampled_from([None, 0, 3]),
+    sms=st.sampled_from([None, 25]),
+)
+homes = st.sampled_from([(0,), (1,), Host(), None])
+rids = st.integers(0, 7)
+actions = st.one_of(
+    orders,
+    st.builds(Load, batches.map(lambda b: b.inst)),
+    st.builds(Evict, batches.map(lambda b: b.inst), st.booleans()),
+    st.builds(Limit, st.sampled_from("ab"), st.integers(0, 1), st.sampled_from([None, 3, 6])),
+    st.builds(Admit, st.one_of(rids, st.sampled_from("ab")), batches),
+    st.builds(Drop, rids),
+    st.builds(Move, rids, homes),
+)
+
+
+class Watched(Oracle):
+    """Looks at the card after every instant."""
+
+    def pass_time(self, until: float) -> None:
+        for gpu, size in enumerate(self.setup.gpu_bytes):
+            assert 0 <= self.free(gpu) <= size
+        super().pass_time(until)
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    st.lists(rows, min_size=8, max_size=8),
+    st.lists(st.tuples(st.sampled_from([0.0, 0.125, 0.3, 2.0]), actions), max_size=25),
+    st.sampled_from(["recompute", "swap"]),
+)
+def test_any_script_keeps_the_books(
+    found: list[tuple[float, str, int, int]], later: list[tuple[float, Action]], preempt: str
+) -> None:
+    gaps = itertools.accumulate(r[0] for r in found)
+    work = jobs(*((t, *r[1:]) for t, r in zip(gaps, found, strict=True)))
+    insts = [Inst(m, place) for m in "ab" for place in ((0,), (1,), (0, 1))]
+    s = setup(
+        gpu_bytes=(8 + 8 + 6, 8 + 9),
+        gpu_sms=(100, 100),
+        cost={"fl_tok": 1.0, "kbytes": 1.0, "flops": 48.0, "hbm": 48.0},
+        preempt=preempt,
+        links={f"{kind}{g}": 16.0 for kind in ("h2d", "d2h", "p2p") for g in (0, 1)},
+        ways={(i, "host"): (0.25, [(f"h2d{g}", 8) for g in i.place]) for i in insts},
+    )
+    stamps = itertools.accumulate(t for t, _ in later)
+    script = resident(A, B) + [(t, x) for t, (_, x) in zip(stamps, later, strict=True)]
+    out = Watched(s).run(work, script, 300.0)
+    check(out, work)
+    ended = [e.rid for _, e in events(out, Finished) if isinstance(e, Finished)]
+    assert sorted(ended) == [r.id for r in out.requests if r.state != "unfinished"]
+    for r in out.requests:
+        assert r.state != "unfinished" or sum(r.waits.values()) == pytest.approx(300 - work.arrival_s[r.id])

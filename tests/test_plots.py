@@ -1,0 +1,177 @@
+"""Figures come from Parquet alone, to the byte, and keep each system's look."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import metrics, record
+from harness.types import UserError
+from plots import fig_compare, style
+
+PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA])
+
+
+def sweep(*runs: dict[str, Any]) -> pa.Table:
+    """Made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
+    lines = []
+    for run in runs:
+        about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
+                 "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "replayed", "fidelity": "simulated",
+                 "plan_origin": "trace"} | {k: v for k, v in run.items() if k != "values"}  # fmt: skip
+        about |= {"system": about["label"], "over": "pooled", "n": 100}
+        lines += [{**about, "definition": name, "value": value} for name, value in run["values"].items()]
+    return pa.Table.from_pylist(lines, schema=PLAIN).cast(metrics.TABLE_SCHEMA)
+
+
+def values(both: float, ttft_s: float = 0.1, rate: float = 1.0) -> dict[str, float]:
+    return {
+        "both": both,
+        "ttft": both,
+        "tpot": 1.0,
+        "ttft_p95_s": ttft_s,
+        "tpot_p95_s": 0.02,
+        "offered_rps": 1.5 * rate,
+    }
+
+
+GRID = sweep(
+    *(
+        {
+            "label": label,
+            "gpus": gpus,
+            "rate_scale": rate,
+            "seed": seed,
+            "values": values(1 - rate / 40 - seed / 100, rate=rate),
+        }
+        for label, gpus in [("static", 2), ("prism", 2), ("dedicated", 8)]
+        for rate in (1.0, 2.0, 4.0, 8.0, 16.0)
+        for seed in range(3)
+    ),
+    {"label": "qlm", "infeasible": "70B does not fit", "values": {"both": 0.0, "ttft": 0.0, "tpot": 0.0}},
+    {"label": "qlm", "rate_scale": 16.0, "values": values(0.1, math.inf, 16.0)},
+    {"label": "pdmux", "skipped": "sim cannot Run.sms", "values": dict.fromkeys(["both", "ttft", "tpot"])},
+)
+
+
+def folder(path: Path, table: pa.Table) -> Path:
+    record.write_table(path / record.SWEEP, table, {})
+    return path
+
+
+def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:
+    made = folder(tmp_path / "sweep", GRID)
+    shuffled = GRID.take(pa.array(np.random.default_rng(0).permutation(len(GRID))))
+    again = folder(tmp_path / "again", shuffled)
+    one = fig_compare.render(made, tmp_path / "out" / "compare-3f9c", "bench plot x")
+    mpl.rcParams["font.size"] = 30  # another's settings change nothing
+    two = fig_compare.render(again, tmp_path / "two" / "compare-3f9c", "bench plot x")
+    assert [p.name for p in one] == ["compare-3f9c.pdf", "compare-3f9c.png", "compare-3f9c.csv"]
+    for a, b in zip(one, two, strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
+    assert mpl.rcParams["font.size"] == 30
+    mpl.rcdefaults()
+
+
+def test_the_csv_holds_the_points_and_the_command(tmp_path: Path) -> None:
+    paths = fig_compare.render(folder(tmp_path / "sweep", GRID), tmp_path / "f", "bench plot x")
+    assert paths[2].read_text().splitlines()[0] == "# bench plot x"
+    points = pd.read_csv(paths[2], comment="#")
+    at = points[(points["series"] == "static") & (points["rate_scale"] == 4) & (points["definition"] == "both")].iloc[0]
+    assert (at["mean"], at["n"]) == (pytest.approx(0.89), 3)
+    assert at["low"] < at["mean"] < at["high"]
+    assert set(points["series"]) == {"static", "prism", "dedicated (8 GPUs)", "qlm"}  # the skipped one is absent
+
+
+def test_fonts_are_embedded_and_nothing_dates_the_file(tmp_path: Path) -> None:
+    pdf = fig_compare.render(folder(tmp_path / "sweep", GRID), tmp_path / "f", "x")[0].read_bytes()
+    assert b"/FontFile2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"CreationDate" not in pdf
+
+
+def words(table: pa.Table) -> str:
+    with style.theme():
+        figure = fig_compare.draw(table, "2 runs are stale.")
+        texts = [t.get_text() for t in figure.texts] + [t.get_text() for x in figure.legends for t in x.get_texts()]
+    return " ".join(" ".join(texts).split())
+
+
+def test_a_figure_says_what_it_shows() -> None:
+    said = words(GRID)
+    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5xP95 | 1 to 3 seeds | plans from the trace | rotate
+        | 1.5 req/s | dedicated (8 GPUs) | Hollow | never finished | 2 runs are stale"""
+    for fact in map(str.strip, facts.split("|")):
+        assert fact in said, fact
+    one = words(sweep({"values": values(1.0)}))
+    assert "one run, no interval" in one
+    assert "Hollow" not in one
+
+
+def test_fidelities_never_mix_silently() -> None:
+    said = words(sweep({"values": values(1.0)}, {"label": "prism", "fidelity": "emulated", "values": values(0.5)}))
+    assert "static (simulated)" in said
+    assert "prism (emulated)" in said
+
+
+def test_infeasible_is_hollow_and_infinite_is_at_the_edge() -> None:
+    with style.theme():
+        axes = fig_compare.draw(GRID).axes
+    faces = {line.get_markerfacecolor() for line in axes[0].lines if len(line.get_xdata()) and line.get_marker() == "^"}
+    assert "white" in faces
+    edge = [
+        line
+        for line in axes[3].lines
+        if line.get_transform() == axes[3].get_xaxis_transform() and len(line.get_xdata())
+    ]
+    assert [list(line.get_xdata()) for line in edge] == [[16.0]]
+
+
+@pytest.mark.parametrize("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(
+    {"values": values(0.5)}, {"rate_scale": 2.0, "values": values(math.nan)})])  # fmt: skip
+def test_small_sweeps_are_drawn(tmp_path: Path, table: pa.Table) -> None:
+    assert len(fig_compare.render(folder(tmp_path / "s", table), tmp_path / "f", "x")) == 3
+
+
+def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no sweep here"):
+        fig_compare.render(tmp_path, tmp_path / "f", "x")
+    skipped = sweep({"skipped": "no torch", "values": {"both": None}})
+    with pytest.raises(UserError, match="every run of this sweep was skipped"):
+        fig_compare.render(folder(tmp_path, skipped), tmp_path / "f", "x")
+
+
+# ------------------------------------------------------------------ looks
+
+LABELS = st.lists(
+    st.sampled_from([*style.SYSTEMS, "prism:released", "prism:v1", "mine", "yours", "a", "b", "c"]), max_size=12
+)
+
+
+@given(LABELS)
+def test_no_two_systems_look_alike_in_a_figure(labels: list[str]) -> None:
+    looks = style.looks(labels)
+    assert looks == style.looks(reversed(labels))
+    assert len(set(looks.values())) == len(looks)
+    for label, look in looks.items():
+        if label in style.SYSTEMS:
+            assert look == style.SYSTEMS[label]  # the same in every figure
+        elif (base := label.split(":")[0]) in style.SYSTEMS:
+            assert look.color == style.SYSTEMS[base].color
+
+
+def test_known_systems_differ_in_colour_and_in_grey() -> None:
+    for a, b in combinations(style.SYSTEMS.values(), 2):
+        assert a.color != b.color
+        assert a.marker != b.marker
+    assert {look.marker for look in style.SYSTEMS.values()} <= set(style.MARKERS)

@@ -1,0 +1,96 @@
+"""Weights and KV bytes of every shape, against public parameter counts and Prism's released model_info.json."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.shapes import kv_token_bytes, params, weight_bytes
+from harness.types import GIB, UserError
+from workloads.models import shapes
+
+# Parameters of the checkpoints as their model cards count them.
+PARAMS = {
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.3-70b": 70_553_706_496,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "mistral-7b": 7_241_732_096,
+    "nemo-12b": 12_247_782_400,
+    "phi-3-mini": 3_821_079_552,
+    "phi-2": 2_779_683_840,
+    "phi-1.5": 1_418_270_720,
+    "powerlm-3b": 3_510_000_000,  # rounded
+    "olmo-1b": 1_176_764_416,
+    "starcoder2-3b": 3_030_371_328,
+    "gemma-2b": 2_506_172_416,
+    "gemma-2-2b": 2_614_341_888,
+    "qwen-2.5-7b": 7_615_616_512,
+    "qwen-2.5-14b": 14_770_033_664,
+    "qwen-2.5-32b": 32_763_876_352,
+}
+BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
+EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b"}  # nor extra or missing norms
+KV_TOKEN_BYTES = {  # bf16, all layers
+    "llama-3.1-8b": 131072,
+    "llama-3.2-3b": 114688,
+    "llama-3.2-1b": 32768,
+    "llama-3.3-70b": 327680,
+    "llama-2-7b": 524288,
+    "llama-2-13b": 819200,
+    "mistral-7b": 131072,
+    "nemo-12b": 163840,
+    "phi-3-mini": 393216,
+    "phi-2": 327680,
+    "phi-1.5": 196608,
+    "powerlm-3b": 368640,
+    "olmo-1b": 131072,
+    "starcoder2-3b": 30720,
+    "gemma-2b": 18432,
+    "gemma-2-2b": 106496,
+    "qwen-2.5-7b": 57344,
+    "qwen-2.5-14b": 196608,
+    "qwen-2.5-32b": 262144,
+}
+
+
+def test_every_shape_is_listed_here() -> None:
+    assert set(shapes()) == set(PARAMS) == set(KV_TOKEN_BYTES)
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+def test_parameters_and_kv_bytes(name: str) -> None:
+    shape = shapes()[name]
+    assert params(shape) == pytest.approx(PARAMS[name], rel=0 if name in EXACT else 0.001)
+    assert weight_bytes(shape) == 2 * params(shape)
+    assert kv_token_bytes(shape) == KV_TOKEN_BYTES[name]
+
+
+@pytest.mark.parametrize(("name", "gib"), [("llama-3.2-1b", 2.28), ("llama-3.2-3b", 6.0), ("llama-2-13b", 24.38)])
+def test_weights_are_within_three_percent_of_the_released_ones(name: str, gib: float) -> None:
+    assert weight_bytes(shapes()[name]) / GIB == pytest.approx(gib, rel=0.03)
+
+
+def test_page_granule_of_an_8b_is_128_mib() -> None:
+    shape = shapes()["llama-3.1-8b"]
+    assert shape.layers * 2 * (2 << 20) == 128 << 20
+
+
+@pytest.mark.parametrize("name", sorted(PARAMS))
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_tensor_parallel_parts_hold_the_whole(name: str, tp: int) -> None:
+    shape = shapes()[name]
+    splits = shape.q_heads % tp == 0 and (shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
+    if not splits:
+        with pytest.raises(UserError, match=f"tp {tp}"):
+            weight_bytes(shape, tp)
+        return
+    assert weight_bytes(shape) <= tp * weight_bytes(shape, tp) <= 1.1 * weight_bytes(shape)
+    copies = max(1, tp // shape.kv_heads)
+    assert tp * kv_token_bytes(shape, tp) == copies * kv_token_bytes(shape)
+
+
+def test_served_context_is_capped_by_the_checkpoint() -> None:
+    assert shapes()["llama-3.1-8b"].max_tokens == 8192
+    assert shapes()["phi-2"].max_tokens == 2048

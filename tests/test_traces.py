@@ -1,0 +1,378 @@
+"""Traces: golden statistics, conversion, and every way in which a table can be wrong."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.types import UserError
+from traces import schema
+from traces.convert import arena, convert, synthetic
+from traces.load import Trace, listing, manifest, of_table, present, trace
+from traces.stats import stats
+from traces.unpickle import Record, unpickle
+from workloads import fitted
+
+COLUMNS = {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "model": "m"}
+
+
+def csv(path: Path, rows: Sequence[str], header: str = "t,in,out,m") -> Path:
+    path.write_text("\n".join([header, *rows]) + "\n")
+    return path
+
+
+def converted(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMNS, **how: Any) -> Trace:
+    return of_table(convert(csv(path / "my.csv", rows), columns, **how), "my.csv")
+
+
+def refusal(path: Path, rows: Sequence[str], columns: Mapping[str, str] = COLUMNS, **how: Any) -> str:
+    """The one line of a refusal, from the file's name on."""
+    with pytest.raises(UserError) as caught:
+        converted(path, rows, columns, **how)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(f"{path}{os.sep}")
+
+
+# ---------------------------------------------------------------- the real trace
+
+
+@pytest.fixture(scope="module")
+def real() -> Trace:
+    if "TRACES_DIR" not in os.environ:
+        pytest.skip("TRACES_DIR is not set")
+    found = trace("arena-chat")
+    assert found.notice is None, "TRACES_DIR is set but holds no Arena-Chat"
+    return found
+
+
+def test_arena_statistics(real: Trace) -> None:
+    s = stats(real)
+    assert (s["requests"], s["models"], s["span_s"]) == (1500, 27, 600.0)
+    assert real.arrival_s[[0, -1]].tolist() == [0.0, 600.0]
+    for column, golden in {
+        "prompt_tokens": {"mean": 136.265, "p50": 40, "p99": 902.27, "max": 1021, "min": 2},
+        "output_tokens": {"mean": 256.198, "p50": 211, "p99": 785, "max": 977, "min": 2},
+    }.items():
+        assert s[column] == pytest.approx(golden, abs=6e-4)
+    assert s["one_token_outputs"] == 0
+    assert (real.output_tokens == 2).sum() == 13
+    assert s["iat_cv"] == pytest.approx(1.1044, abs=5e-5)
+    assert s["minute_cv"] == pytest.approx(0.1318, abs=5e-5)
+    assert s["top1_share"] == pytest.approx(0.1973, abs=5e-5)
+    assert s["bottom60_share"] == pytest.approx(0.174, abs=5e-4)
+    assert s["minute_cv_models"] == pytest.approx([0.631, 0.926, 1.725], abs=5.1e-4)
+    assert s["active_fraction"] == pytest.approx(0.615, abs=5e-4)
+    assert (real.tier, real.licence) == ("replayed", "Apache-2.0")
+    assert real.where(0).endswith("arena_vtc_real_trace.csv:2")
+
+
+def test_another_file_under_the_name_of_the_real_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv(tmp_path / "arena_vtc_real_trace.csv", ["0,0,a,1,1"], "req_id,req_time,adapter_dir,prompt_len,output_len")
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    with pytest.raises(UserError, match="sha256 differs"):
+        trace("arena-chat")
+
+
+# ---------------------------------------------------------------- samples and the stand-in
+
+
+@pytest.mark.parametrize("name", sorted(fitted.MAKERS))
+def test_samples_are_what_the_generator_draws(name: str) -> None:
+    kept = schema.read(Path(str(present(name))))
+    again = synthetic(name, *fitted.MAKERS[name](0), seed=0)
+    assert kept.column_names == again.column_names
+    for column in again.column_names:
+        if column == "arrival_s":  # another libm may differ in the last bit
+            np.testing.assert_allclose(kept[column].to_numpy(), again[column].to_numpy(), rtol=1e-12)
+        else:
+            assert kept[column].combine_chunks().to_pylist() == again[column].combine_chunks().to_pylist()
+    assert schema.metadata(kept) == schema.metadata(again)
+
+
+@pytest.mark.parametrize("name", sorted(fitted.MAKERS))
+def test_the_manifest_tells_the_truth_of_samples(name: str) -> None:
+    found, entry = trace(name), manifest()[name]
+    facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
+    assert facts == tuple(entry[key] for key in ("tier", "licence", "models", "requests", "span_s"))
+
+
+def test_without_the_real_trace_the_fitted_one_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    if present("arena-chat") is not None:
+        pytest.skip("traces/data/ holds the real one")
+    stand_in = trace("arena-chat")
+    assert (stand_in.name, stand_in.tier) == ("arena-like", "synthetic")
+    assert stand_in.notice is not None
+    assert "synthetic" in stand_in.notice
+    assert "VTC-artifact" in stand_in.notice
+    assert "\n" not in stand_in.notice
+
+
+def test_the_stand_in_is_like_the_real_one() -> None:
+    drawn = [stats(of_table(synthetic("arena-like", *fitted.arena_like(seed), seed=seed), "x")) for seed in range(5)]
+    mean = {
+        key: np.mean([np.ravel(s[key]) for s in drawn], axis=0)
+        for key in ("iat_cv", "minute_cv", "top1_share", "bottom60_share", "minute_cv_models", "active_fraction")
+    }
+    assert all(s["requests"] == 1500 and s["models"] <= 27 for s in drawn)
+    assert mean["iat_cv"] == pytest.approx(1.1044, rel=0.1)
+    assert mean["minute_cv"] == pytest.approx(0.1318, rel=0.3)
+    assert mean["top1_share"] == pytest.approx(0.1973, rel=0.1)
+    assert mean["bottom60_share"] == pytest.approx(0.174, rel=0.1)
+    assert mean["minute_cv_models"] == pytest.approx([0.631, 0.926, 1.725], rel=0.3)
+    assert mean["active_fraction"] == pytest.approx(0.615, rel=0.15)
+    for column, golden in (("prompt_tokens", (136.3, 40, 902)), ("output_tokens", (256.2, 211, 785))):
+        for key, value in zip(("mean", "p50", "p99"), golden, strict=True):
+            assert np.mean([s[column][key] for s in drawn]) == pytest.approx(value, rel=0.1)
+
+
+def test_the_listing_says_what_is_here() -> None:
+    rows = {row["name"]: row for row in listing()}
+    assert rows.keys() == manifest().keys()
+    assert rows["sample"]["here"].is_file()
+    assert "VTC-artifact" in rows["arena-chat"]["fetch"]
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(UserError, match="did you mean arena-chat"):
+        trace("arena-caht")
+
+
+# ---------------------------------------------------------------- conversion
+
+
+def test_units_ids_and_optional_columns(tmp_path: Path) -> None:
+    rows = ["x1,0,5,7,a,u1", "x2,500,6,8,b,u2", "x3,2500,1,1,a,u1"]
+    path = csv(tmp_path / "my.csv", rows, "id,t,in,out,m,who")
+    table = convert(path, COLUMNS | {"request_id": "id", "tenant": "who"}, time_unit="ms")
+    found = of_table(table, "my.csv")
+    assert found.arrival_s.tolist() == [0.0, 0.5, 2.5]
+    assert [found.models[i] for i in found.model] == ["a", "b", "a"]
+    assert found.tenant is not None
+    assert found.tenant.tolist() == [0, 1, 0]
+    assert found.prompt_tokens.tolist() == [5, 6, 1]
+    assert found.span_s == pytest.approx(2.5 + 1.25)
+    assert found.where(1) == "my.csv:3"
+    assert table.schema.field("arrival_s").nullable is False
+    assert table.schema.field("tenant").nullable is True
+    assert set(table.column_names) == {*schema.REQUIRED, "tenant", "src_row"}
+
+
+def test_one_trace_from_csv_gzip_parquet_and_written_canonical_form(tmp_path: Path) -> None:
+    rows = ["0.25,5,7,a", "1.5,6,8,b", "2,1,1,a"]
+    plain = converted(tmp_path, rows)
+    packed = tmp_path / "my.csv.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "my.csv").read_bytes()))
+    arrow = tmp_path / "my.parquet"
+    pq.write_table(pa.table({"t": [0.25, 1.5, 2.0], "in": [5, 6, 1], "out": [7, 8, 1], "m": ["a", "b", "a"]}), arrow)
+    written = tmp_path / "canonical.parquet"
+    schema.write(convert(packed, COLUMNS), written)
+    others = [of_table(convert(packed, COLUMNS), "x"), of_table(convert(arrow, COLUMNS), "x"), trace(str(written))]
+    assert {other.sha256 for other in others} == {plain.sha256}
+
+
+def test_dates_and_one_model_for_all(tmp_path: Path) -> None:
+    rows = ["2023-11-16 18:15:46.6805900,374,44", "2023-11-16 18:15:50.9951690,396,109"]
+    columns = {"arrival_s": "TIMESTAMP", "prompt_tokens": "ContextTokens", "output_tokens": "GeneratedTokens"}
+    path = csv(tmp_path / "my.csv", rows, "TIMESTAMP,ContextTokens,GeneratedTokens")
+    found = of_table(convert(path, columns, time_unit="datetime", model="conv"), "my.csv")
+    assert found.arrival_s.tolist() == pytest.approx([0.0, 4.314579], abs=1e-9)
+    assert found.models == ("conv",)
+
+
+def test_an_epoch_counts_from_the_first_row(tmp_path: Path) -> None:
+    found = converted(tmp_path, ["1700000000123,1,1,a", "1700000001623,1,1,a"], time_unit="ms")
+    assert found.arrival_s.tolist() == [0.0, 1.5]
+
+
+def test_whole_seconds_are_spread_by_a_seeded_draw_and_flagged(tmp_path: Path) -> None:
+    rows = [f"{i // 2},1,1,a" for i in range(20)]
+    one, same, other = (converted(tmp_path, rows, jitter_seed=seed) for seed in (1, 1, 2))
+    assert one.resolution_s == 1.0
+    assert one.sha256 == same.sha256 != other.sha256
+    assert sorted(np.floor(one.arrival_s)) == [i // 2 for i in range(20)]
+    assert (np.diff(one.arrival_s) >= 0).all()
+    assert converted(tmp_path, ["0,1,1,a", "1.5,1,1,a"]).resolution_s is None
+
+
+def test_rows_without_tokens_or_too_long_are_dropped_only_on_request(tmp_path: Path) -> None:
+    rows = ["0.5,5,0,a", "1,5,1,a", "2,500,1,a"]
+    path = csv(tmp_path / "my.csv", rows)
+    table = convert(path, COLUMNS, empty="drop", max_tokens=100)
+    assert table["src_row"].to_pylist() == [3]
+    meta = schema.metadata(table)
+    assert (meta["dropped_empty"], meta["dropped_long"]) == (1, 1)
+    assert "no row is left" in refusal(tmp_path, ["0.5,5,0,a"], empty="drop")
+
+
+def test_models_are_in_natural_order(tmp_path: Path) -> None:
+    assert converted(tmp_path, [f"{i}.5,1,1,m-{i}" for i in (0, 2, 10)]).models == ("m-0", "m-2", "m-10")
+
+
+# ---------------------------------------------------------------- what is refused
+
+GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            "12:04:99,1,1,a",
+            'my.csv:4: column "t" is "12:04:99", not a time in seconds (bench trace convert --help lists',
+        ),
+        (",1,1,a", 'my.csv:4: column "t" is "", not a time in seconds'),
+        ("nan,1,1,a", 'my.csv:4: column "t" is nan, not a finite time'),
+        ("inf,1,1,a", 'my.csv:4: column "t" is inf, not a finite time'),
+        ("-1,1,1,a", 'my.csv:4: column "t" is -1.0, a negative time'),
+        ("0.15,1,1,a", 'my.csv:4: column "t" is 0.15, earlier than the row before (--sort'),
+        ("0.3,x,1,a", 'my.csv:4: column "in" is "x", not a whole number of tokens'),
+        ("0.3,1.5,1,a", 'my.csv:4: column "in" is "1.5", not a whole number of tokens'),
+        ("0.3,0,1,a", 'my.csv:4: column "in" is 0, no tokens at all (--empty drop'),
+        ("0.3,1,0,a", 'my.csv:4: column "out" is 0, no tokens at all (--empty drop'),
+        ("0.3,1,-7,a", 'my.csv:4: column "out" is -7, a negative number of tokens'),
+        ("0.3,1,3000000000,a", 'my.csv:4: column "out" is 3000000000, more tokens than any model serves'),
+        ("0.3,1,1", "my.csv:4: 3 columns, the header has 4"),
+        ("0.3,1,1,a,b", "my.csv:4: 5 columns, the header has 4"),
+    ],
+)
+def test_a_malformed_row_is_named(tmp_path: Path, row: str, message: str) -> None:
+    assert refusal(tmp_path, [*GOOD, row, "0.9,1,1,a"]).startswith(message)
+
+
+def test_blank_lines_are_skipped_only_at_the_end(tmp_path: Path) -> None:
+    assert refusal(tmp_path, ["0.1,1,1,a", "", "0.2,1,1,a"]).startswith('my.csv:3: column "t" is ""')
+    assert len(converted(tmp_path, [*GOOD, "", ""])) == 2
+
+
+def test_times_in_another_unit_are_suspected(tmp_path: Path) -> None:
+    rows = [f"{i * 400_000},1,1,a" for i in range(1, 9)]  # microseconds of 2.5 requests a second
+    assert "another unit (--time-unit)" in refusal(tmp_path, rows)
+    assert "another unit (--time-unit)" in refusal(tmp_path, rows, time_unit="ms")
+    assert converted(tmp_path, rows, time_unit="us").arrival_s.tolist() == pytest.approx([0.4 * i for i in range(1, 9)])
+    assert len(converted(tmp_path, rows, trust_times=True)) == 8
+    late = refusal(tmp_path, [*GOOD, "9e12,1,1,a"])
+    assert late.startswith('my.csv:4: column "t" is 9e12, after the year 2100 as s: a finer unit')
+
+
+def test_a_repeated_id_names_both_rows(tmp_path: Path) -> None:
+    path = csv(tmp_path / "my.csv", ["7,0.1,1,1,a", "8,0.2,1,1,a", "7,0.3,1,1,a"], "id,t,in,out,m")
+    with pytest.raises(UserError, match=r'my.csv:4: column "id" is "7", as in .*my.csv:2 already'):
+        convert(path, COLUMNS | {"request_id": "id"})
+
+
+def test_columns_and_files_that_are_not_there(tmp_path: Path) -> None:
+    assert (
+        refusal(tmp_path, GOOD, COLUMNS | {"arrival_s": "tt"})
+        == 'my.csv: no column "tt"; did you mean t? (it has t, in, out, m)'
+    )
+    assert "name the column" in refusal(tmp_path, GOOD, {"arrival_s": "t"})
+    assert 'no canonical column "tenat"; did you mean tenant?' in refusal(tmp_path, GOOD, COLUMNS | {"tenat": "m"})
+    assert refusal(tmp_path, []) == "my.csv: no rows"
+    with pytest.raises(UserError, match="no such file"):
+        convert(tmp_path / "none.csv", COLUMNS)
+    (tmp_path / "empty.csv").touch()
+    with pytest.raises(UserError, match="no rows"):
+        convert(tmp_path / "empty.csv", COLUMNS)
+    (tmp_path / "bytes.csv").write_bytes(b"t,in,out,m\n0.1,1,1,\xff\xfe\n")
+    with pytest.raises(UserError, match=r"bytes\.csv"):
+        convert(tmp_path / "bytes.csv", COLUMNS)
+    (tmp_path / "fake.parquet").write_bytes(b"PAR0")
+    with pytest.raises(UserError, match="not a readable Parquet"):
+        convert(tmp_path / "fake.parquet", COLUMNS)
+
+
+def test_a_parquet_is_named_by_row(tmp_path: Path) -> None:
+    path = tmp_path / "my.parquet"
+    pq.write_table(pa.table({"t": [0.1, None], "in": [1, 1], "out": [1, 1], "m": ["a", "a"]}), path)
+    with pytest.raises(UserError, match=r'my.parquet:2: column "t" is empty'):
+        convert(path, COLUMNS)
+    pq.write_table(pa.table({"t": [0.1, 0.2], "in": [1, 1], "out": [1.0, 2.5], "m": ["a", "a"]}), path)
+    with pytest.raises(UserError, match=r'my.parquet:2: column "out" is 2.5, not a whole number'):
+        convert(path, COLUMNS)
+
+
+def test_a_canonical_file_is_checked_when_loaded(tmp_path: Path) -> None:
+    columns = {"request_id": [0, 1], "arrival_s": [1.0, 0.5], "model": ["a", "a"]}
+    lengths = {"prompt_tokens": [1, 1], "output_tokens": [1, 1]}
+    path = tmp_path / "t.parquet"
+    schema.write(schema.table(columns | lengths, {}), path)
+    with pytest.raises(UserError, match=r't.parquet:2: column "arrival_s" is 0.5, earlier'):
+        trace(str(path))
+    pq.write_table(pa.table({"t": [1]}), path)
+    with pytest.raises(UserError, match='no column "request_id"'):
+        trace(str(path))
+
+
+@given(st.lists(st.floats(0, 500, allow_subnormal=False), min_size=2, max_size=30), st.randoms())
+def test_sorting_changes_only_the_order(
+    tmp_path_factory: pytest.TempPathFactory, times: list[float], random: Any
+) -> None:
+    rows = [f"{t!r},{i + 1},1,a" for i, t in enumerate(times)]
+    folder = tmp_path_factory.mktemp("sorted")
+    found = converted(folder, rows, sort=True, trust_times=True)
+    assert sorted(found.prompt_tokens.tolist()) == list(range(1, len(times) + 1))
+    if found.resolution_s is None:
+        assert found.arrival_s.tolist() == sorted(times)
+        assert [times[i - 1] for i in found.prompt_tokens] == sorted(times)
+
+
+# ---------------------------------------------------------------- pickles
+
+
+class Request:
+    """As a serving benchmark would have pickled it."""
+
+    def __init__(self, req_id: int, adapter_dir: str, prompt_len: int, output_len: int, req_time: float) -> None:
+        self.req_id, self.adapter_dir, self.req_time = req_id, adapter_dir, req_time
+        self.prompt_len, self.output_len, self.prompt = prompt_len, output_len, "Hello " * prompt_len
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("echo owned > owned",)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "real_trace.pkl"
+    requests = [Request(i, f"rank-{i % 3}", 2 + i, 3 + i, 0.25 * i) for i in range(9)]
+    path.write_bytes(pickle.dumps(requests, protocol))
+    first = unpickle(path, frozenset({"Request"}))[0]
+    assert type(first) is Record
+    found = of_table(arena(path), path.name)
+    assert found.arrival_s.tolist() == [0.25 * i for i in range(9)]
+    assert found.models == ("rank-0", "rank-1", "rank-2")
+    assert found.output_tokens.tolist() == [3 + i for i in range(9)]
+
+
+@pytest.mark.parametrize("payload", [Evil(), [Request(0, "a", 1, 1, 0.0), Evil()], print, Path("x")])
+def test_a_pickle_that_would_run_code_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: object
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil.pkl").write_bytes(pickle.dumps(payload))
+    with pytest.raises(UserError, match=r"evil\.pkl: refuses to load"):
+        arena(Path("evil.pkl"))
+    assert not Path("owned").exists()
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x80\x04garbage", pickle.dumps([])[:-1], pickle.dumps({"a": 1})])
+def test_a_damaged_pickle_is_a_users_mistake(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "bad.pkl"
+    path.write_bytes(damage)
+    with pytest.raises(UserError, match=r"bad\.pkl"):
+        arena(path)

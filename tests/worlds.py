@@ -1,0 +1,229 @@
+"""Random small worlds for the simulator's kernel and its oracle: the same machine, workload and script for both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.engines.coef import COST, Tables
+from harness.engines.cost import GpuSpec, HostProfile, Way
+from harness.engines.sim import Config, Machine, Served, Sim
+from harness.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
+from harness.shapes import kv_token_bytes, weight_bytes
+from harness.types import Batch, Host, Inst, Jobs, Option, Shape
+from tests.oracle import ModelSetup, Setup
+
+NEVER = -math.inf
+SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
+HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted})
+
+
+@dataclass(frozen=True)
+class World:
+    """A machine and what is done on it."""
+
+    config: Config
+    machine: Machine
+    options: Mapping[str, Option]
+    jobs: Jobs
+    script: Sequence[tuple[float, Action]]
+
+    def sim(self) -> Sim:
+        return Sim(self.config, self.options, self.machine)
+
+    def setup(self) -> Setup:
+        """The same for the oracle."""
+        c, spec = self.config, self.machine.spec
+        models, ways = {}, {}
+        for k, m in enumerate(c.models):
+            size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
+            foot = weight_bytes(m.shape, m.tp) + c.process_bytes
+            models[m.name] = ModelSetup(k, foot, size, size)
+            places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
+            for place in places:
+                parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
+                ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
+        links = {}
+        for g in range(c.gpus):
+            links |= {f"h2d{g}": spec.h2d, f"d2h{g}": spec.d2h, f"p2p{g}": spec.nvlink}
+        text: Any = self.options
+        return Setup(
+            tables=self.machine.tables,
+            models=models,
+            gpu_bytes=(int(spec.mem_bytes * c.mem_fraction),) * c.gpus,
+            gpu_sms=(spec.sms,) * c.gpus,
+            links=links,
+            ways=ways,
+            block_tokens=c.block_tokens,
+            batch_cap=c.batch_cap,
+            chunk_tokens=c.chunk_tokens,
+            prefill_tokens=c.prefill_tokens,
+            watermark=c.watermark,
+            sharing=text.get("sharing", "fluid"),
+            memory=text.get("memory", "real"),
+            preempt=text.get("preempt", "recompute"),
+            sigma=c.noise,
+            seed=c.seed,
+        )
+
+
+def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables:
+    """Costs with floors, knees, host time and demands that make co-runners slow each other."""
+    cost = np.zeros(rows, COST)
+    cost["serial"] = rng.integers(0, 2, rows)
+    for key, scale in {
+        "host0": 0.004, "host1": 2e-4, "att0": 0.002, "att1": 1e-4, "dec0": 0.001, "dec1": 2e-5, "dec2": 2e-5,
+        "pre0": 1e-3, "pre1": 1e-5, "pre2": 1e-6,
+    }.items():  # fmt: skip
+        cost[key] = scale * rng.uniform(0.3, 2.0, rows)
+    cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
+    cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)
+    cost["flops"], cost["hbm"] = 100.0, 100.0
+    grid = np.array([1, 8, 32, 128, 512])
+    rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
+    return Tables(
+        cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
+        np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1), np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),
+    )  # fmt: skip
+
+
+def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: float, longest: int) -> Jobs:
+    """Poisson arrivals, some at equal stamps, of short and one-token requests."""
+    gaps = rng.exponential(1 / rate, n)
+    gaps[rng.random(n) < 0.1] = 0.0
+    inf = np.full(n, math.inf)
+    return Jobs(
+        tuple(models),
+        np.cumsum(gaps),
+        rng.integers(0, len(models), n).astype(np.int32),
+        rng.integers(1, longest, n).astype(np.int32),
+        np.where(rng.random(n) < 0.15, 1, rng.integers(1, longest, n)).astype(np.int32),
+        inf,
+        inf,
+    )
+
+
+def world(seed: int) -> World:
+    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    rng = np.random.default_rng(seed)
+    gpus = int(rng.integers(1, 3))
+    served = tuple(
+        Served(f"m{k}", SHAPE, 2 if gpus == 2 and rng.random() < 0.2 else 1) for k in range(int(rng.integers(1, 4)))
+    )
+    block = 4 * kv_token_bytes(SHAPE, 1)
+    foot = weight_bytes(SHAPE) + 1000
+    tight = rng.random() < 0.6
+    mem = len(served) * foot + block * int(rng.integers(20, 60) if tight else 4000)
+    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50)
+    priced = Machine(
+        tables(rng, len(served), heavy=float(rng.choice([0.1, 1.0, 4.0]))),
+        spec,
+        {"host": Way(float(rng.choice([0.0, 0.25])), "pcie")},
+        HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0),
+    )
+    config = Config(
+        served,
+        gpus=gpus,
+        block_tokens=4,
+        batch_cap=int(rng.choice([2, 4, 16])),
+        chunk_tokens=int(rng.choice([0, 8, 32])),
+        prefill_tokens=64,
+        watermark=float(rng.choice([0.0, 0.05])),
+        mem_fraction=1.0,
+        process_bytes=1000,
+        noise=float(rng.choice([0.0, 0.05])),
+        seed=int(rng.integers(0, 1000)),
+        token_times=True,
+    )
+    options: dict[str, Option] = {
+        "sharing": str(rng.choice(["fluid", "fluid", "none"])),
+        "memory": "unlimited" if rng.random() < 0.1 else "real",
+        "preempt": str(rng.choice(["recompute", "swap"])),
+    }
+    n = int(rng.integers(5, 40))
+    jobs = workload(rng, [m.name for m in served], n, float(rng.choice([2.0, 20.0, 100.0])), int(rng.choice([12, 60])))
+    return World(config, priced, options, jobs, script(rng, config, jobs, block, foot, block * 60))
+
+
+def script(
+    rng: np.random.Generator, config: Config, jobs: Jobs, block: int, foot: int, room: int
+) -> list[tuple[float, Action]]:
+    """What is done: a start that serves everybody, then disturbances."""
+    start: list[tuple[float, Action]] = []
+    batches: dict[str, list[Batch]] = {}
+    for m in config.models:
+        place = (0, 1) if m.tp == 2 else (int(rng.integers(0, config.gpus)),)
+        batch = Batch(Inst(m.name, place), int(rng.integers(0, 2)))
+        batches[m.name] = [batch]
+        fields: dict[str, Any] = {}
+        if rng.random() < 0.3:
+            fields["chunk_tokens"] = int(rng.choice([0, 4, 16]))
+        if rng.random() < 0.3:
+            fields["seqs"] = int(rng.integers(1, 5))
+        if rng.random() < 0.3:
+            fields["sms"] = int(rng.choice([10, 30, 50, 80]))
+        start.append((NEVER, Load(batch.inst)))
+        if rng.random() < 0.7:
+            start.append((NEVER, Run(batch, **fields)))
+        else:
+            start += [(NEVER, Run(batch, "prefill", **fields)), (NEVER, Run(batch, "decode", **fields))]
+        if rng.random() < 0.3:
+            start += [(NEVER, Limit(m.name, g, int(block * rng.integers(5, 60)))) for g in place]
+        start.append((NEVER, Admit(m.name, batch)))
+    later: list[tuple[float, Action]] = []
+    span = float(jobs.arrival_s[-1]) + 1.0
+    for _ in range(int(rng.integers(0, 8))):
+        m = config.models[int(rng.integers(0, len(config.models)))]
+        batch, t = batches[m.name][0], float(rng.uniform(0, span))
+        r = int(rng.integers(0, len(jobs)))
+        mine = config.models[int(jobs.model[r])]
+        what = int(rng.integers(0, 9))
+        if what == 0:
+            later.append((t, Drop(r)))
+        elif what == 1:
+            later += [(t, Evict(batch.inst, bool(rng.random() < 0.5))), (t + float(rng.uniform(0, 2)), Load(batch.inst))]
+        elif what == 2:
+            later.append((t, Run(batch, str(rng.choice(["mixed", "prefill", "decode"])), seqs=int(rng.integers(1, 6)))))  # type: ignore[arg-type]
+        elif what == 3:
+            phase = str(rng.choice(["mixed", "prefill", "decode"]))
+            later += [(t, Run(batch, phase, steps=0)), (t + 0.5, Run(batch))]  # type: ignore[arg-type]
+        elif what == 4:
+            later += [(t, Limit(m.name, g, int(block * rng.integers(1, 80)))) for g in batch.inst.place]  # type: ignore[union-attr]
+        elif what == 5:
+            later.append((t, Run(batch, chunk_tokens=int(rng.choice([0, 8])), sms=int(rng.choice([20, 60])))))
+        elif what == 6:
+            later.append((t, Move(r, None)))
+        elif what == 7:
+            later.append((t, Admit(r, Batch(batches[mine.name][0].inst, 1))))
+        elif mine.tp == 1 and config.gpus == 2:
+            later.append((t, Move(r, [(0,), (1,), Host()][int(rng.integers(0, 3))])))
+    last = [(span + 5.0, Run(b)) for bs in batches.values() for b in bs]
+    last += [(span + 5.0, Run(Batch(b.inst, 1))) for bs in batches.values() for b in bs if b.tag != 1]
+    return start + sorted(later + last, key=lambda x: x[0])
+
+
+def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:
+    """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do."""
+    sim, told = world.sim(), list[tuple[float, Event]]()
+    view = sim.view()
+    for t, action in world.script:
+        if t == NEVER:
+            sim.do(action)
+    sim.begin(world.jobs, HEARD, oracle=False)
+
+    def hear(until: float) -> None:
+        while (event := sim.poll(until)) is not None:
+            told.append((view.now_s, event))
+
+    for t, action in world.script:
+        if t > NEVER and t <= end_s:
+            hear(t)
+            sim.do(action)
+    hear(end_s)
+    sim.finish()
+    return sim, told

@@ -1,0 +1,1 @@
+"""Traces: public logs converted to one canonical table, loaded by name."""

@@ -1,0 +1,53 @@
+"""What every row of a trace must satisfy; the first that does not is named with the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.types import UserError
+
+Where = Callable[[int], str]  # row -> "file:line"
+MOST_TOKENS = np.iinfo(np.int32).max
+
+
+def times(seconds: NDArray[np.float64], where: Where, column: str) -> None:
+    """Finite and not negative."""
+    _none(~np.isfinite(seconds), seconds, where, column, "not a finite time")
+    _none(seconds < 0, seconds, where, column, "a negative time")
+
+
+def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str) -> None:
+    """Not descending."""
+    later = np.concatenate(([False], np.diff(seconds) < 0))
+    _none(later, seconds, where, column, f"earlier than the row before ({way_out})")
+
+
+def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -> None:
+    """At least one token, and fewer than 2^31."""
+    _none(counts < 0, counts, where, column, "a negative number of tokens")
+    _none(counts == 0, counts, where, column, f"no tokens at all ({way_out})")
+    _none(counts > MOST_TOKENS, counts, where, column, "more tokens than any model serves")
+
+
+def unique(ids: NDArray[Any], where: Where, column: str) -> None:
+    """No value twice."""
+    order = np.argsort(ids, kind="stable")
+    same = np.flatnonzero(ids[order][1:] == ids[order][:-1])
+    if len(same):
+        pair = min(((int(order[i + 1]), int(order[i])) for i in same[:1]), default=(0, 0))
+        raise UserError(f'{where(pair[0])}: column "{column}" is {_show(ids[pair[0]])}, as in {where(pair[1])} already')
+
+
+def _none(bad: NDArray[np.bool_], values: NDArray[Any], where: Where, column: str, why: str) -> None:
+    if bad.any():
+        row = int(bad.argmax())
+        raise UserError(f'{where(row)}: column "{column}" is {_show(values[row])}, {why}')
+
+
+def _show(value: Any) -> str:
+    value = value.item() if isinstance(value, np.generic) else value
+    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,0 +1,364 @@
+"""Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
+
+Read are CSV (also .gz), Parquet, and pickled lists of records (see `unpickle`). A million rows take about a second.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from harness.types import UserError
+from traces import checks, schema
+from traces.unpickle import unpickle
+
+TimeUnit = Literal["s", "ms", "us", "ns", "datetime"]
+PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+HELP = "bench trace convert --help lists formats"
+PICKLED = frozenset({"Request"})
+HEADER_BYTES = 1 << 20
+
+# Seconds above 10^8 (three years) are a date's, not a trace's; above 4.1 x 10^9 they are no date before 2100 either.
+EPOCH_S, LAST_EPOCH_S = 1e8, 4.1e9
+# Mean gaps of public LLM logs lie between 0.5 ms (the largest providers) and 75 s (an image service).
+MEAN_GAP_S = (1e-5, 150.0)
+
+
+class Source(NamedTuple):
+    """Raw columns of a file, and the place of each row in it."""
+
+    columns: Mapping[str, pa.Array]
+    where: Callable[[int], str]
+    line: Callable[[NDArray[np.int64]], NDArray[np.int64]]  # of rows
+
+
+def convert(
+    path: Path,
+    columns: Mapping[str, str],
+    *,
+    time_unit: TimeUnit = "s",
+    model: str | None = None,
+    name: str | None = None,
+    tier: str = "replayed",
+    licence: str = "not stated",
+    length_origin: Literal["measured", "sampled", "uniform"] = "measured",
+    span_s: float | None = None,
+    empty: Literal["error", "drop"] = "error",
+    max_tokens: int | None = None,
+    sort: bool = False,
+    trust_times: bool = False,
+    jitter_seed: int = 0,
+) -> pa.Table:
+    """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
+
+    Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); any other canonical
+    column is taken where it is named. Dates, and seconds since an epoch, are counted from the first row.
+    Whole-second stamps are spread inside their second by a seeded draw, flagged in the metadata. Rows without tokens
+    are an error or dropped, those over `max_tokens` are dropped, either counted in the metadata.
+    `span_s` is the period of circular replay; by default the last stamp plus one mean gap.
+    UserError names file, row, column and value.
+    """
+    if model is not None and "model" in columns:
+        raise UserError("a model column and one model for all rows exclude each other")
+    wanted = ("arrival_s", "prompt_tokens", "output_tokens", *(("model",) if model is None else ()))
+    if missing := next((key for key in wanted if key not in columns), None):
+        raise UserError(f'{path}: name the column of "{missing}" ({HELP})')
+    if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
+        raise UserError(f'no canonical column "{unknown}"{_meant(unknown, schema.COLUMNS)}')
+    if time_unit not in (*PER_SECOND, "datetime"):
+        raise UserError(f'no time unit "{time_unit}" (s, ms, us, ns or datetime)')
+    if tier not in schema.TIERS:
+        raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
+    source = _read(path, columns)
+    if not len(next(iter(source.columns.values()))):
+        raise UserError(f"{path}: no rows")
+
+    when, resolution_s = _times(source, columns["arrival_s"], time_unit, sort, trust_times)
+    tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
+    if "request_id" in columns:
+        ids = source.columns[columns["request_id"]]
+        checks.unique(ids.to_numpy(zero_copy_only=False), source.where, columns["request_id"])
+    keep = np.ones(len(when), bool)
+    for key, counts in tokens.items():
+        if empty == "drop":
+            keep &= counts != 0
+        checks.tokens(np.where(keep, counts, 1), source.where, columns[key], "--empty drop leaves such rows out")
+    dropped_empty = int((~keep).sum())
+    if max_tokens is not None:
+        keep &= tokens["prompt_tokens"] + tokens["output_tokens"] <= max_tokens
+    if not keep.any():
+        raise UserError(f"{path}: no row is left of {len(keep)}")
+    if resolution_s == 1.0:
+        when = when + np.random.Generator(np.random.Philox(key=jitter_seed)).uniform(0, 1, len(when))
+    order = np.flatnonzero(keep)
+    order = order[np.argsort(when[order], kind="stable")]
+    when = when[order]
+    mean_gap_s = (when[-1] - when[0]) / max(1, len(when) - 1)
+    if span_s is None:
+        span_s = float(when[-1] + (mean_gap_s or 1.0))
+    elif not when[-1] <= span_s < np.inf:
+        raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s")
+
+    out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
+    for key, own in columns.items():
+        if key not in out and key not in tokens:
+            out[key] = _cast(source, own, schema.COLUMNS[key]).take(pa.array(order))
+    if model is not None:
+        out["model"] = pa.array([model]).dictionary_encode().take(pa.array(np.zeros(len(order), np.int64)))
+    out |= {key: counts[order] for key, counts in tokens.items()}
+    meta = {
+        "name": name or path.name.split(".")[0],
+        "tier": tier,
+        "licence": licence,
+        "length_origin": length_origin,
+        "source": path.name,
+        "source_sha256": schema.file_sha256(path),
+        "span_s": span_s,
+        "timestamp_resolution_s": resolution_s,
+        "jitter_seed": jitter_seed if resolution_s == 1.0 else None,
+        "dropped_empty": dropped_empty,
+        "dropped_long": len(keep) - dropped_empty - len(order),
+        "time_scale": 1.0,
+    }
+    return schema.table(out, meta)
+
+
+ARENA = {
+    "request_id": "req_id",
+    "arrival_s": "req_time",
+    "model": "adapter_dir",
+    "prompt_tokens": "prompt_len",
+    "output_tokens": "output_len",
+}
+
+
+def arena(path: Path) -> pa.Table:
+    """Convert the public cut of Arena-Chat, its pickle or the CSV of the same columns: 27 streams in 600 s.
+
+    VTC's authors lost the original and re-sampled it; Prism ships the same file.
+    """
+    return convert(path, ARENA, name="arena-chat", licence="Apache-2.0", span_s=600.0)
+
+
+def synthetic(
+    name: str,
+    span_s: float,
+    models: Sequence[str],
+    arrival_s: NDArray[np.float64],
+    model: NDArray[np.int32],
+    prompt_tokens: NDArray[np.int32],
+    output_tokens: NDArray[np.int32],
+    *,
+    seed: int,
+) -> pa.Table:
+    """Make a canonical table of what generator `name` drew; it draws the trace anew for other seeds."""
+    names = pa.DictionaryArray.from_arrays(pa.array(model, pa.int32()), pa.array(list(models), pa.string()))
+    columns = {
+        "request_id": np.arange(len(arrival_s), dtype=np.uint64),
+        "arrival_s": arrival_s,
+        "model": names,
+        "prompt_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+    }
+    meta = {"name": name, "maker": name, "tier": "synthetic", "licence": "Apache-2.0", "length_origin": "sampled"}
+    return schema.table(columns, meta | {"span_s": span_s, "seed": seed, "timestamp_resolution_s": None})
+
+
+def _read(path: Path, columns: Mapping[str, str]) -> Source:
+    wanted = list(dict.fromkeys(columns.values()))
+    suffixes = path.suffixes
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    if suffixes[-1:] in ([".parquet"], [".pq"]):
+        return _parquet(path, wanted)
+    if suffixes[-1:] in ([".pkl"], [".pickle"]):
+        return _pickle(path, wanted)
+    return _csv(path, wanted)
+
+
+def _csv(path: Path, wanted: list[str]) -> Source:
+    """Read columns as text, so that a bad value can be shown as it stands; the header is line 1."""
+    ragged: list[str] = []
+
+    def bad_row(row: Any) -> str:
+        ragged.append(f"{path}:{row.number}: {row.actual_columns} columns, the header has {row.expected_columns}")
+        return "error"
+
+    try:
+        with pa.input_stream(str(path), compression="detect") as stream:
+            header = stream.read(HEADER_BYTES).splitlines()[:1]
+        names = next(csv.reader([header[0].decode("utf-8-sig")])) if header else []
+        if not names:
+            raise UserError(f"{path}: no rows")
+        _has(path, wanted, names)
+        rows = pyarrow.csv.read_csv(
+            path,
+            read_options=pyarrow.csv.ReadOptions(use_threads=False),  # only so are rows numbered
+            parse_options=pyarrow.csv.ParseOptions(ignore_empty_lines=False, invalid_row_handler=bad_row),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
+            ),
+        )
+    except (pa.ArrowException, OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(ragged[0] if ragged else f"{path}: not a readable CSV: {str(error).splitlines()[0]}") from None
+    end = rows.num_rows
+    while end and not any(rows[name][end - 1].as_py() for name in wanted):
+        end -= 1  # blank lines at the end; elsewhere they are errors
+    found = {name: rows[name].slice(0, end).combine_chunks() for name in wanted}
+    return Source(found, lambda row: f"{path}:{row + 2}", lambda index: np.asarray(index, np.int64) + 2)
+
+
+def _parquet(path: Path, wanted: list[str]) -> Source:
+    try:
+        names = pq.read_schema(path).names
+        _has(path, wanted, names)
+        rows = pq.read_table(path, columns=wanted)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    return _typed(path, {name: rows[name].combine_chunks() for name in wanted})
+
+
+def _pickle(path: Path, wanted: list[str]) -> Source:
+    records = unpickle(path, PICKLED)
+    if not isinstance(records, list) or not records:
+        raise UserError(f"{path}: holds no list of records")
+    rows = [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in records]
+    _has(path, wanted, list(rows[0]))
+    found = {}
+    for name in wanted:
+        try:
+            found[name] = pa.array([row.get(name) for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UserError(f'{path}: column "{name}": {str(error).splitlines()[0]}') from None
+    return _typed(path, found)
+
+
+def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
+    """Give rows their numbers, from 1: there is no header."""
+
+    def where(row: int) -> str:
+        return f"{path}:{row + 1}"
+
+    for name, values in columns.items():
+        if values.null_count:
+            raise UserError(f'{where(values.is_null().index(True).as_py())}: column "{name}" is empty')
+    return Source(columns, where, lambda rows: np.asarray(rows, np.int64) + 1)
+
+
+def _has(path: Path, wanted: list[str], names: list[str]) -> None:
+    for name in wanted:
+        if name not in names:
+            raise UserError(
+                f'{path}: no column "{name}"{_meant(name, names)} (it has {", ".join(map(str, names[:12]))})'
+            )
+
+
+def _times(
+    source: Source, column: str, unit: TimeUnit, sort: bool, trust: bool
+) -> tuple[NDArray[np.float64], float | None]:
+    """Seconds from the start, sorted or refused, and 1.0 where the source counts whole seconds."""
+    raw = source.columns[column]
+    if unit == "datetime":
+        when = _dates(source, column, raw)
+    elif pa.types.is_temporal(raw.type):
+        raise UserError(f'{source.where(0)}: column "{column}" holds dates (--time-unit datetime)')
+    else:
+        name = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}[unit]
+        when = _numbers(source, column, pa.float64(), f"not a time in {name} ({HELP})") / PER_SECOND[unit]
+        checks.times(when, source.where, column)
+    if not sort:
+        checks.ordered(when, source.where, column, "--sort puts rows in order")
+    first, last = float(when.min()), float(when.max())
+    if last > LAST_EPOCH_S and not trust:
+        row = int(when.argmax())
+        raise UserError(
+            f'{source.where(row)}: column "{column}" is {raw[row]}, after the year 2100 as {unit}: a finer unit '
+            "(--time-unit ms, us or ns)?"
+        )
+    if first > EPOCH_S or unit == "datetime":
+        when = when - first
+        last -= first
+        first = 0.0
+    mean_gap_s = (last - first) / max(1, len(when) - 1)
+    if len(when) > 1 and last > first and not MEAN_GAP_S[0] <= mean_gap_s <= MEAN_GAP_S[1] and not trust:
+        raise UserError(
+            f'{source.where(0)}: column "{column}" gives {len(when)} requests over {last - first:.6g} s '
+            f"as {unit}: another unit (--time-unit)? (--trust-times if it is right)"
+        )
+    whole = len(when) > 1 and last > first and bool((when == np.floor(when)).all())
+    return when, 1.0 if whole else None
+
+
+def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
+    import pandas as pd  # only for dates
+
+    stamps = pd.to_datetime(raw.to_pandas(), format="ISO8601", errors="coerce", utc=True)
+    bad = stamps.isna().to_numpy()
+    if bad.any():
+        row = int(bad.argmax())
+        raise UserError(f'{source.where(row)}: column "{column}" is "{raw[row]}", not a date as in ISO 8601 ({HELP})')
+    ns = stamps.dt.as_unit("ns").astype("int64").to_numpy()
+    return np.asarray((ns - ns.min()) / 1e9, np.float64)
+
+
+def _tokens(source: Source, column: str) -> NDArray[np.int64]:
+    return np.asarray(_numbers(source, column, pa.int64(), "not a whole number of tokens"), np.int64)
+
+
+def _numbers(source: Source, column: str, kind: pa.DataType, why: str) -> NDArray[Any]:
+    return np.asarray(_cast(source, column, kind, why).to_numpy(zero_copy_only=False))
+
+
+def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None) -> pa.Array:
+    """Cast a column; the first value that does not go is found by halving."""
+    values = source.columns[column]
+    if pa.types.is_string(values.type) and not (kind == schema.NAMES or pa.types.is_string(kind)):
+        values = pc.utf8_trim_whitespace(values)
+    try:
+        return _as(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        low, high = 0, len(values)  # a bad value lies in [low, high) and none before
+        while high - low > 1:
+            middle = (low + high) // 2
+            try:
+                _as(values[low:middle], kind)
+                low = middle
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                high = middle
+        value = _quoted(source.columns[column][low].as_py())
+        raise UserError(f'{source.where(low)}: column "{column}" is {value}, {why or f"not {kind}"}') from None
+
+
+def _as(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    if kind == schema.NAMES:
+        return values.cast(pa.string()).dictionary_encode()
+    return values.cast(kind)
+
+
+def _ids(source: Source, columns: Mapping[str, str], order: NDArray[np.int64]) -> pa.Array:
+    """Keep the source's ids where they are whole numbers, else number the rows."""
+    if "request_id" in columns:
+        try:
+            return source.columns[columns["request_id"]].cast(pa.uint64()).take(pa.array(order))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            pass
+    return pa.array(np.arange(len(order), dtype=np.uint64))
+
+
+def _quoted(value: object) -> str:
+    return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+def _meant(name: str, names: Any) -> str:
+    close = get_close_matches(name, [str(one) for one in names], 1)
+    return f"; did you mean {close[0]}?" if close else ""

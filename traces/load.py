@@ -1,0 +1,177 @@
+"""Traces by name or by path, as arrays.
+
+A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
+the bench; where only a fitted stand-in is there, it is used and `notice` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.types import UserError
+from traces import checks, convert, schema
+
+HERE = Path(__file__).parent
+FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
+I4 = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A trace as arrays, one element a request, sorted by arrival from 0."""
+
+    name: str
+    tier: str  # replayed, composed or synthetic
+    licence: str
+    note: str
+    sha256: str  # of the rows, whatever file held them
+    span_s: float  # the period of circular replay
+    models: tuple[str, ...]  # its streams, in natural order
+    arrival_s: NDArray[np.float64]
+    model: I4  # index into `models`
+    prompt_tokens: I4
+    output_tokens: I4
+    tenant: I4 | None  # the client, where known
+    src_row: NDArray[np.int64]  # line of the source
+    source: str  # file, for messages
+    maker: str | None  # generator that draws it anew for each seed
+    resolution_s: float | None  # of its stamps, where coarse
+    length_origin: str  # measured, sampled or uniform
+    notice: str | None  # a line to print first
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def where(self, row: int) -> str:
+        """`file:row` of a request, for messages."""
+        return f"{self.source}:{self.src_row[row]}"
+
+
+@cache
+def manifest() -> Mapping[str, Mapping[str, Any]]:
+    """Read the traces that have a name: tier, note, licence, models, requests, span_s, and where to get them."""
+    return tomllib.loads((HERE / "manifest.toml").read_text("utf-8"))
+
+
+def trace(name: str) -> Trace:
+    """Load a trace by the manifest's name or the path of a canonical Parquet; UserError where there is none."""
+    if name not in manifest():
+        path = Path(name)
+        if path.suffix == ".parquet":
+            return of_table(schema.read(path), str(path))
+        close = get_close_matches(name, list(manifest()), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        more = "; bench trace convert makes one of it" if path.exists() else ""
+        raise UserError(f'no trace "{name}"{hint} (bench list traces, or the path of a canonical Parquet{more})')
+    entry = manifest()[name]
+    if (found := present(name)) is None:
+        fit = trace(entry["fallback"])
+        notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
+        return replace(fit, notice=notice)
+    if "sample" in entry:
+        return _noted(of_table(schema.read(found), found.name), entry)
+    sums = {one["sha256"] for one in entry["from"] if Path(one["path"]).name == found.name}
+    if schema.file_sha256(found) not in sums:
+        raise UserError(f"{found}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
+    return _noted(of_table(getattr(convert, entry["reader"])(found), str(found)), entry)
+
+
+def present(name: str) -> Path | None:
+    """Find the file that holds a named trace on this machine, if any."""
+    entry = manifest()[name]
+    if "sample" in entry:
+        return HERE / "sample" / str(entry["sample"])
+    folders = [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
+    files = (folder / one["path"] for folder in folders for one in entry["from"])
+    return next((file for file in files if file.is_file()), None)
+
+
+def listing() -> list[dict[str, Any]]:
+    """List the manifest for a reader: its facts by name, `here` (a path or none) and how to `fetch` what is not."""
+    return [
+        {"name": name, **{key: entry[key] for key in FACTS}, "here": present(name), "fetch": entry.get("fetch")}
+        for name, entry in manifest().items()
+    ]
+
+
+def of_table(rows: pa.Table, source: str) -> Trace:
+    """Make a trace of a canonical table; its rows are checked again, for files come from anywhere."""
+    meta = schema.metadata(rows)
+    if not rows.num_rows:
+        raise UserError(f"{source}: no rows")
+    for column in schema.REQUIRED:
+        if rows[column].null_count:
+            raise UserError(f'{source}: column "{column}" has empty values')
+    given = rows["src_row"].to_numpy() if "src_row" in rows.column_names else np.arange(1, rows.num_rows + 1)
+
+    def where(row: int) -> str:
+        return f"{source}:{given[row]}"
+
+    arrival_s = np.ascontiguousarray(rows["arrival_s"].to_numpy())
+    checks.times(arrival_s, where, "arrival_s")
+    checks.ordered(arrival_s, where, "arrival_s", "bench trace convert --sort")
+    lengths = {}
+    for column in ("prompt_tokens", "output_tokens"):
+        counts = rows[column].to_numpy().astype(np.int64)
+        checks.tokens(counts, where, column, "bench trace convert --empty drop")
+        lengths[column] = counts.astype(np.int32)
+    checks.unique(rows["request_id"].to_numpy(), where, "request_id")
+    models, model = _codes(rows["model"])
+    tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
+    span_s = float(meta.get("span_s") or arrival_s[-1] * (1 + 1 / len(arrival_s)) or 1.0)
+    if not arrival_s[-1] <= span_s < np.inf:
+        raise UserError(f"{source}: metadata span_s {span_s:g} ends before the last request at {arrival_s[-1]:g} s")
+    arrays: dict[str, NDArray[Any]] = {"arrival_s": arrival_s, "model": model, **lengths, "span_s": np.array([span_s])}
+    if tenant is not None:
+        arrays["tenant"] = tenant
+    return Trace(
+        name=str(meta.get("name") or Path(source).stem),
+        tier=str(meta.get("tier", "replayed")),
+        licence=str(meta.get("licence", "not stated")),
+        note=str(meta.get("note", "")),
+        sha256=schema.content_sha256(models, arrays),
+        span_s=span_s,
+        models=models,
+        arrival_s=arrival_s,
+        model=model,
+        prompt_tokens=lengths["prompt_tokens"],
+        output_tokens=lengths["output_tokens"],
+        tenant=tenant,
+        src_row=np.asarray(given, np.int64),
+        source=source,
+        maker=meta.get("maker"),
+        resolution_s=meta.get("timestamp_resolution_s"),
+        length_origin=str(meta.get("length_origin", "measured")),
+        notice=None,
+    )
+
+
+def _noted(found: Trace, entry: Mapping[str, Any]) -> Trace:
+    return replace(found, note=str(entry["note"]))
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
+    """Names in natural order ("rank-9" before "rank-10") and the index of each row."""
+    array = column.combine_chunks()
+    array = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    names = array.dictionary.to_pylist()
+    codes = array.indices.to_numpy()
+    used = sorted({names[i] for i in np.unique(codes)}, key=_natural)
+    place = {name: i for i, name in enumerate(used)}
+    return tuple(used), np.array([place.get(name, -1) for name in names], np.int32)[codes]
+
+
+def _natural(name: str) -> tuple[tuple[str, int], ...]:
+    return tuple((text, int(digits or 0)) for text, digits in re.findall(r"(\D*)(\d*)", name))

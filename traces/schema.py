@@ -1,0 +1,126 @@
+"""The canonical table: one row a request, sorted by arrival; nullable columns only where a source has them.
+
+Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin, seed,
+time_scale, block_size, maker and what a converter dropped. Rows are hashed by content, so a new Parquet writer
+changes no identity.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.types import UserError
+
+NAMES = pa.dictionary(pa.int32(), pa.string())
+REQUIRED = {
+    "request_id": pa.uint64(),
+    "arrival_s": pa.float64(),  # from 0
+    "model": NAMES,
+    "prompt_tokens": pa.uint32(),
+    "output_tokens": pa.uint32(),
+}
+OPTIONAL = {
+    "slo_class": NAMES,
+    "ttft_slo_s": pa.float32(),
+    "tpot_slo_s": pa.float32(),
+    "e2e_slo_s": pa.float32(),
+    "tenant": NAMES,
+    "session_id": pa.uint64(),
+    "turn": pa.uint16(),
+    "parent_id": pa.uint64(),  # closed loop: sent `think_s` after this one ended
+    "think_s": pa.float32(),
+    "prefix_hashes": pa.list_(pa.uint64()),  # blocks of `block_size` tokens (metadata)
+    "shared_prefix_tokens": pa.uint32(),  # where only counts survive
+    "kind": NAMES,  # chat, api, code, agent, reason, image
+    "status": NAMES,
+    "src": NAMES,
+    "src_row": pa.uint64(),  # line of the source, for messages
+    "clone_of": pa.uint64(),
+}
+COLUMNS = REQUIRED | OPTIONAL
+TIERS = ("replayed", "composed", "synthetic")
+
+
+def table(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.Table:
+    """Make a canonical table of those columns that are given (arrays), cast to the schema, in its order."""
+    fields = [(name, kind) for name, kind in COLUMNS.items() if name in columns]
+    arrays = [_array(columns[name], kind) for name, kind in fields]
+    schema = pa.schema(
+        [pa.field(name, kind, nullable=name in OPTIONAL) for name, kind in fields],
+        {key.encode(): json.dumps(value, sort_keys=True).encode() for key, value in sorted(meta.items())},
+    )
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def write(rows: pa.Table, path: Path) -> None:
+    """Write a canonical table as Parquet, under a temporary name first."""
+    part = path.with_name(path.name + ".part")
+    try:
+        pq.write_table(rows, part, compression="zstd")
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot write: {error.strerror or error}") from None
+
+
+def read(path: Path) -> pa.Table:
+    """Read a canonical Parquet; UserError where it is none."""
+    try:
+        rows = pq.read_table(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    for name in REQUIRED:
+        if name not in rows.column_names:
+            raise UserError(f'{path}: no column "{name}" (bench trace convert makes a canonical trace of any table)')
+    for name in rows.column_names:
+        if name in COLUMNS and rows.schema.field(name).type != COLUMNS[name]:
+            raise UserError(
+                f'{path}: column "{name}" is {rows.schema.field(name).type}, not {COLUMNS[name]} (bench trace convert)'
+            )
+    return rows
+
+
+def metadata(rows: pa.Table) -> dict[str, Any]:
+    """Read the JSON metadata of a canonical table; foreign keys are left alone."""
+    found = {}
+    for key, value in (rows.schema.metadata or {}).items():
+        try:
+            found[key.decode()] = json.loads(value)
+        except ValueError:
+            continue
+    return found
+
+
+def content_sha256(models: tuple[str, ...], arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
+    """Hash of what a workload is built from, whatever file held it."""
+    digest = sha256("\n".join(models).encode())
+    for name, values in sorted(arrays.items()):
+        digest.update(f"\0{name}:{values.dtype.str}\0".encode())
+        digest.update(np.ascontiguousarray(values).tobytes())
+    return digest.hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """Hash of a file's bytes."""
+    digest = sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if kind == NAMES:
+        array = array if pa.types.is_dictionary(array.type) else array.cast(pa.string()).dictionary_encode()
+    return array.cast(kind)

@@ -1,0 +1,97 @@
+"""Statistics of a trace, so that a reader sees what it is and not only its name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traces.load import Trace
+
+F8 = NDArray[np.float64]
+
+IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
+ACTIVE_S = 120.0  # a model is active for so long after a request (Prism)
+MINUTE_S = 60.0
+BOTTOM = 0.6  # of the models, the least popular
+
+
+def stats(trace: Trace) -> dict[str, Any]:
+    """Popularity, burstiness, idleness and lengths.
+
+    iat_cv            std / mean of the gaps between requests
+    minute_cv         std / mean of requests per whole minute
+    top1_share        of the requests, those of the hottest model
+    bottom60_share    of the requests, those of the floor(0.6 N) least popular models
+    minute_cv_models  quartiles over models of minute_cv
+    idle_median_s     quartiles over models of the median gap above 10 s, for models with one; ends are no gaps
+    idle_per_hour     quartiles over models of the number of such gaps an hour
+    active_fraction   of the models, those with a request in the past 2 minutes: mean over whole seconds t < span
+    switches_per_hour changes of the set of active models between those seconds, as an hourly rate
+    Standard deviations are of the population (ddof 0).
+    """
+    n, span_s = len(trace), trace.span_s
+    counts = np.bincount(trace.model, minlength=len(trace.models))
+    order = np.argsort(trace.model, kind="stable")
+    by_model = np.split(trace.arrival_s[order], np.cumsum(counts)[:-1])
+    idle = [gaps[gaps > IDLE_S] for gaps in map(np.diff, by_model)]
+    active = _active(by_model, span_s)
+    bottom = np.sort(counts)[: int(BOTTOM * len(counts))]
+    return {
+        "name": trace.name,
+        "tier": trace.tier,
+        "requests": n,
+        "models": len(trace.models),
+        "span_s": span_s,
+        "rate_rps": n / span_s,
+        "iat_cv": _cv(np.diff(trace.arrival_s)),
+        "minute_cv": _cv(_minutes(trace.arrival_s, span_s)),
+        "top1_share": float(counts.max() / n),
+        "bottom60_share": float(bottom.sum() / n),
+        "minute_cv_models": _quartiles([_cv(_minutes(times, span_s)) for times in by_model]),
+        "idle_median_s": _quartiles([float(np.median(gaps)) for gaps in idle if len(gaps)]),
+        "idle_per_hour": _quartiles([len(gaps) * 3600 / span_s for gaps in idle]),
+        "active_fraction": float(active.mean()),
+        "switches_per_hour": float(np.any(active[:, 1:] != active[:, :-1], axis=0).sum() * 3600 / span_s),
+        "prompt_tokens": _lengths(trace.prompt_tokens),
+        "output_tokens": _lengths(trace.output_tokens),
+        "one_token_outputs": int((trace.output_tokens == 1).sum()),
+        "counts": {name: int(counts[i]) for i, name in enumerate(trace.models)},
+    }
+
+
+def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:
+    """Count requests in each whole minute of the span; one that comes at its very end counts to the last."""
+    whole = max(1, int(span_s // MINUTE_S))
+    edges = np.arange(whole + 1) * min(MINUTE_S, span_s)
+    return np.histogram(times, edges)[0]
+
+
+def _active(by_model: list[F8], span_s: float) -> NDArray[np.bool_]:
+    """(models, seconds): a request in (t - 2 min, t]."""
+    at = np.arange(0.0, span_s, 1.0)
+    before = [
+        np.searchsorted(times, at, "right") > np.searchsorted(times, at - ACTIVE_S, "right") for times in by_model
+    ]
+    return np.stack(before)
+
+
+def _cv(values: NDArray[Any]) -> float:
+    mean = float(values.mean()) if len(values) else 0.0
+    return float(values.std() / mean) if mean else float("nan")
+
+
+def _quartiles(values: list[float]) -> list[float]:
+    return [float(x) for x in np.quantile(values, (0.25, 0.5, 0.75))] if values else []
+
+
+def _lengths(tokens: NDArray[np.int32]) -> dict[str, float]:
+    p50, p99 = np.quantile(tokens, (0.5, 0.99))
+    return {
+        "mean": float(tokens.mean()),
+        "p50": float(p50),
+        "p99": float(p99),
+        "max": int(tokens.max()),
+        "min": int(tokens.min()),
+    }

@@ -1,0 +1,117 @@
+"""Arrival processes and popularity; every draw comes from a generator that its purpose names.
+
+Times are seconds from 0, sorted, below `span_s`; rates are requests per second; `rng` is consumed, never made here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.types import UserError
+
+F8 = NDArray[np.float64]
+
+
+def rng(seed: int, *purpose: str | int) -> np.random.Generator:
+    """Make a counter-based generator for each (seed, purpose): one draw more here moves no draw elsewhere."""
+    digest = blake2b(repr((seed, *purpose)).encode(), digest_size=16).digest()
+    return np.random.Generator(np.random.Philox(key=np.frombuffer(digest, "<u8")))
+
+
+def zipf(models: int, s: float) -> F8:
+    """Shares of `models` ranks, share ~ rank^-s, summing to 1."""
+    positive("models", models)
+    weight = np.arange(1, models + 1, dtype=np.float64) ** -s
+    return np.asarray(weight / weight.sum(), np.float64)
+
+
+def poisson(rng: np.random.Generator, rate_rps: float, span_s: float) -> F8:
+    """Independent arrivals: exponential gaps."""
+    positive("rate_rps", rate_rps)
+    return _renewal(lambda n: rng.exponential(1 / rate_rps, n), 1 / rate_rps, span_s)
+
+
+def gamma(rng: np.random.Generator, rate_rps: float, span_s: float, cv: float) -> F8:
+    """Gamma gaps of coefficient of variation `cv`: 1 is Poisson, above it bursts."""
+    positive("rate_rps", rate_rps)
+    positive("cv", cv)
+    shape = cv**-2
+    return _renewal(lambda n: rng.gamma(shape, 1 / (rate_rps * shape), n), 1 / rate_rps, span_s, cv)
+
+
+def weibull(rng: np.random.Generator, rate_rps: float, span_s: float, shape: float) -> F8:
+    """Weibull gaps: shape 1 is Poisson, below it a heavier tail of gaps."""
+    positive("rate_rps", rate_rps)
+    positive("shape", shape)
+    scale = 1 / (rate_rps * math.gamma(1 + 1 / shape))
+    cv = math.sqrt(math.gamma(1 + 2 / shape) / math.gamma(1 + 1 / shape) ** 2 - 1)
+    return _renewal(lambda n: scale * rng.weibull(shape, n), 1 / rate_rps, span_s, cv)
+
+
+def clusters(
+    rng: np.random.Generator,
+    rate_rps: float,
+    span_s: float,
+    *,
+    size: float = 1.0,
+    gap_s: float = 1.0,
+    duty: float = 1.0,
+    on_s: float = 600.0,
+) -> F8:
+    """On/off clusters: Poisson clusters while on, of geometric size (mean `size`) with exponential gaps inside.
+
+    On and off times are lognormal (sigma 1) of means `on_s` and `on_s (1 - duty) / duty`; the mean rate over all time
+    is `rate_rps`. What falls beyond the span wraps around, so that no end is thinned.
+    """
+    for name, value in (("rate_rps", rate_rps), ("gap_s", gap_s), ("on_s", on_s)):
+        positive(name, value)
+    if size < 1:
+        raise UserError(f"size is {size}, below one request a cluster")
+    if not 0 < duty <= 1:
+        raise UserError(f"duty is {duty}, not in (0, 1]")
+    starts = poisson(rng, rate_rps / (size * duty), span_s * duty)  # in on-time, which `on_off` spreads out
+    starts = on_off(rng, starts, span_s, duty, on_s)
+    sizes = rng.geometric(1 / size, len(starts))
+    gaps = rng.exponential(gap_s, int(sizes.sum()))
+    first = np.cumsum(sizes) - sizes
+    gaps[first] = 0.0
+    inside = np.cumsum(gaps)
+    inside -= np.repeat(inside[first], sizes)
+    return np.sort((np.repeat(starts, sizes) + inside) % span_s)
+
+
+def on_off(rng: np.random.Generator, on_time_s: F8, span_s: float, duty: float, on_s: float) -> F8:
+    """Spread times of [0, duty x span) over the on-periods of [0, span): the share of on-time is exactly `duty`."""
+    if duty == 1.0 or not len(on_time_s):
+        return on_time_s
+    periods = max(1, round(span_s * duty / on_s))
+    on = rng.lognormal(0.0, 1.0, periods)
+    off = rng.lognormal(0.0, 1.0, periods)
+    on *= span_s * duty / on.sum()
+    off *= span_s * (1 - duty) / off.sum()
+    begins = np.cumsum(on) - on  # in on-time
+    period = np.searchsorted(begins, on_time_s, side="right") - 1
+    return np.asarray((on_time_s + np.cumsum(off)[period] + rng.uniform(0, span_s)) % span_s, np.float64)
+
+
+def positive(name: str, value: float) -> None:
+    """UserError unless `value` is finite and above 0."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{name} is {value}, not above 0")
+
+
+def _renewal(draw: Callable[[int], F8], mean_s: float, span_s: float, cv: float = 1.0) -> F8:
+    """Sum drawn gaps up to `span_s`; the first draw nearly always suffices."""
+    positive("span_s", span_s)
+    times, last = [], 0.0
+    while last < span_s:
+        expected = (span_s - last) / mean_s
+        times.append(last + np.cumsum(draw(int(expected + 4 * max(1.0, cv) * math.sqrt(expected)) + 16)))
+        last = float(times[-1][-1])
+    joined = np.concatenate(times)
+    return joined[: np.searchsorted(joined, span_s)]

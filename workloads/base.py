@@ -1,0 +1,49 @@
+"""The workload on which SLO bases are measured: every model as the trace has it, rare ones with enough requests."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.types import Jobs
+from workloads.arrivals import rng
+from workloads.build import Rows, build
+from workloads.models import ModelSet
+
+RARE = 100  # requests in the trace; a P95 of fewer is that of five
+DRAWN = 1000  # requests that stand in for a rare model's
+
+
+def base(trace: Rows, models: ModelSet, seed: int) -> Jobs:
+    """Jobs at rate scale 1 without SLOs: the replayed trace; of models below `RARE`, `DRAWN` Poisson arrivals instead.
+
+    These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
+    the trace that the model can serve. They last as long as it takes.
+    """
+    jobs = build(trace, models, seed=seed)
+    counts = np.bincount(jobs.model[jobs.arrival_s >= 0], minlength=len(models.members))
+    rare = np.flatnonzero(counts < RARE)
+    keep = ~np.isin(jobs.model, rare)
+    arrival, model = [jobs.arrival_s[keep]], [jobs.model[keep]]
+    prompt, output = [jobs.prompt_tokens[keep]], [jobs.output_tokens[keep]]
+    total = trace.prompt_tokens.astype(np.int64) + trace.output_tokens
+    for i in rare:
+        member = models.members[i]
+        draw = rng(seed, "base", member.name)
+        servable = np.flatnonzero(total <= member.shape.max_tokens)
+        row = servable[draw.integers(0, len(servable), DRAWN)]
+        arrival.append(np.cumsum(draw.exponential(trace.span_s / max(1, counts[i]), DRAWN)))
+        model.append(np.full(DRAWN, i, np.int32))
+        prompt.append(trace.prompt_tokens[row].astype(np.int32))
+        output.append(trace.output_tokens[row].astype(np.int32))
+    when = np.concatenate(arrival)
+    order = np.argsort(when, kind="stable")
+    none = np.full(len(when), np.inf)
+    return Jobs(
+        models.names,
+        when[order],
+        np.concatenate(model)[order],
+        np.concatenate(prompt)[order],
+        np.concatenate(output)[order],
+        none,
+        none,
+    )

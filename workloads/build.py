@@ -1,0 +1,275 @@
+"""A trace and a set of models become jobs: streams are mapped, rotated, scaled and cut to a window.
+
+A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ; a window
+of the trace's own span holds every row once, and the seconds before it wrap around to t < 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.types import Jobs, Plan, UserError
+from workloads import fitted
+from workloads.arrivals import positive, rng
+from workloads.models import ModelSet
+
+F8 = NDArray[np.float64]
+I4 = NDArray[np.int32]
+I8 = NDArray[np.int64]
+Scaling = Literal["rotate", "replicate", "time", "clients"]
+SCALINGS: tuple[Scaling, ...] = ("rotate", "replicate", "time", "clients")
+
+WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
+PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
+ROUNDING = 1e-9  # a scale so close to a whole number is one
+IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
+
+
+class Rows(Protocol):
+    """What is needed of a trace: arrays of one element a request, sorted by arrival."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def maker(self) -> str | None:
+        """The generator of `fitted` that draws it anew for each seed; none: it is replayed."""
+
+    @property
+    def span_s(self) -> float:
+        """The period after which the trace repeats."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the trace's streams."""
+
+    @property
+    def arrival_s(self) -> F8: ...  # noqa: D102
+    @property
+    def model(self) -> I4:
+        """Index into `models`."""
+
+    @property
+    def prompt_tokens(self) -> I4: ...  # noqa: D102
+    @property
+    def output_tokens(self) -> I4: ...  # noqa: D102
+    @property
+    def tenant(self) -> I4 | None:
+        """The client of each request, where known."""
+
+    def where(self, row: int) -> str:
+        """`file:row` of a request, for messages."""
+
+
+def build(
+    trace: Rows,
+    models: ModelSet,
+    *,
+    rate_scale: float = 1.0,
+    scaling: Scaling = "rotate",
+    seed: int = 0,
+    window_s: float | None = None,
+    warmup_s: float | None = None,
+    slo: Mapping[str, tuple[float, float]] | None = None,
+) -> Jobs:
+    """Make the jobs of the window [0, window_s) and of the `warmup_s` before it; ids are positions in arrival order.
+
+    rotate     ceil(rate_scale) copies, every stream of every copy at its own circular offset
+    replicate  the same copies at equal stamps
+    time       one copy, its stamps divided by rate_scale (and the span with them)
+    clients    as rotate, but whole clients are copied and offset; the trace must name them
+
+    Of a last copy that counts for a fraction f, each stream keeps every (1/f)-th request, from a seeded phase: the
+    share is the same at all times and the count is exact to one. `clients` keeps whole clients instead.
+    `slo` gives (TTFT, TPOT) seconds by model; a model without has none. UserError names what is wrong.
+    """
+    positive("rate scale", rate_scale)
+    if scaling not in SCALINGS:
+        raise UserError(f'no scaling "{scaling}" ({", ".join(SCALINGS)})')
+    ttft_slo_s, tpot_slo_s = _slo(models, slo or {})
+    rows = _rows(trace, models, seed)
+    if scaling == "clients" and rows.tenant is None:
+        raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
+    when, row = _copies(rows, rate_scale, scaling, seed, trace.span_s)
+    span_s = trace.span_s
+    if scaling == "time":
+        when, span_s = when / rate_scale, span_s / rate_scale
+    if window_s is None:
+        window_s = span_s
+    positive("window", window_s)
+    if warmup_s is None:
+        warmup_s = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s))
+    if not 0 <= warmup_s < np.inf:
+        raise UserError(f"warm-up is {warmup_s} s, not 0 or more")
+    when, image = _unroll(when, span_s, -warmup_s, window_s)
+    order = np.argsort(when, kind="stable")
+    row = row[image[order]]
+    model = rows.model[row]
+    return Jobs(
+        models.names,
+        when[order],
+        model,
+        rows.prompt_tokens[row],
+        rows.output_tokens[row],
+        ttft_slo_s[model],
+        tpot_slo_s[model],
+    )
+
+
+def plan(
+    trace: Rows, models: ModelSet, rate_scale: float = 1.0, origin: Literal["trace", "prefix"] = "trace", seed: int = 0
+) -> dict[str, Plan]:
+    """Tell what offline planners may know of each model: rate and mean lengths, of the whole trace or its first tenth.
+
+    A model that the plan does not see has rate 0 and the mean lengths of all models. `seed` matters only where it draws
+    the map of streams to models.
+    """
+    positive("rate scale", rate_scale)
+    seen_s = {"trace": trace.span_s, "prefix": PREFIX * trace.span_s}[origin]
+    member = _members(trace, models, seed)[trace.model]
+    rows = np.flatnonzero((member >= 0) & (trace.arrival_s <= seen_s))
+    member = member[rows]
+    counts = np.bincount(member, minlength=len(models.members))
+    means = []
+    for tokens in (trace.prompt_tokens[rows], trace.output_tokens[rows]):
+        overall = float(tokens.mean()) if len(tokens) else 0.0
+        sums = np.bincount(member, tokens, len(models.members))
+        means.append(np.where(counts > 0, sums / np.maximum(counts, 1), overall))
+    return {
+        name: Plan(float(counts[i] / seen_s * rate_scale), float(means[0][i]), float(means[1][i]), origin)
+        for i, name in enumerate(models.names)
+    }
+
+
+def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
+    """Divide the median idle gap (> 10 s between a model's requests in the window) by a swap's seconds; nan without."""
+    positive("swap_s", swap_s)
+    inside = jobs.arrival_s >= 0
+    order = np.argsort(jobs.model[inside], kind="stable")
+    model, when = jobs.model[inside][order], jobs.arrival_s[inside][order]
+    gaps = np.diff(when)[np.diff(model) == 0]
+    idle = gaps[gaps > IDLE_S]
+    return float(np.median(idle)) / swap_s if len(idle) else float("nan")
+
+
+def _members(trace: Rows, models: ModelSet, seed: int) -> I4:
+    """For each stream of the trace the member of the set that it becomes, -1 for none.
+
+    By the streams that the set names where the trace has them; else the most popular streams, as many as there are
+    models, in an order that the seed draws (no released map fixes it).
+    """
+    member = np.full(len(trace.models), -1, np.int32)
+    index = {name: i for i, name in enumerate(trace.models)}
+    named = [one.stream for one in models.members if one.stream is not None]
+    known = [stream for stream in named if stream in index]
+    if len(named) == len(models.members) and known:
+        if missing := next((stream for stream in named if stream not in index), None):
+            raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
+        member[[index[stream] for stream in named]] = np.arange(len(named))
+        return member
+    if len(trace.models) < len(models.members):
+        raise UserError(
+            f"{trace.name} has {len(trace.models)} models, set {models.name} needs {len(models.members)} "
+            "(--models lists fewer)"
+        )
+    counts = np.bincount(trace.model, minlength=len(trace.models))
+    hottest = np.argsort(-counts, kind="stable")[: len(models.members)]
+    member[hottest] = rng(seed, "streams").permutation(len(hottest))
+    return member
+
+
+class _Served(NamedTuple):
+    """The rows of a trace that a set serves."""
+
+    arrival_s: F8
+    model: I4  # index into the set
+    prompt_tokens: I4
+    output_tokens: I4
+    tenant: I4 | None
+
+
+def _rows(trace: Rows, models: ModelSet, seed: int) -> _Served:
+    """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long."""
+    member, tenant = _members(trace, models, seed), trace.tenant
+    source: Rows | fitted.Drawn = trace
+    if trace.maker is not None:
+        becomes = dict(zip(trace.models, member.tolist(), strict=True))
+        source, tenant = fitted.MAKERS[trace.maker](seed), None
+        member = np.array([becomes.get(name, -1) for name in source.models], np.int32)
+    model = member[source.model]
+    rows = np.flatnonzero(model >= 0)
+    model, prompt, output = model[rows], source.prompt_tokens[rows], source.output_tokens[rows]
+    most = np.array([one.shape.max_tokens for one in models.members])[model]
+    long = np.flatnonzero(prompt.astype(np.int64) + output > most)
+    if len(long):
+        i = int(long[0])
+        raise UserError(
+            f"{trace.where(int(rows[i]))}: {prompt[i]} prompt + {output[i]} output tokens exceed the {most[i]} of "
+            f"{models.names[model[i]]} ({len(long)} such rows; bench trace convert --max-tokens drops them)"
+        )
+    return _Served(source.arrival_s[rows], model, prompt, output, None if tenant is None else tenant[rows])
+
+
+def _copies(rows: _Served, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8]:
+    """Turn copies of the rows around the circle: stamps in [0, span_s) and the row of each."""
+    unit = rows.model  # what turns as a whole
+    if scaling == "clients" and rows.tenant is not None:
+        pair = rows.model * (rows.tenant.max(initial=0) + 1).astype(np.int64) + rows.tenant
+        unit = np.unique(pair, return_inverse=True)[1].astype(np.int32)
+    scale = 1.0 if scaling == "time" else rate_scale
+    parts: list[tuple[F8, I8]] = []
+    for copy in range(max(1, math.ceil(scale - ROUNDING))):
+        share, keep = scale - copy, np.arange(len(unit))
+        if share < 1 - ROUNDING:
+            draw = rng(seed, "thin", copy)
+            keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
+        draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
+        offset_s = draw.uniform(0, span_s, unit.max(initial=0) + 1)
+        parts.append((np.mod(rows.arrival_s[keep] + offset_s[unit[keep]], span_s), keep))
+    return np.concatenate([when for when, _ in parts]), np.concatenate([keep for _, keep in parts])
+
+
+def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8]:
+    """Repeat stamps with period `span_s` over [begin_s, end_s): the new stamps and the old index of each."""
+    first = np.ceil((begin_s - when) / span_s)
+    times = (np.ceil((end_s - when) / span_s) - first).astype(np.int64)
+    image = np.repeat(np.arange(len(when)), times)
+    period = first[image] + np.arange(len(image)) - np.repeat(np.cumsum(times) - times, times)
+    return when[image] + period * span_s, image
+
+
+def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, F8]:
+    if unknown := next((name for name in slo if name not in models.names), None):
+        raise UserError(f'SLO for "{unknown}", which is not in set {models.name}')
+    if bad := next((name for name, pair in slo.items() if not min(pair) > 0), None):
+        raise UserError(f"SLO of {bad} is {slo[bad]}, not above 0")
+    pairs = np.array([slo.get(name, (np.inf, np.inf)) for name in models.names], np.float64).reshape(-1, 2)
+    return pairs[:, 0], pairs[:, 1]
+
+
+def _thin(draw: np.random.Generator, share: float, unit: I4) -> I8:
+    """Rows of which every stream keeps `share`, evenly along its requests."""
+    order = np.argsort(unit, kind="stable")
+    counts = np.bincount(unit)
+    nth = np.empty(len(unit), np.int64)
+    nth[order] = np.arange(len(unit)) - np.repeat(np.cumsum(counts) - counts, counts)
+    phase = draw.uniform(0, 1, len(counts))[unit]
+    return np.flatnonzero(np.floor(phase + share * (nth + 1)) > np.floor(phase + share * nth))
+
+
+def _some_clients(draw: np.random.Generator, share: float, served: I4, unit: I4) -> I8:
+    """Rows of whole clients, in random order until each model has `share` of its rows."""
+    counts = np.bincount(unit)
+    owner = np.zeros(len(counts), np.int32)
+    owner[unit] = served
+    rows = np.bincount(owner, counts)
+    order = np.lexsort((draw.permutation(len(counts)), owner))
+    before = np.cumsum(counts[order]) - counts[order]
+    before -= (np.cumsum(rows) - rows).astype(np.int64)[owner[order]]
+    kept = np.zeros(len(counts), bool)
+    kept[order] = before + counts[order] / 2 <= share * rows[owner[order]]
+    return np.flatnonzero(kept[unit])

@@ -1,0 +1,144 @@
+"""Model shapes and named sets of models, as data: `shapes.toml`, `sets/*.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness.types import Shape, UserError
+
+HERE = Path(__file__).parent
+SIZES = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One model of a set, and the trace's stream that was released for it (none: drawn by popularity)."""
+
+    name: str  # unique in its set
+    shape: Shape
+    tp: int = 1
+    stream: str | None = None
+    released_s: tuple[float, float] | None = None  # TTFT, TPOT: the authors' SLO base, before the scale
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSet:
+    """The models that share the GPUs, hottest streams not necessarily first."""
+
+    name: str
+    members: tuple[Served, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names in order; a job's `model` indexes them."""
+        return tuple(member.name for member in self.members)
+
+
+@cache
+def shapes() -> dict[str, Shape]:
+    """Every shape of `shapes.toml` by name."""
+    path = HERE / "shapes.toml"
+    data = _toml(path)
+    _known(path.name, "", data, {"served", "shapes"})
+    served = _count(path.name, "served", data["served"])
+    return {name: _shape(path.name, name, row, served) for name, row in data["shapes"].items()}
+
+
+def shape(name: str) -> Shape:
+    """One shape; UserError with a suggestion where there is none of that name."""
+    if name not in shapes():
+        raise UserError(f'no model "{name}"{_meant(name, shapes())} (workloads/shapes.toml lists them)')
+    return shapes()[name]
+
+
+def sets() -> tuple[str, ...]:
+    """Names of the sets that come with the bench."""
+    return tuple(sorted(path.stem for path in (HERE / "sets").glob("*.toml")))
+
+
+def model_set(name: str) -> ModelSet:
+    """Load a set by name, by the path of its TOML, or as shapes ("llama-3.1-8b,llama-3.2-1b*3").
+
+    UserError names the file and key of a mistake.
+    """
+    if name in sets():
+        return _set(HERE / "sets" / f"{name}.toml")
+    if name.endswith(".toml"):
+        return _set(Path(name))
+    parts = [part.strip().partition("*") for part in name.split(",")]
+    if len(parts) == 1 and not parts[0][1] and parts[0][0] not in shapes():
+        raise UserError(f'no model set "{name}"{_meant(name, (*sets(), *shapes()))} (bench list)')
+    names = [one for one, star, times in parts for _ in range(_times(name, times) if star else 1)]
+    return ModelSet(name, tuple(Served(f"{one}/{names[:i].count(one) + 1}", shape(one)) for i, one in enumerate(names)))
+
+
+def _set(path: Path) -> ModelSet:
+    data = _toml(path)
+    _known(path.name, "", data, {"source", "model"})
+    rows = data.get("model")
+    if not isinstance(rows, list) or not rows:
+        raise UserError(f"{path}: no [[model]] in it")
+    members = tuple(_served(path.name, i, row) for i, row in enumerate(rows, 1))
+    for key in ("name", "stream"):
+        values = [value for member in members if (value := getattr(member, key)) is not None]
+        if twice := next((value for value in values if values.count(value) > 1), None):
+            raise UserError(f'{path.name}: {key} "{twice}" is used twice')
+    return ModelSet(path.stem, members)
+
+
+def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
+    where = f"model {i}: "
+    _known(file, where, row, {"name", "shape", "tp", "stream", "released"})
+    for key in ("name", "shape"):
+        if not isinstance(row.get(key), str):
+            raise UserError(f'{file}: {where}"{key}" is missing or not a string')
+    released = row.get("released")
+    if released is not None:
+        _known(file, where, released, {"ttft_s", "tpot_s"})
+        released = (float(released["ttft_s"]), float(released["tpot_s"]))
+    return Served(
+        row["name"], shape(row["shape"]), _count(file, f"{where}tp", row.get("tp", 1)), row.get("stream"), released
+    )
+
+
+def _shape(file: str, name: str, row: Mapping[str, Any], served: int) -> Shape:
+    _known(file, f"{name}: ", row, {*SIZES, "gated", "tied"})
+    *sizes, context = (_count(file, f"{name}.{key}", row.get(key)) for key in SIZES)
+    if not all(isinstance(row.get(key), bool) for key in ("gated", "tied")):
+        raise UserError(f"{file}: {name}: gated and tied are true or false")
+    return Shape._make((name, *sizes, row["gated"], row["tied"], min(served, context)))
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _known(file: str, where: str, row: Mapping[str, Any], keys: set[str]) -> None:
+    if unknown := next((key for key in row if key not in keys), None):
+        raise UserError(f'{file}: {where}unknown key "{unknown}"{_meant(unknown, keys)}')
+
+
+def _count(file: str, key: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{file}: {key} is {value!r}, not a positive integer")
+    return value
+
+
+def _times(name: str, text: str) -> int:
+    if not text.strip().isdigit() or int(text) < 1:
+        raise UserError(f'model set "{name}": "*{text}" is not a count')
+    return int(text)
+
+
+def _meant(name: str, names: Mapping[str, object] | set[str] | tuple[str, ...]) -> str:
+    close = get_close_matches(name, list(names), 1)
+    return f"; did you mean {close[0]}?" if close else ""

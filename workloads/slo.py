@@ -1,0 +1,147 @@
+"""SLO rules as data: `parse` reads one, `resolve` turns it into (TTFT, TPOT) seconds by model, `own` by request.
+
+5xP95                            5 x the model's P95 on a GPU of its own
+5/2xP95                          5 x for TTFT, 2 x for TPOT
+10xsolo                          10 x what the request itself takes alone on an idle GPU
+5xreleased                       5 x the base that the set's authors released
+absolute:ttft=0.5,tpot=0.05      seconds, for every model
+classes:FILE.toml                seconds by class: [class.chat] ttft_s, tpot_s; [models] "llama-3.1-8b*" = "chat"
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.types import Jobs, UserError
+from workloads.arrivals import positive
+from workloads.models import ModelSet
+
+F8 = NDArray[np.float64]
+Pair = tuple[float, float]  # TTFT, TPOT
+Base = Literal["P95", "solo", "released"]
+
+NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?"
+SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(P95|solo|released)")
+ABSOLUTE = re.compile(rf"absolute:ttft=({NUMBER}),tpot=({NUMBER})")
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A multiple of a base: measured P95 on dedicated GPUs, the request's own isolated latency, or the released one."""
+
+    base: Base
+    ttft_x: float
+    tpot_x: float
+
+
+@dataclass(frozen=True, slots=True)
+class Absolute:
+    """The same seconds for every model."""
+
+    ttft_s: float
+    tpot_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """Seconds by class, classes by pattern of the model's name; the first pattern that matches holds."""
+
+    seconds: tuple[tuple[str, Pair], ...]
+    models: tuple[tuple[str, str], ...]
+
+
+Rule = Scaled | Absolute | Classes
+
+
+def parse(text: str) -> Rule:
+    """Read a rule; UserError for anything but the forms above, and for numbers that are not above 0."""
+    if match := SCALED.fullmatch(text):
+        ttft_x = float(match[1] or 1)
+        rule: Rule = Scaled(
+            cast("Base", match[3]), _above("SLO scale", ttft_x), _above("SLO scale", float(match[2] or ttft_x))
+        )
+    elif match := ABSOLUTE.fullmatch(text):
+        rule = Absolute(_above("SLO ttft", float(match[1])), _above("SLO tpot", float(match[2])))
+    elif text.startswith("classes:"):
+        rule = _classes(Path(text.removeprefix("classes:")))
+    else:
+        raise UserError(
+            f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=0.5,tpot=0.05, classes:FILE.toml)'
+        )
+    return rule
+
+
+def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:
+    """Turn a rule into seconds by model; `p95_s` holds the measured bases. UserError where a model has none.
+
+    `solo` is by request and has no seconds by model: see `own`.
+    """
+    match rule:
+        case Absolute(ttft_s, tpot_s):
+            return dict.fromkeys(models.names, (ttft_s, tpot_s))
+        case Classes(seconds, patterns):
+            return {name: _class(name, dict(seconds), patterns) for name in models.names}
+        case Scaled("released", ttft_x, tpot_x):
+            bases = {one.name: one.released_s for one in models.members if one.released_s is not None}
+            return _scaled(bases, models, ttft_x, tpot_x, f"set {models.name} has no released SLO base of")
+        case Scaled("P95", ttft_x, tpot_x):
+            return _scaled(p95_s or {}, models, ttft_x, tpot_x, "no P95 was measured of")
+        case Scaled():
+            raise UserError("an SLO by the request's own latency has no seconds by model")
+
+
+def own(jobs: Jobs, rule: Scaled, solo_s: Callable[[Jobs], tuple[F8, F8]]) -> Jobs:
+    """Give each request multiples of its own isolated TTFT and TPOT, which `solo_s` returns for all jobs."""
+    ttft_s, tpot_s = solo_s(jobs)
+    return replace(jobs, ttft_slo_s=rule.ttft_x * ttft_s, tpot_slo_s=rule.tpot_x * tpot_s)
+
+
+def _scaled(bases: Mapping[str, Pair], models: ModelSet, ttft_x: float, tpot_x: float, why: str) -> dict[str, Pair]:
+    if missing := next((name for name in models.names if name not in bases), None):
+        raise UserError(f"{why} {missing}")
+    return {name: (ttft_x * bases[name][0], tpot_x * bases[name][1]) for name in models.names}
+
+
+def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, str], ...]) -> Pair:
+    found = next((one for pattern, one in patterns if fnmatchcase(name, pattern)), None)
+    if found is None:
+        raise UserError(f'no SLO class for model "{name}" (a pattern "*" catches the rest)')
+    return seconds[found]
+
+
+def _classes(path: Path) -> Classes:
+    try:
+        data = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if unknown := next((key for key in data if key not in {"class", "models"}), None):
+        raise UserError(f'{path}: unknown key "{unknown}" (class, models)')
+    seconds: dict[str, Pair] = {}
+    for name, row in data.get("class", {}).items():
+        if set(row) != {"ttft_s", "tpot_s"}:
+            raise UserError(f"{path}: class.{name} needs ttft_s and tpot_s and nothing else")
+        seconds[name] = (_seconds(path, name, row["ttft_s"]), _seconds(path, name, row["tpot_s"]))
+    models = data.get("models", {})
+    if bad := next((pattern for pattern, one in models.items() if one not in seconds), None):
+        raise UserError(f'{path}: models."{bad}" is {models[bad]!r}, not a class')
+    return Classes(tuple(seconds.items()), tuple(models.items()))
+
+
+def _seconds(path: Path, name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise UserError(f"{path}: class.{name} holds {value!r}, not seconds")
+    return _above(f"{path}: class.{name}", float(value))
+
+
+def _above(name: str, value: float) -> float:
+    positive(name, value)
+    return value
