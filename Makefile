@@ -75,14 +75,14 @@ smoke: $(READY) ## the whole path on the committed sample, under a minute
 bench: $(READY) ## speed: requests per second, memory, first table
 	$(call loud,bench,$(PY) tests/speed.py)
 
-gallery: $(READY) ## the figures of the README, into plots/gallery/
-	@rm -rf .make/gallery && mkdir -p .make/gallery plots/gallery
-	$(call loud,gallery,$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) --no-plot -o .make/gallery && \
-	$(PY) -m plots.fig_compare .make/gallery/$(TRACE)-* .make/gallery/compare && cp .make/gallery/compare.png plots/gallery/)
+gallery: $(READY) ## the figure of the README, into plots/gallery/
+	@rm -rf .make/gallery && mkdir -p plots/gallery
+	$(call loud,gallery,$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) -o .make/gallery && \
+	cp .make/gallery/compare-*.png plots/gallery/compare.png)
 
 fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES_DIR)
 	@mkdir -p .make plots/gallery
-	$(call loud,fit,$(PY) -m harness.engines.fit .make/points.parquet && \
+	$(call loud,fit,$(PY) -m harness.engines.fit && $(PY) -m harness.engines.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
 ci: ## what .ci/run runs

@@ -224,7 +224,7 @@ def _replacing(path: Path) -> Iterator[Path]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     nest = path.parent / f".{path.name}.{os.getpid()}.part"  # a folder: holds the new and, for a moment, the old
-    _clean(path)
+    clean(path.parent, path.name)
     nest.mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, nest, ignore_errors=True)
@@ -236,11 +236,24 @@ def _replacing(path: Path) -> Iterator[Path]:
         _sync(path.parent)
 
 
-def _clean(path: Path) -> None:
-    """Remove what killed writers of `path` left."""
-    for left in path.parent.glob(f".{path.name}.*.part"):
-        with contextlib.suppress(OSError), _locked(left):
-            shutil.rmtree(left)
+def clean(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of `name` left in a folder."""
+    for left in folder.glob(f".{name}.*.part"):
+        with contextlib.suppress(OSError):
+            if _dead(left.name.split(".")[-2]):
+                with _locked(left):
+                    shutil.rmtree(left)
+
+
+def _dead(pid: str) -> bool:
+    """Tell whether a writer is gone; one between its `mkdir` and its lock is told by its process alone."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError):
+        return False
+    return False
 
 
 @contextlib.contextmanager

@@ -99,6 +99,7 @@ def sweep(
     """
     teller = teller or Silent()
     every = tasks(specs)
+    record.clean(out)
     todo = list({task.spec.folder: task for task in every if not current(task.spec, out, task.code)}.values())
     total = len({task.spec.folder for task in every})
     done = total - len(todo)
@@ -139,7 +140,7 @@ def _compiled() -> bool:
     kernel = ROOT / "harness" / "engines" / "kernel.py"
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or os.environ.get("NUMBA_CACHE_DIR"):
         return True
-    made = [path.stat().st_mtime for path in (kernel.parent / "__pycache__").glob("kernel.*.nbi")]
+    made = [path.stat().st_mtime for path in (kernel.parent / "__pycache__").glob("kernel.advance-*.nbi")]
     return bool(made) and max(made) >= kernel.stat().st_mtime
 
 

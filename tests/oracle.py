@@ -647,6 +647,8 @@ class Oracle:
             done()
         elif dest == r.home:
             done()
+        elif not r.whole:
+            done("its KV is not whole")
         elif on(dest) and self.never(dest, r.blocks):
             done("larger than the account")
         elif on(dest):

@@ -218,6 +218,7 @@ def test_the_system_of_the_readme_is_short_and_pure() -> None:
     assert breaches("systems.example", example()) == []
 
 
+@pytest.mark.slow
 def test_the_system_of_the_readme_conforms(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(example(), encoding="utf-8")

@@ -1012,16 +1012,13 @@ def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, 
     last = -1
     count = 0
     tokens = 0
-    kvblock = 0
-    left = budget
+    kvblock = int(B.swapped > 0)  # nobody passes those swapped out
+    left = 0 if kvblock else budget
     r = batch_at(S, b).ends[2 * WAITING]
-    while r >= 0 and run + count < cap and (left > 0 or whole):
+    while r >= 0 and run + count < cap and left > 0:
         q = req_at(S, r)
         nxt = q.next
         goal = target(S, r)
-        if q.home >= 0 and q.home != i:  # swapped out: nobody passes it
-            kvblock = 1
-            break
         if q.home < 0:
             if not new:
                 break
@@ -1045,7 +1042,7 @@ def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, 
                 break
         else:
             c = min(c, left)
-            left -= c
+        left -= c
         charge(S, r, S.now)
         q.piece = c
         q.pnext = -1
@@ -1111,6 +1108,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
     pieces = 0
     grown = 0
     state = 0
+    swapped = B.swapped
     n.pieces = -1
     if pre and not dec:
         pieces = take_pieces(S, lane, chunk if chunk > 0 else S.prefill, chunk == 0, cap, 0, 1)
@@ -1124,13 +1122,15 @@ def form(S: Any, T: Tables, lane: int) -> None:
             pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], state == 0)
     if dec and not grown:
         state = grow(S, b)
-    flag(S, b, B.kvblock, state >= 2)
+    flag(S, b, B.kvblock, state >= 2 if dec else B.stalled)
     if state >= 2:
         if state == 3:
             dirty(S, lane)
         return
     run = batch_at(S, b).count[RUNNING] if dec else 0
     if pieces == 0 and run == 0:
+        if state == 1:  # all lost their pages: whoever waits may try again, after the others
+            dirty(S, lane)
         return
     n.n_pieces = pieces
     n.dec = run
@@ -1169,7 +1169,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
         n.work = solo
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
-        span(S, T, lane, run, c, state == 1)
+        span(S, T, lane, run, c, state == 1 or B.swapped != swapped)
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.skip = 0
@@ -1494,6 +1494,15 @@ def admit_now(S: Any, r: int, b: int) -> None:
     elif whole:
         q.state = AWAY
         push(S, b, ELSEWHERE, r, 0)
+    elif q.home >= 0 and (q.home == i or inst_at(S, q.home).is_host):
+        batch_at(S, b).left += target(S, r) - q.pre  # partly built, or swapped out: it stays so
+        push(S, b, WAITING, r, 0)
+        if q.home == i:
+            batch_at(S, b).parts += 1
+        else:
+            batch_at(S, b).swapped += 1
+        wake(S, 2 * b)
+        wake(S, 2 * b + 1)
     else:
         drop_blocks(S, r)  # a partly built KV does not travel
         queue(S, b, r, 0)
@@ -1915,6 +1924,10 @@ def limit(S: Any, i: int, nbytes: int) -> None:
     inst_at(S, i).limit = nbytes
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
+    elif nbytes >= 0:  # steps not begun lose what they held
+        for lane in range(S.nN):
+            if batch_at(S, lane >> 1).inst == i:
+                cut(S, lane)
 
 
 # ---------------------------------------------------------------- the loop
@@ -1952,11 +1965,20 @@ def form_all(S: Any, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
     if S.grants:
         serve_grants(S)
-    while S.dirty >= 0:
-        lane = S.dirty
+    lane = -1
+    while S.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
+        prev, x = -1, S.dirty
+        while x >= 0 and x <= lane:
+            prev, x = x, lane_at(S, x).dnext
+        if x < 0:
+            prev, x = -1, S.dirty
+        lane = x
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
             return False
-        S.dirty = lane_at(S, lane).dnext
+        if prev < 0:
+            S.dirty = lane_at(S, lane).dnext
+        else:
+            lane_at(S, prev).dnext = lane_at(S, lane).dnext
         form(S, T, lane)
     for p in range(S.nG):
         if gpu_at(S, p).touched:

@@ -1,0 +1,36 @@
+"""Breaks `survives`: a refusal is an error to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Load, Run
+from harness.events import Done, Event, Woke
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+
+class Broken:
+    """Model k on the GPUs from k on."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+    hears: frozenset[type] = frozenset({Woke})
+    uses = frozenset({"Load", "Run", "Admit"})
+    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
+
+    def __init__(self, cluster: Cluster) -> None:
+        n = len(cluster.gpus)
+        self.batches = [
+            Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
+            for k, (m, model) in enumerate(cluster.models.items())
+        ]
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        if event == Woke("start"):
+            for batch in self.batches:
+                yield Load(batch.inst)
+                yield Run(batch)
+                yield Admit(batch.inst.model, batch)
+        if isinstance(event, Done) and event.failed:
+            raise RuntimeError(event.failed)

@@ -1,0 +1,45 @@
+"""Breaks `blind` (and `pure`): finds the whole workload in the frames below its own, and drops what is long."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from harness.actions import Action, Admit, Drop, Load, Run
+from harness.events import Arrived, Event, Woke
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+
+class Broken:
+    """Model k on the GPUs from k on."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+    hears: frozenset[type] = frozenset({Woke, Arrived})
+    uses = frozenset({"Load", "Run", "Admit", "Drop"})
+    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
+
+    def __init__(self, cluster: Cluster) -> None:
+        n = len(cluster.gpus)
+        self.batches = [
+            Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
+            for k, (m, model) in enumerate(cluster.models.items())
+        ]
+
+    def batch(self, model: str) -> Batch:
+        return next(b for b in self.batches if b.inst.model == model)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        if event == Woke("start"):
+            for batch in self.batches:
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived):
+            frame: Any = sys._getframe()
+            while "jobs" not in frame.f_locals:
+                frame = frame.f_back
+            if frame.f_locals["jobs"].output_tokens[event.request.id] % 2:
+                yield Drop(event.request.id)
+            else:
+                yield Admit(event.request.id, self.batch(event.request.model))

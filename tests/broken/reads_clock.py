@@ -1,0 +1,39 @@
+"""Breaks `pure`: serves by the time of day."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Load, Run
+from harness.events import Arrived, Event, Woke
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+
+class Broken:
+    """Model k on the GPUs from k on."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+    hears: frozenset[type] = frozenset({Woke, Arrived})
+    uses = frozenset({"Load", "Run", "Admit"})
+    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
+
+    def __init__(self, cluster: Cluster) -> None:
+        n = len(cluster.gpus)
+        self.batches = [
+            Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
+            for k, (m, model) in enumerate(cluster.models.items())
+        ]
+
+    def batch(self, model: str) -> Batch:
+        return next(b for b in self.batches if b.inst.model == model)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        if event == Woke("start"):
+            for batch in self.batches:
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived) and time.time() > 0.0:
+            yield Admit(event.request.id, self.batch(event.request.model))

@@ -1,0 +1,35 @@
+"""Breaks `declared`: sets a timer and does not hear it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Load, Run, Wake
+from harness.events import Arrived, Event
+from harness.types import Batch, Cluster, Inst, Option
+from harness.view import View
+
+
+class Broken:
+    """Model k on the GPUs from k on."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+    hears: frozenset[type] = frozenset({Arrived})
+    uses = frozenset({"Load", "Run", "Admit", "Wake"})
+    options: ClassVar[Mapping[str, Option]] = {"kv": "paged"}
+
+    def __init__(self, cluster: Cluster) -> None:
+        n = len(cluster.gpus)
+        self.batches = [
+            Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
+            for k, (m, model) in enumerate(cluster.models.items())
+        ]
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        if isinstance(event, Arrived):
+            batch = next(b for b in self.batches if b.inst.model == event.request.model)
+            yield Load(batch.inst)
+            yield Run(batch)
+            yield Admit(event.request.id, batch)
+            yield Wake(view.now_s + 1.0, "later")

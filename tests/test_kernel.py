@@ -1,0 +1,267 @@
+"""The kernel against its independent oracle, against itself as plain Python, and against the laws of time and work."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from harness.actions import Admit, Load, Run
+from harness.engines import state
+from harness.engines.coef import COST, Tables
+from harness.engines.cost import GpuSpec, HostProfile, Way
+from harness.engines.sim import Config, Machine, Served, Sim
+from harness.types import Batch, Inst, Jobs
+from tests.dump import digest
+from tests.oracle import CAUSES, Oracle
+from tests.worlds import NEVER, SHAPE, World, drive, world
+
+STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
+END_S = 60.0
+
+
+def same(a: float, b: float, tol: float = 1e-9) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tol
+
+
+def differences(seed: int, end_s: float = END_S) -> list[str]:
+    """Where kernel and oracle disagree on one random world."""
+    w = world(seed)
+    want = Oracle(w.setup()).run(w.jobs, w.script, end_s)
+    sim, _ = drive(w, end_s)
+    found = []
+    for q, r in zip(want.requests, sim.S.R, strict=True):
+        got = STATE.get(int(r["state"]), "unfinished")
+        if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
+            found.append(f"{seed}: request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {q.state}, "
+                         f"{q.made}, {q.preemptions}")  # fmt: skip
+        for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
+            if not same(float(r[name]), at):
+                found.append(f"{seed}: request {q.id} {name} at {r[name]}, not {at}")
+        for cause in CAUSES:
+            if not same(float(r[cause]), q.waits[cause], 1e-8):
+                found.append(f"{seed}: request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}")
+    return found
+
+
+@pytest.mark.parametrize("first", range(0, 300, 50))
+def test_kernel_agrees_with_the_oracle(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(300, 1500, 100))
+def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
+    assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
+
+
+def plain(*args: str) -> str:
+    """The same code as Python."""
+    env = os.environ | {"NUMBA_DISABLE_JIT": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.dump", *args], env=env, check=True, capture_output=True, text=True, timeout=280
+    ).stdout
+
+
+@pytest.mark.slow
+def test_compiled_and_plain_python_give_the_same_bits() -> None:
+    assert plain("0", "60").split() == [digest(seed) for seed in range(60)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("        n.wa = done\n", ""),  # skips a settle
+        ("    if n.busy != IDLE or not n.open:\n        return\n", "    if not n.open:\n        return\n"),  # joins early
+        ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
+        ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
+        ("    B.ctx -= q.l\n", ""),  # forgets a context
+        ("K.end = S.now + xfer_at(S, K.head).bytes / K.bw", "K.end = S.now"),  # a link without a queue
+    ],
+)
+def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
+    assert plain("0", "40", *pair).split() != []
+
+
+# ---------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
+    w = world(seed)
+    cost = w.machine.tables.cost.copy()
+    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1", "pre2"):
+        cost[name] *= 2
+    cost["flops"] /= 2
+    cost["hbm"] /= 2
+    tables = w.machine.tables._replace(cost=cost, gemm=w.machine.tables.gemm * 2, head=w.machine.tables.head * 2)
+    spec = w.machine.spec
+    links = {k: getattr(spec, k) / 2 for k in ("h2d", "d2h", "nvlink", "net", "disk")}
+    ladder = {k: way._replace(fixed_s=2 * way.fixed_s) for k, way in w.machine.ladder.items()}
+    slow = replace(
+        w,
+        machine=w.machine._replace(tables=tables, spec=spec._replace(**links), ladder=ladder),
+        jobs=replace(w.jobs, arrival_s=w.jobs.arrival_s * 2),
+        script=[(2 * t, a) for t, a in w.script],
+    )
+    R, R2 = drive(w, 50.0)[0].S.R, drive(slow, 100.0)[0].S.R
+    for name in ("first", "done", "admit", *CAUSES):
+        np.testing.assert_array_equal(2 * R[name], R2[name])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_new_names_change_nothing_else(seed: int) -> None:
+    w = world(seed)
+    new = {m.name: f"z{9 - k}" for k, m in enumerate(w.config.models)}
+
+    def named(x: object) -> object:
+        if isinstance(x, Inst):
+            return Inst(new[x.model], x.place)
+        if isinstance(x, Batch):
+            return Batch(Inst(new[x.inst.model], x.inst.place), x.tag)
+        return new.get(x, x) if isinstance(x, str) else x
+
+    script = [
+        (t, type(a)(**{f: named(getattr(a, f)) for f in a.__dataclass_fields__}))  # type: ignore[arg-type]
+        for t, a in w.script
+    ]
+    config = replace(w.config, models=tuple(m._replace(name=new[m.name]) for m in w.config.models))
+    other = replace(w, config=config, script=script, jobs=replace(w.jobs, models=tuple(new[m] for m in w.jobs.models)))
+    R, R2 = drive(w, END_S)[0].S.R, drive(other, END_S)[0].S.R
+    for name in ("first", "done", *CAUSES):
+        np.testing.assert_array_equal(R[name], R2[name])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
+    w = world(seed)
+    t = w.machine.tables
+    more = t._replace(**{k: np.concatenate([getattr(t, k), getattr(t, k)[:1]]) for k in
+                         ("cost", "gemm", "head", "dec_rate", "pre_rate")})  # fmt: skip
+    roomy = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=1 << 40))
+    idle = Batch(Inst("idle", (0,)))
+    crowded = replace(
+        w,
+        config=replace(w.config, models=(*w.config.models, Served("idle", SHAPE))),
+        machine=roomy._replace(tables=more),
+        jobs=replace(w.jobs, models=(*w.jobs.models, "idle")),
+        script=[(NEVER, Load(idle.inst)), (NEVER, Run(idle)), (NEVER, Admit("idle", idle)), *w.script],
+    )
+    R, R2 = drive(replace(w, machine=roomy), END_S)[0].S.R, drive(crowded, END_S)[0].S.R
+    for name in ("first", "done", *CAUSES):
+        np.testing.assert_array_equal(R[name], R2[name])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
+    w = world(seed)
+    sim, _ = drive(w, END_S)
+    R, S = sim.S.R, sim.S
+    ended = R["state"] >= state.DONE
+    waited = sum(R[cause] for cause in CAUSES)
+    spent = np.where(ended, R["done"], END_S) - R["arr"]
+    np.testing.assert_allclose(waited, spent, atol=1e-9)
+    assert (R["made"] <= R["out"]).all()
+    assert (R["made"][R["state"] == state.DONE] == R["out"][R["state"] == state.DONE]).all()
+    assert (S.G["used"] <= S.G["cap"]).all() or w.options["memory"] == "unlimited"
+    assert (S.I["blocks"] >= 0).all()
+    assert (S.G["used"] >= 0).all()
+    if ended.all():
+        assert (S.I["blocks"] == 0).all()
+        assert (S.I["holders"] == 0).all()
+        assert (S.G["kv"] == 0).all()
+        assert (S.B["count"] == 0).all()
+    # decode tokens: what batches count is what requests made beyond the token of each prefill
+    assert S.B["seq_steps"].sum() >= (R["made"] - 1 - R["npre"])[R["made"] > 0].clip(0).sum() or not ended.all()
+
+
+def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
+    """One-token requests whose prefill takes `prompt_s`, on one GPU; each model alone would use all of it."""
+    cost = np.zeros(models, COST)
+    cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"] = prompt_s, 1.0, 1.0, 10.0
+    grid = np.array([1, 2])
+    zero = np.zeros((models, 2))
+    t = Tables(cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2)))
+    spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
+    served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
+    rng = np.random.default_rng(5)
+    ones = np.ones(n, np.int32)
+    jobs = Jobs(
+        tuple(m.name for m in served), np.cumsum(rng.exponential(1 / rate, n)),
+        rng.integers(0, models, n).astype(np.int32), ones, ones, ones * math.inf, ones * math.inf,
+    )  # fmt: skip
+    script = []
+    for m in served:
+        b = Batch(Inst(m.name, (0,)))
+        script += [(NEVER, Load(b.inst)), (NEVER, Run(b, seqs=cap)), (NEVER, Admit(m.name, b))]
+    config = Config(served, batch_cap=cap, chunk_tokens=0, process_bytes=0, mem_fraction=1.0)
+    return World(config, Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1)), {}, jobs, script)
+
+
+def latency(w: World) -> np.ndarray:
+    sim, _ = drive(w)
+    assert (sim.S.R["state"] == state.DONE).all()
+    return np.asarray(sim.S.R["done"] - sim.S.R["arr"])
+
+
+def test_one_server_with_fixed_service_waits_as_m_d_1() -> None:
+    S, rho, n = 0.5, 0.8, 100_000
+    w = one(S, rho / S, n)
+    got = latency(w)
+    free, want = 0.0, np.empty(n)
+    for k, a in enumerate(w.jobs.arrival_s.tolist()):  # Lindley
+        free = max(free, a) + S
+        want[k] = free - a
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert got.mean() - S == pytest.approx(rho * S / (2 * (1 - rho)), rel=0.05)
+
+
+def test_models_that_share_a_gpu_share_it_equally() -> None:
+    """Many models, each one request at a time and compute-bound: M/G/1 processor sharing, mean S / (1 - rho)."""
+    S, rho, n, models = 0.5, 0.5, 20_000, 60
+    got = latency(one(S, rho / S, n, models=models))
+    assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
+
+
+def test_littles_law() -> None:
+    w = one(0.5, 1.2, 20_000)
+    got, a = latency(w), w.jobs.arrival_s
+    span = float((a + got).max())
+    stamps = np.concatenate([np.stack([a, np.ones_like(a)], 1), np.stack([a + got, -np.ones_like(a)], 1)])
+    stamps = stamps[np.argsort(stamps[:, 0], kind="stable")]
+    inside = float((np.cumsum(stamps[:-1, 1]) * np.diff(stamps[:, 0])).sum()) / span
+    assert inside == pytest.approx(len(a) / span * got.mean(), rel=1e-9)
+
+
+def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing() -> None:
+    for seed in range(30):
+        w = world(seed)
+        whole = drive(w, END_S)[0].S.R
+        sim: Sim = w.sim()
+        for t, action in w.script:
+            if t == NEVER:
+                sim.do(action)
+        sim.begin(w.jobs, frozenset(), oracle=False)
+        view, todo = sim.view(), [x for x in w.script if x[0] > NEVER]
+        made = 0
+        for at in np.linspace(0.0, END_S, 97):
+            while todo and todo[0][0] <= at:
+                while sim.poll(todo[0][0]) is not None:
+                    pass
+                sim.do(todo.pop(0)[1])
+            while sim.poll(float(at)) is not None:
+                pass
+            now = sum(view.request(r).made_tokens for r in range(int(sim.S.s["nxt"])))
+            assert now >= made
+            made = now
+            for g in range(w.config.gpus):
+                assert view.free_bytes(g) >= 0 or w.options["memory"] == "unlimited" or sim.S.G[g]["waiting"] > 0
+        sim.finish()
+        for name in ("first", "done"):
+            np.testing.assert_allclose(whole[name], sim.S.R[name], atol=1e-9)

@@ -1,0 +1,542 @@
+"""Specs become runs: the same bytes in any order and number of processes, redone only when their sources changed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import metrics, record, run, sweep
+from harness.run import ROOT, code, current, execute, jobs_of, resolve
+from harness.spec import Spec, as_dict
+from harness.types import UserError
+from workloads.base import DRAWN, RARE
+from workloads.build import build
+
+TINY = Spec("static", trace="sample", models="llama-3.2-1b*3", gpus=1, slo="", drain_s=64.0)
+
+SYSTEM = '''
+"""A system of a test."""
+
+from harness.actions import Admit, Load, Run
+from harness.events import Woke
+from harness.types import Batch, Inst
+
+DECISION_S = 0.004
+
+
+class Mine:
+    presets = {"slow": {"tau": 9}}
+    ranges = {"tau": (0, 10)}
+    choices = {"kind": ("a", "b")}
+    hears = frozenset({Woke})
+    uses = frozenset({"Load", "Run", "Admit"%s})
+    options = {"kv": "paged"}
+
+    def __init__(self, cluster, tau: int = 3, share: float = 0.5, kind: str = "a"):
+        self.cluster = cluster
+
+    def on(self, event, view):
+        if event == Woke("start"):
+            for name in self.cluster.models:
+                batch = Batch(Inst(name, (0,)))
+                yield Load(batch.inst)
+                yield Run(batch)
+                yield Admit(name, batch)
+'''
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(SYSTEM % "")
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder that is part of results, by its path."""
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != record.SIDE
+    }
+
+
+# ------------------------------------------------------------------ resolve
+
+
+def test_a_resolved_spec_is_closed_and_resolving_again_changes_nothing() -> None:
+    spec = resolve(TINY)
+    assert resolve(spec) == spec
+    assert [name for name, value in as_dict(spec).items() if value is None] == ["preset", "table"]
+    assert spec.trace_sha256 == run.trace_of("sample").sha256
+    assert (spec.window_s, spec.warmup_s) == (60.0, 60.0)  # the longer of 60 s and 5 %, at most the span
+
+
+def test_aliases_name_the_same_run() -> None:
+    assert resolve(replace(TINY, gpu="H100-80G")) == resolve(replace(TINY, gpu="h100"))
+
+
+def test_time_scaling_shortens_the_window() -> None:
+    assert resolve(replace(TINY, scaling="time", rate_scale=4.0)).window_s == 15.0
+
+
+def test_a_system_that_brings_its_gpus_gets_them() -> None:
+    assert resolve(replace(TINY, system="dedicated")).gpus == 3
+    assert resolve(replace(TINY, system="dedicated", models="heavy8", trace="arena-like")).gpus == 8
+
+
+def test_thinking_time_is_the_constant_of_the_systems_file(mine: Path) -> None:
+    spec = resolve(replace(TINY, system=str(mine)))
+    assert spec.decision_s == 0.004
+    assert spec.control_s == 0.0156  # one call of vllm-graph's API
+    assert resolve(replace(TINY, system=str(mine), decision_s=0.0)).decision_s == 0.0
+
+
+def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
+    blind, reader = tmp_path / "blind.py", tmp_path / "reader.py"
+    blind.write_text(SYSTEM % "")
+    reader.write_text(SYSTEM % ', "Request.slo"')
+    for path, reads in ((blind, False), (reader, True)):
+        loose, tight = (
+            resolve(replace(TINY, system=str(path), slo="absolute:ttft=1,tpot=1", slo_s=((model, x, x),)))
+            for model, x in (("llama-3.2-1b/1", 1.0), ("llama-3.2-1b/1", 2.0))
+        )
+        assert (loose.hash8 != tight.hash8) is reads
+        assert bool(loose.slo) is reads
+        assert np.isfinite(jobs_of(loose).ttft_slo_s).any() == reads
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"system": "statik"}, 'no system "statik"; did you mean static?'),
+        ({"system": "./gone.py"}, "gone.py"),
+        ({"preset": "equall"}, 'static has no preset "equall"; did you mean equal?'),
+        ({"fields": (("sise", "rate"),)}, 'static has no field "sise"; did you mean size?'),
+        ({"fields": (("size", "large"),)}, "field size is 'large'"),
+        ({"fields": (("size", 3),)}, "field size is 3"),
+        ({"engine": "simm"}, 'no engine "simm"; did you mean sim?'),
+        ({"gpu": "h1000"}, "h100"),
+        ({"host": "vllm-grap"}, "vllm-graph"),
+        ({"trace": "sampel"}, "did you mean sample?"),
+        ({"trace": "gone.parquet"}, "gone.parquet"),
+        ({"trace_sha256": "00"}, "sha256"),
+        ({"models": "heavy"}, "did you mean heavy8?"),
+        ({"models": "llama-3.3-70b"}, "llama-3.3-70b/1 needs 131.9 GiB on each GPU, h100 has 71.7"),
+        ({"models": "llama-3.2-1b*30"}, "30"),
+        ({"table": "gone.toml"}, "gone.toml"),
+    ],
+)
+def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -> None:
+    wrong = replace(TINY, **change)  # type: ignore[arg-type]
+    with pytest.raises(UserError) as caught:
+        jobs_of(resolve(wrong))
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_fields_are_checked_against_the_system(mine: Path) -> None:
+    def fields(*pairs: tuple[str, object]) -> dict[str, object]:
+        spec = replace(TINY, system=str(mine), fields=pairs)  # type: ignore[arg-type]
+        return dict(run.fields_of(run.system.find(str(mine)), spec))
+
+    assert fields(("share", 1), ("tau", 4)) == {"share": 1.0, "tau": 4}
+    for pair, says in ((("tau", 11), "[0, 10]"), (("tau", 1.5), "kind"), (("kind", "c"), "(a, b)"), (("x", 1), "tau")):
+        with pytest.raises(UserError, match=re.escape(says)):
+            fields(pair)
+    assert run.fields_of(run.system.find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
+
+
+def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("x = 1\ndef f(:\n")
+    with pytest.raises(UserError, match=r"bad\.py:2: invalid syntax"):
+        resolve(replace(TINY, system=str(path)))
+
+
+# ------------------------------------------------------------------ sources
+
+
+def sources(spec: Spec) -> set[str]:
+    engine = ROOT / "harness/engines/sim.py"
+    policy = ROOT / f"systems/{spec.system}.py"
+    found = run._closure((ROOT / "harness/run.py", engine, policy))
+    return {str(path.relative_to(ROOT)) for path in found}
+
+
+def test_the_sources_of_a_run_are_what_it_imports() -> None:
+    found = sources(TINY)
+    core = {f"harness/{x}.py" for x in ("types", "events", "actions", "view", "system", "engine", "replay", "record")}
+    core |= {"harness/run.py", "harness/spec.py", "harness/shapes.py", "harness/algorithms.py"}
+    core |= {f"harness/engines/{x}.py" for x in ("sim", "kernel", "state", "rows", "cost", "coef", "jit")}
+    core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
+    assert core <= found
+    others = {f"harness/{x}.py" for x in ("cli", "sweep", "table", "metrics", "explain", "new", "check")}
+    assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/fit.py"})
+
+
+def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path) -> None:
+    own, other = resolve(replace(TINY, system=str(mine))), resolve(TINY)
+    before = code(own), code(other)
+    for spec, source in zip((own, other), before, strict=True):
+        execute(spec, tmp_path, source)
+    mine.write_text((SYSTEM % "") + "# edited\n")
+    os.utime(mine, ns=(1, 1))  # also where the clock is coarse
+    after = code(own), code(other)
+    assert after[0] != before[0]
+    assert after[1] == before[1]
+    assert not current(own, tmp_path, after[0])
+    assert current(other, tmp_path, after[1])
+
+
+def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
+    hashes = set()
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "mine.py"
+        path.write_text(SYSTEM % "")
+        hashes.add(code(resolve(replace(TINY, system=str(path)))))
+    assert len(hashes) == 1
+
+
+# ------------------------------------------------------------------ runs
+
+
+def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
+    spec = resolve(TINY)
+    folder = execute(spec, tmp_path, code(spec))
+    about, table, jobs = record.meta(folder), record.read(folder), jobs_of(spec)
+    assert folder == tmp_path / spec.folder
+    assert about["spec"] == json.loads(json.dumps(as_dict(spec)))
+    assert (about["spec_hash"], about["tier"], about["fidelity"]) == (spec.hash8, "synthetic", "simulated")
+    assert table.num_rows == len(jobs) == sum(about["counts"].values())
+    assert about["stats"]["gpus"] == 1.0
+    assert about["end_s"] <= 60.0 + 64.0
+    side = json.loads((folder / record.SIDE).read_text())
+    assert side["requests"] == len(jobs)
+
+
+def test_results_hold_no_date_and_no_machine(tmp_path: Path) -> None:
+    spec = resolve(TINY)
+    one, two = (execute(spec, tmp_path / x, code(spec)) for x in "ab")
+    assert (one / record.ROWS).read_bytes() == (two / record.ROWS).read_bytes()
+
+
+def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
+    spec = resolve(Spec("static", trace="arena-like", models="heavy8", gpus=1, slo="", drain_s=1.0))
+    folder = execute(spec, tmp_path, code(spec))
+    about = record.meta(folder)
+    assert "GiB" in about["infeasible"]
+    assert record.read(folder).num_rows == 0
+    scored = metrics.score(metrics.Run(folder.name, about, record.read(folder), {})).to_pylist()
+    assert {row["value"] for row in scored if row["definition"] == "both"} == {0.0}
+
+
+def test_what_an_engine_cannot_do_is_a_skipped_run(tmp_path: Path) -> None:
+    path = tmp_path / "turns.py"
+    path.write_text(SYSTEM % ', "Run.op_s"')
+    spec = resolve(replace(TINY, system=str(path)))
+    folder = execute(spec, tmp_path, code(spec))
+    assert record.meta(folder)["skipped"] == "Run.op_s"
+    assert record.read(folder).num_rows == 0
+
+
+def test_all_systems_share_each_seed(tmp_path: Path) -> None:
+    arrivals = []
+    for name in ("static", "chunked", "ideal", "dedicated"):
+        spec = resolve(replace(TINY, system=name, seed=3))
+        table = record.read(execute(spec, tmp_path, code(spec)))
+        arrivals.append(table.select(["model", "arrival_ns", "prompt_tokens", "output_tokens"]).to_pylist())
+    assert all(rows == arrivals[0] for rows in arrivals)
+
+
+# ------------------------------------------------------------------ sweeps
+
+
+GRID = [replace(TINY, system=name, rate_scale=rate) for name in ("static", "chunked") for rate in (1.0, 3.0)]
+
+
+def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) -> None:
+    orders = {"one": (GRID, 1), "two": (GRID, 2), "back": (GRID[::-1], 1)}
+    got = {}
+    for name, (specs, workers) in orders.items():
+        folders = sweep.sweep(specs, tmp_path / name, workers=workers)
+        assert [folder.name for folder in folders] == [resolve(spec).folder for spec in specs]
+        got[name] = files(tmp_path / name)
+    assert got["one"] == got["two"] == got["back"]
+    assert len(got["one"]) == len(GRID)
+
+
+def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\nfrom harness import sweep\nfrom tests.test_sweep import GRID\n"
+        "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
+    )
+    got = []
+    for seed in ("1", "2"):
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        subprocess.run([sys.executable, "-c", script, str(tmp_path / seed)], check=True, env=env, cwd=ROOT)
+        got.append(files(tmp_path / seed))
+    assert got[0] == got[1] != {}
+
+
+class Heard:
+    """Keeps what a teller is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.steps: list[tuple[str, int, int]] = []
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.steps.append((what, done, total))
+
+
+def test_what_is_current_is_not_run_again(tmp_path: Path) -> None:
+    first, again = Heard(), Heard()
+    sweep.sweep(GRID[:2], tmp_path, workers=1, teller=first)
+    stamps = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    sweep.sweep([*GRID[:2], GRID[0]], tmp_path, workers=1, teller=again)
+    assert first.steps == [("runs", 0, 2), ("runs", 1, 2), ("runs", 2, 2)]
+    assert again.steps == [("runs", 2, 2)]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == stamps
+
+
+@pytest.mark.parametrize("harm", ["cut", "foreign", "absent", "stale"])
+def test_what_is_not_whole_or_not_current_is_run_again(harm: str, tmp_path: Path) -> None:
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
+    whole = files(tmp_path)
+    path = folder / record.ROWS
+    match harm:
+        case "cut":
+            path.write_bytes(path.read_bytes()[:-20])
+        case "foreign":
+            path.write_bytes(b"nothing of ours")
+        case "absent":
+            path.unlink()
+        case _:
+            execute(resolve(TINY), tmp_path, "another hash")
+    assert files(tmp_path) != whole
+    sweep.sweep([TINY], tmp_path, workers=1)
+    assert files(tmp_path) == whole
+
+
+def bug(folder: Path) -> Path:
+    path = folder / "bug.py"
+    path.write_text((SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in"))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_bug_of_a_system_comes_through_and_finished_runs_stay(workers: int, tmp_path: Path) -> None:
+    wrong = [replace(TINY, system=str(bug(tmp_path)), seed=seed) for seed in (1, 2)]
+    with pytest.raises(ValueError, match="planted") as caught:
+        sweep.sweep([TINY, *wrong], tmp_path / "out", workers=workers)
+    notes = "".join(getattr(caught.value, "__notes__", []))
+    assert ("in a worker" in notes and "bug.py" in notes) == (workers == 2)
+    assert list(files(tmp_path / "out")) == [f"{resolve(TINY).folder}/{record.ROWS}"]
+
+
+def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "dies.py"
+    path.write_text((SYSTEM % "").replace("for name in", "import os; os._exit(7)\n            for name in"))
+    wrong = [replace(TINY, system=str(path), seed=seed) for seed in (1, 2)]
+    with pytest.raises(UserError, match=r"a worker died while running dies-.*exit code 7"):
+        sweep.sweep([TINY, *wrong], tmp_path / "out", workers=2)
+
+
+def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("in the way")
+    for out in (path, path / "below", Path("/proc/none")):
+        with pytest.raises(UserError) as caught:
+            sweep.sweep([TINY], out, workers=1)
+        assert str(out) in str(caught.value)
+    assert path.read_text() == "in the way"
+
+
+# ------------------------------------------------------------------ SLO bases
+
+
+def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
+    one = sweep.base_specs(TINY)
+    for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
+        assert sweep.base_specs(replace(TINY, **change)) == one  # type: ignore[arg-type]
+    for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
+        assert sweep.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
+    assert [spec.seed for spec in one] == list(sweep.TUNING_SEEDS)
+    assert not set(sweep.TUNING_SEEDS) & set(range(sweep.AA_SEED + 100))
+    assert all(
+        (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
+    )
+
+
+def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
+    spec = resolve(replace(sweep.base_specs(TINY)[0], models="llama-3.2-1b*8"))
+    jobs, trace = jobs_of(spec), run.trace_of("sample")
+    assert np.isinf(jobs.ttft_slo_s).all()
+    assert np.all(np.diff(jobs.arrival_s) >= 0)
+    own = np.bincount(build(trace, run.models_of(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
+    counts: list[float] = []
+    pairs = set(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
+    for i in range(8):
+        mine = jobs.model == i
+        inside = int((mine & (jobs.arrival_s >= 0)).sum())
+        if inside != DRAWN:
+            assert inside >= RARE
+            continue
+        drawn = set(zip(jobs.prompt_tokens[mine].tolist(), jobs.output_tokens[mine].tolist(), strict=True))
+        assert drawn <= pairs
+        counts.append(DRAWN / jobs.arrival_s[mine].max() * 60)
+    rare = sorted(n for n in own if n < RARE)
+    assert sorted(counts) == pytest.approx(rare, rel=5 / math.sqrt(DRAWN))
+
+
+def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
+    folders = sweep.sweep(sweep.base_specs(TINY), tmp_path, workers=1)
+    found = sweep.bases(folders)
+    for model, (ttft_s, tpot_s) in found.items():
+        rows = [row for f in folders for row in record.read(f).to_pylist() if row["model"] == model]
+        rows = [row for row in rows if row["arrival_ns"] >= 0]
+        ttft = [(row["first_ns"] - row["arrival_ns"]) / 1e9 for row in rows]
+        tpot = [
+            (row["done_ns"] - row["first_ns"]) / 1e9 / (row["output_tokens"] - 1)
+            for row in rows
+            if row["output_tokens"] > 1
+        ]
+        assert ttft_s == pytest.approx(np.quantile(ttft, 0.95))
+        assert tpot_s == pytest.approx(np.quantile(tpot, 0.95))
+        assert len(rows) >= 5 * RARE
+
+
+def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_path: Path) -> None:
+    one, five = (sweep.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
+    assert one.seconds is not None
+    assert five.seconds is not None
+    for model, (ttft_s, tpot_s) in one.seconds.items():
+        assert five.seconds[model] == pytest.approx((5 * ttft_s, 5 * tpot_s))
+    longest = int(run.trace_of("sample").output_tokens.max())
+    largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in five.seconds.values())
+    assert 10 * largest <= five.drain_s < 20 * largest
+    assert math.log2(five.drain_s).is_integer()
+    assert five.spec(replace(TINY, drain_s=3.0)).drain_s == 3.0
+
+
+def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -> None:
+    under = sweep.judge(TINY, "4xsolo", tmp_path)
+    assert under.seconds is None
+    assert under.definition == "e2e"
+    spec = resolve(under.spec(TINY))
+    limits = sweep.limits(spec, under)
+    assert isinstance(limits, metrics.Limits)
+    jobs = jobs_of(spec)
+    assert len(limits.ttft_s) == len(jobs)
+    order = np.argsort(jobs.prompt_tokens, kind="stable")
+    assert np.all(np.diff(limits.ttft_s[order]) >= -1e-12)  # one shape: longer prompts get more
+    assert list(tmp_path.iterdir()) == []  # nothing to measure
+
+
+# ------------------------------------------------------------------ the knee
+
+
+def falls(knees: Mapping[str, float]) -> tuple[Callable[[float], dict[str, float]], list[float]]:
+    """Systems that attain 1 up to their knee and then 1 / rate beyond it, and the rates that were asked."""
+    asked: list[float] = []
+
+    def attained(rate: float) -> dict[str, float]:
+        asked.append(rate)
+        return {name: min(1.0, at / rate) for name, at in knees.items()}
+
+    return attained, asked
+
+
+@pytest.mark.parametrize(
+    ("knees", "asked", "grid"),
+    [
+        ({"a": 3.0, "b": 5.0}, [1, 2, 4, 8], [2, 2.52, 3.17, 4, 5.04, 6.35, 8]),
+        ({"a": 3.9}, [1, 2, 4, 8], None),  # at 4 still above 90 %
+        ({"a": 2.0, "b": 2.0}, [1, 2, 4], [2, 2.3, 2.64, 3.03, 3.48, 4]),
+        ({"a": 1000.0}, [1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64]),
+        ({"a": 0.3}, [1, 0.5, 0.25], None),
+        ({"a": 0.0}, [1, 0.5, 0.25, 0.125], None),
+    ],
+)
+def test_the_knee_is_found_by_doubling(
+    knees: dict[str, float], asked: Sequence[float], grid: Sequence[float] | None
+) -> None:
+    attained, seen = falls(knees)
+    rates = sweep.knee(attained)
+    assert seen == list(asked)
+    if grid is not None:
+        assert list(rates) == pytest.approx(list(grid))
+    assert len(rates) >= 6
+    assert list(rates) == sorted(set(rates))
+    assert max(rates) <= max(asked)
+
+
+def test_the_grid_reaches_from_all_met_to_none_met() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        knees = {name: 2 ** draw.uniform(-2, 5) for name in "abc"}
+        attained, _ = falls(knees)
+        rates = sweep.knee(attained)
+        assert len(rates) >= 6
+        assert max(attained(rates[-1]).values()) < sweep.LOW
+        low = min(attained(rates[0]).values())
+        assert low >= sweep.LEVEL or rates[0] <= 1.0
+
+
+# ------------------------------------------------------------------ comparison
+
+
+def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> sweep.Compared:
+    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
+    return sweep.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
+
+
+def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> None:
+    found = compared(tmp_path / "a", "static", "chunked")
+    path = found.folder / record.SWEEP
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    again = compared(tmp_path / "a", "static", "chunked")
+    assert (again.folder, again.table) == (found.folder, found.table)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    other = compared(tmp_path / "b", "static", "chunked")
+    assert files(tmp_path / "a") == files(tmp_path / "b")
+    assert other.folder.name == found.folder.name
+    labels = set(found.table.column("label").to_pylist())
+    assert labels == {"static", "chunked"}
+    assert set(found.table.column("slo").to_pylist()) == {"5xP95"}
+    assert {path.name for path in record.runs(found.folder)} == set(found.table.column("run").to_pylist())
+
+
+def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
+    entry = [sweep.Entry("static", replace(TINY, drain_s=None))]
+    heard = Heard()
+    five = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
+    runs = {path.name for path in record.runs(five.folder)}
+    six = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
+    assert {path.name for path in record.runs(six.folder)} == runs
+    assert six.folder != five.folder
+    assert [step for step in heard.steps if step[0] == "runs"] == [("runs", 1, 1)]
+
+
+def test_estimates_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:
+    assert sweep.estimate_s(replace(TINY, rate_scale=9.0)) > sweep.estimate_s(TINY) > sweep.RUN_S
+    assert sweep.speeds(tmp_path) == {}
+    sweep.sweep([TINY], tmp_path, workers=1)
+    assert sweep.speeds(tmp_path).keys() == {"static"}
+    assert sweep.estimate_s(TINY, {"static": 1.0}) == sweep.RUN_S + 200
