@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -25,6 +26,7 @@ RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 DEFAULT_SLO = "5xP95"
 PROGRESS_HZ = 4
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 ROOM = 120  # characters of a line where the width of the terminal is not known
 
 
@@ -53,6 +55,11 @@ class Bench(click.Group):
         except BrokenPipeError:  # the reader of our output left
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            click.echo(f"error: cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)", err=True)
+            code = 2
         sys.exit(code if isinstance(code, int) else 0)
 
 

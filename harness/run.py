@@ -201,6 +201,9 @@ def resolve(spec: Spec) -> Spec:
     trace = trace_of(spec.trace)
     if spec.trace_sha256 not in {"", trace.sha256}:
         raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
+    names = models_of(spec.models).names
+    if unknown := next((model for model, *_ in spec.slo_s if model not in names), None):
+        raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, names)}')
     _fit(spec)
     known = traits(spec)
     host = cost.host(spec.host, spec.gpu)
@@ -341,7 +344,7 @@ def jobs_of(spec: Spec) -> Jobs:
         warmup_s=spec.warmup_s,
         slo={model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s},
     )
-    rule = slo.parse(spec.slo) if spec.slo else None
+    rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":
         jobs = slo.own(jobs, rule, lambda jobs: solo(spec, jobs))
     return jobs

@@ -303,14 +303,20 @@ class Judge(NamedTuple):
 
 
 def judge(spec: Spec, rule: str, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Judge:
-    """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs."""
+    """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs.
+
+    A spec that holds seconds already keeps them.
+    """
     from workloads import slo
 
     if rule.startswith("classes:"):
         rule = f"classes:{Path(rule[8:]).resolve()}"
     parsed = slo.parse(rule)
+    given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
     spec = resolve(replace(spec, system=BASE, preset=None, fields=()))
     models = models_of(spec.models)
+    if given:
+        return Judge(rule, given, _drain_s(spec, given))
     if isinstance(parsed, slo.Scaled) and parsed.base == "solo":
         return Judge(rule, None, _drain_s(spec, _solo_slos(spec, parsed)))
     measured = None
@@ -382,7 +388,7 @@ def compare(
     GPU kind and engine. Raises UserError.
     """
     for entry in entries:
-        resolve(entry.spec)  # a mistake shows before anything is run
+        jobs_of(resolve(replace(entry.spec, slo="")))  # a mistake shows before anything is run
     under = judge(entries[0].spec, rule, out, workers=workers, teller=teller)
 
     def grid(rates: Sequence[float], seeds: int) -> list[tuple[Entry, Spec]]:

@@ -202,7 +202,7 @@ def test_a_living_writer_is_not_cleaned_away(tmp_path: Path) -> None:
         yield batch(10)
         record.write(tmp_path / "other", [batch(3)], {})
         left = next(tmp_path.glob(".run.*.part"))
-        record._clean(tmp_path / "run")
+        record.clean(tmp_path, "run")
         assert left.exists()
 
     record.write(tmp_path / "run", meanwhile(), {})  # type: ignore[arg-type]

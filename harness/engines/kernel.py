@@ -720,8 +720,6 @@ def charge(S: Any, r: int, t: float) -> None:
     dt = t - q.m_t
     if q.state == HELD:
         q.held += dt
-    elif q.state == MOVE or q.state == AWAY:
-        q.move += dt
     else:
         clocks(S, q.batch, t)
         B = batch_at(S, q.batch)
@@ -740,7 +738,10 @@ def charge(S: Any, r: int, t: float) -> None:
             q.slow += wall - solo
             q.kv += stall
             rest -= wall + stall
-        q.turn += rest
+        if q.state == MOVE or q.state == AWAY:
+            q.move += rest
+        else:
+            q.turn += rest
     mark(S, r, t)
 
 
@@ -1085,13 +1086,13 @@ def form(S: Any, T: Tables, lane: int) -> None:
             return
     elif lane_at(S, first).busy != IDLE and lane_at(S, first).was == MIXED:
         return
-    if n.resize:  # partitions of a GPU change together, at the last of their boundaries
+    if n.resized:  # partitions of a GPU change together, at the last of their boundaries
         p = gpu_at(S, pool_of(S, lane)).head
         while p >= 0:
-            if lane_at(S, p).resize:
+            if lane_at(S, p).resized:
                 return
             p = lane_at(S, p).next
-        n.resize = 0
+        n.resized = 0
     dec = lane != first or n.kind == MIXED
     pre = lane == first
     cap = S.cap if n.seqs < 0 else min(n.seqs, S.cap)
@@ -1352,9 +1353,9 @@ def end_step(S: Any, lane: int) -> None:
         rest(S, b)
     dirty(S, 2 * b)
     dirty(S, 2 * b + 1)
-    if n.resize:
+    if n.resized:
         for x in range(S.nN):
-            if lane_at(S, x).resize:
+            if lane_at(S, x).resized:
                 dirty(S, x)
     if inst_at(S, B.inst).state == LEAVING and inst_at(S, B.inst).busy == 0:
         leave(S, B.inst)
@@ -1907,7 +1908,7 @@ def run_lane(S: Any, b: int, phase: int, close: int, seqs: int, chunk: int, sms:
             other.open = 0
             cut(S, 2 * b + (phase != 2))
         if n.sms != sms:
-            n.resize = 1
+            n.resized = 1
         n.seqs = seqs
         n.chunk = chunk
         n.sms = sms
@@ -1924,10 +1925,9 @@ def limit(S: Any, i: int, nbytes: int) -> None:
     inst_at(S, i).limit = nbytes
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
-    elif nbytes >= 0:  # steps not begun lose what they held
-        for lane in range(S.nN):
-            if batch_at(S, lane >> 1).inst == i:
-                cut(S, lane)
+    for lane in range(S.nN):  # steps not begun lose what they held; prompts that fit no more fail
+        if batch_at(S, lane >> 1).inst == i:
+            wake(S, lane)
 
 
 # ---------------------------------------------------------------- the loop

@@ -244,7 +244,7 @@ class Sim:
         if c.token_times:
             S.put(L=np.zeros(65536, state.LOG))
         more_transfers(S, 9 * c.batch_cap + 256)
-        return S, state.Tables(*tables, np.full(len(c.models), -1))
+        return S, state.Tables(*tables._replace(cost=state.seen(tables.cost)), np.full(len(c.models), -1))
 
     def _inst_row(self, inst: Inst) -> int:
         """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""

@@ -61,7 +61,7 @@ BATCH = _row(
 )
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal",
-    "open kind seqs chunk sms busy was k dec pieces n_pieces dirty dnext next frozen resize",
+    "open kind seqs chunk sms busy was k dec pieces n_pieces dirty dnext next frozen resized",
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("", "kind a b c")
@@ -101,7 +101,7 @@ class State:
     """The arrays, and the one record (`s`) that the kernel takes: scalars, and the arrays' addresses and lengths."""
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
-        self._world = _seen(np.zeros(1, WORLD))
+        self._world = seen(np.zeros(1, WORLD))
         self.s: Any = self._world[0]
         for name, dtype in TABLES.items():
             self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
@@ -112,7 +112,7 @@ class State:
             old = self.__dict__.get(name)
             if DISABLED and old is not None:
                 ROWS.pop(old.ctypes.data, None)
-            rows = _seen(array)
+            rows = seen(array)
             setattr(self, name, rows)
             self.s[name], self.s["n" + name] = rows.ctypes.data, len(rows)
             if DISABLED:
@@ -122,7 +122,7 @@ class State:
         raise AttributeError(name)  # only to tell the type checker that tables are attributes
 
 
-def _seen(rows: NDArray[Any]) -> NDArray[Any]:
+def seen(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows as the kernel wants them: plain where it is compiled, records where it runs as Python."""
     return rows.view(np.recarray) if DISABLED else rows
 

@@ -1,4 +1,4 @@
-"""Breaks `memory`: every model on GPU 0, whether it has room or not."""
+"""Breaks `memory`, `served`: every model on GPU 0, whether it has room or not."""
 
 from __future__ import annotations
 

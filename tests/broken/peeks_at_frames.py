@@ -1,4 +1,4 @@
-"""Breaks `blind` (and `pure`): finds the whole workload in the frames below its own, and drops what is long."""
+"""Breaks `blind`, `pure`, `replayed`: finds the workload in the frames below its own."""
 
 from __future__ import annotations
 

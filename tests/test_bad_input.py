@@ -1,0 +1,280 @@
+"""A user's mistake is one line with exit code 2 and leaves nothing behind; a bug keeps its traceback, exits 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from harness.cli import main
+from tests.test_sweep import ROOT, SYSTEM, bug, files
+from traces import schema
+
+COMPARE = ("compare", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1",
+           "--rate-scale", "1", "--no-plot")  # fmt: skip
+
+
+def bench(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args])
+
+
+def mistake(result: Result, *says: object) -> None:
+    """One line on stderr, exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("error: ")
+    assert result.stderr.count("\n") == 1
+    for text in says:
+        assert str(text) in result.stderr
+    assert result.stdout == ""
+
+
+# ------------------------------------------------------------------ traces
+
+HEADER = "time,who,n_in,n_out\n"
+COLUMNS = ("--column", "arrival_s=time", "--column", "model=who", "--column", "prompt_tokens=n_in",
+           "--column", "output_tokens=n_out")  # fmt: skip
+ROWS = [
+    ("12:04:99,a,3,4", ":3", '"12:04:99"'),
+    ("nan,a,3,4", ":3", "time"),
+    ("-1,a,3,4", ":3", "time"),
+    ("0.5,a,3", ":3", "columns"),
+    ("0.5,a,3,4,5", ":3", "columns"),
+    ("0.5,a,-3,4", ":3", "n_in"),
+    ("0.5,a,3,0", ":3", "n_out"),
+    ("0.5,a,3,x", ":3", '"x"'),
+    ("0.5,a,3.5,4", ":3", "n_in"),
+    ("0.5,a,,4", ":3", "n_in"),
+    ("-0.5,a,3,4", ":3", "time"),
+]
+
+
+@pytest.mark.parametrize(("row", "line", "says"), ROWS)
+def test_a_malformed_row_is_named(row: str, line: str, says: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
+    path.write_text(f"{HEADER}0,a,3,4\n{row}\n")
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS), f"{path}{line}", says)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "extra", "says"),
+    [
+        ("", (), "my.csv"),
+        (HEADER, (), "no rows"),
+        ("when,who,n_in,n_out\n0,a,3,4\n", (), "time"),
+        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense=who"), "nonsense"),
+        (f"{HEADER}0,a,3,4\n", ("--column", "nonsense"), '"nonsense" is not KEY=VALUE'),
+        (f"{HEADER}5,a,3,4\n1,a,3,4\n", (), "my.csv:3"),
+        ("\x00\x01\x02", (), "my.csv"),
+    ],
+)
+def test_a_malformed_file_is_named(text: str, extra: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
+    path.write_text(text)
+    mistake(bench("trace", "convert", path, "-o", out, *COLUMNS, *extra), says)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def table(**columns: object) -> pa.Table:
+    rows = {"request_id": [0, 1], "arrival_s": [0.0, 1.0], "model": ["a", "b"]}
+    rows |= {"prompt_tokens": [3, 4], "output_tokens": [5, 6]}
+    return schema.table(rows | columns, {"name": "mine", "tier": "replayed", "span_s": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"arrival_s": [1.0, 0.0]}, "arrival_s"),
+        ({"arrival_s": [0.0, float("nan")]}, "arrival_s"),
+        ({"arrival_s": [0.0, float("inf")]}, "arrival_s"),
+        ({"arrival_s": [-1.0, 0.0]}, "arrival_s"),
+        ({"output_tokens": [5, 0]}, "output_tokens"),
+        ({"prompt_tokens": [0, 5]}, "prompt_tokens"),
+        ({"prompt_tokens": [3, 100_000]}, "exceed"),
+        ({"request_id": [7, 7]}, "request_id"),
+        ({"arrival_s": [0.0, 3.0]}, "span_s"),
+    ],
+)
+def test_a_canonical_file_is_checked_again(columns: dict[str, object], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    schema.write(table(**columns), path)
+    result = bench("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--no-plot",
+                   "--rate-scale", "1", "-o", tmp_path / "out")  # fmt: skip
+    mistake(result, path.name, says)
+    assert files(tmp_path / "out") == {}
+
+
+def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.parquet"
+    schema.write(table(), path)
+    whole = path.read_bytes()
+    for harm in (whole[:-9], b"", b"PAR1 and nothing else"):
+        path.write_bytes(harm)
+        mistake(bench("trace", "stats", path), path)
+
+
+# ------------------------------------------------------------------ names and numbers
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--systems", "statik"), 'no system "statik"; did you mean static? (bench list)'),
+        (("--systems", "static,static"), '"static" is listed twice'),
+        (("--systems", "static:equl"), "did you mean equal?"),
+        (("--systems", "chunked+tua=3"), "did you mean tau?"),
+        (("--systems", "chunked+tau=3"), "[64, 8192]"),
+        (("--systems", "chunked+tau"), "+FIELD=VALUE"),
+        (("--systems", "./none.py"), "none.py"),
+        (("--trace", "arena-chad"), "did you mean arena-chat?"),
+        (("--trace", "/none/x.parquet"), "/none/x.parquet"),
+        (("--models", "heavy9"), "did you mean heavy8?"),
+        (("--models", "llama-3.2-1b*0"), '"*0" is not a count'),
+        (("--models", "llama-3.2-1b*9"), "8 models"),
+        (("--models", "none.toml"), "none.toml"),
+        (
+            ("--models", "llama-3.3-70b", "--gpu", "a100-40g"),
+            "llama-3.3-70b/1 needs 131.9 GiB on each GPU, a100-40g has",
+        ),
+        (("--gpu", "h10"), "did you mean h100?"),
+        (("--gpus", "0"), "gpus is 0"),
+        (("--gpus", "-1"), "gpus is -1"),
+        (("--engine", "sin"), "did you mean sim?"),
+        (("--host", "vlm-graph"), "vllm-graph"),
+        (("--table", "none.toml"), "none.toml"),
+        (("--rate-scale", "0"), "--rate-scale 0"),
+        (("--rate-scale", "1,-2"), "--rate-scale -2"),
+        (("--rate-scale", "nan"), "--rate-scale nan"),
+        (("--rate-scale", "inf"), "--rate-scale inf"),
+        (("--rate-scale", "fast"), '"fast" is not a list of numbers'),
+        (("--scaling", "clients"), "clients"),
+        (("--slo-scale", "0"), "SLO scale is 0"),
+        (("--slo-scale", "-5"), "-5"),
+        (("--slo", "P96"), '"P96"'),
+        (("--slo", "absolute:ttft=0,tpot=1"), "ttft"),
+        (("--slo", "released"), "released"),
+        (("--slo", "classes:none.toml"), "none.toml"),
+        (("--set", "chunk_token=3"), "did you mean chunk_tokens?"),
+        (("--set", "chunk_tokens=-3"), "chunk_tokens is -3"),
+        (("--set", "chunk_tokens"), "KEY=VALUE"),
+        (("--set", "mem_fraction=2"), "mem_fraction is 2.0, not in (0, 1]"),
+    ],
+)
+def test_a_wrong_name_or_number_is_one_line(args: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    mistake(bench(*COMPARE, *args, "-o", tmp_path / "out"), says)
+    assert files(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("system = 'statik'", "did you mean static?"),
+        ("system = 'static'\ngpu = 'h10'", "did you mean h100?"),
+        ("system = 'static'\nrate_scale = -1", "rate_scale is -1.0, not above 0"),
+        ("system = 'static'\nsede = 1", "did you mean seed?"),
+        ("system = 'static'\n[slo_s]\n'nobody' = [1, 1]\n", "nobody"),
+        ("system = ", "a.toml"),
+    ],
+)
+def test_a_wrong_spec_names_its_file(text: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    mistake(bench("run", path, "-o", tmp_path / "out"), path, says)
+    assert files(tmp_path / "out") == {}
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "none.toml"),
+        ("explain", "none", "--misses"),
+        ("plot", "none"),
+        ("trace", "stats", "none"),
+        ("trace", "make", "smaple", "-o", "x.parquet"),
+        ("new", "not a name.py"),
+        ("new", "mine.txt"),
+    ],
+)
+def test_what_is_not_there_is_one_line(args: tuple[str, ...]) -> None:
+    mistake(bench(*args), args[-1] if args[0] != "explain" and "-o" not in args else "")
+
+
+def test_a_system_that_is_not_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    for text, says in (("def f(:", ":1: invalid syntax"), ("x = 1", "expected one class with a method `on`, found 0")):
+        path.write_text(text)
+        mistake(bench(*COMPARE, "--systems", path), path, says)
+
+
+# ------------------------------------------------------------------ disks
+
+
+def test_results_in_the_way_of_a_file_are_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    for out in (path, path / "below", Path("/proc/none")):
+        mistake(bench(*COMPARE, "-o", out), out, "cannot write results")
+    assert path.read_text() == "mine"
+
+
+LIMITED = """
+import resource, sys
+from harness.cli import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
+main()
+"""
+
+
+def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", LIMITED, *map(str, (size, *args))]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert bench(*COMPARE, "-o", tmp_path / "other").exit_code == 0  # so that the compiler has nothing left to write
+    done = limited(2000, *COMPARE, "-o", out, "--workers", workers)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"error: {out}/dedicated-")
+    assert "File too large" in done.stderr
+    assert list(out.rglob("*")) == []
+    assert bench(*COMPARE, "-o", out).exit_code == 0
+
+
+# ------------------------------------------------------------------ what is no mistake
+
+
+def test_a_system_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
+    result = bench(*COMPARE, "--trace", "arena-like", "--models", "heavy8", "--gpus", "1", "-o", tmp_path)
+    assert result.exit_code == 0
+    assert "infeasible: static, " in result.stdout
+
+
+def test_a_pair_that_is_skipped_is_a_result(tmp_path: Path) -> None:
+    path = tmp_path / "turns.py"
+    path.write_text(SYSTEM % ', "Run.op_s"')
+    result = bench(*COMPARE, "--systems", f"static,{path}", "-o", tmp_path / "out")
+    assert result.exit_code == 0
+    assert "skipped: turns, Run.op_s" in result.stdout
+
+
+def test_a_bug_shows_its_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness", *COMPARE, "--systems", str(bug(tmp_path)), "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")
+    assert done.stderr.endswith("ValueError: planted\n")
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly() -> None:
+    command = f"{sys.executable} -m harness list traces | true"
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=False, cwd=ROOT, env=env)
+    assert done.stderr == ""

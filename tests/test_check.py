@@ -1,0 +1,201 @@
+"""The check itself: each wrong system is told which law it breaks, and a right one is left alone."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness import check as conformance
+from harness.actions import Action, Evict, Load, Move, Run, Wake
+from harness.check import LAWS, Case, Subject, cases, check, impure, needs, run, subjects
+from harness.new import write
+from harness.types import Batch, Host, Inst, UserError
+from tests.test_layers import ALLOWED, PLANTED
+
+HERE = Path(__file__).resolve().parent
+BROKEN = sorted((HERE / "broken").glob("*.py"))
+SOUND = sorted((HERE / "sound").glob("*.py"))
+A = Inst("a", (0,))
+
+
+def names(path: Path) -> set[str]:
+    """The laws that a wrong system says it breaks: "Breaks `served`, ..."."""
+    return set(re.findall(r"`([a-z-]+)`", path.read_text(encoding="utf-8").partition(":")[0]))
+
+
+@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
+def test_the_broken_law_is_named(path: Path) -> None:
+    assert names(path)
+    assert {failure.law for failure in check(str(path))} == names(path)
+
+
+def test_every_law_has_a_system_that_breaks_it() -> None:
+    assert set(LAWS) - set().union(*map(names, BROKEN)) == {"starts"}  # for which see below
+
+
+@pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
+def test_a_sound_system_passes(path: Path) -> None:
+    assert check(str(path)) == []
+
+
+def test_a_new_system_passes(tmp_path: Path) -> None:
+    write(tmp_path / "mine.py")
+    assert check(str(tmp_path / "mine.py")) == []
+
+
+def test_a_failure_is_shrunk_and_repeats() -> None:
+    path = str(HERE / "broken" / "loses_request.py")
+    (failure,) = check(path)
+    assert "its first 4 requests: request 3 of " in failure.message  # it loses 3, 10, 17, ...
+    assert failure.event == 4  # the start, then one arrival after the other
+    words = shlex.split(failure.command)
+    assert words == ["bench", "check", path, "--law", "served", "--case", "calm"]
+    assert check(path, only=words[4], case=words[6]) == [failure]
+
+
+def test_other_laws_are_left_out_where_one_is_asked_for() -> None:
+    assert check(str(HERE / "broken" / "loses_request.py"), only="memory", case="calm") == []
+
+
+GOOD = '''
+"""Says what it does."""
+from harness.actions import Admit, Load, Run
+from harness.events import Woke
+from harness.types import Batch, Infeasible, Inst
+
+class Mine:
+    presets = {}
+    uses = frozenset({"Load", "Run", "Admit"})
+    hears = frozenset({Woke})
+    options = {}
+
+    def __init__(self, cluster):
+        self.cluster = cluster
+
+    def on(self, event, view):
+        for k, (m, model) in enumerate(self.cluster.models.items()):
+            batch = Batch(Inst(m, tuple(range(k % 2 + 1 - model.tp, k % 2 + 1))))
+            yield from (Load(batch.inst), Run(batch), Admit(m, batch))
+'''
+SPOILT = [
+    ("class Mine:", "class Mine", "SyntaxError"),
+    ("class Mine:", "import no_such_module\nclass Mine:", "no_such_module"),
+    ("def on(", "def off(", "expected one class with a method `on`, found 0"),
+    ('"""Says what it does."""', "", "no docstring"),
+    ("    presets = {}\n", "", "no `presets`"),
+    ("presets = {}", 'presets = {"fast": {"tau": 1}}', "preset fast sets tau, which is no field"),
+    ("(self, cluster)", "(self, cluster, tau=1)", "field tau is explained nowhere"),
+    ("self.cluster = cluster", "self.cluster = cluster.clusters", "its default does not build: AttributeError"),
+    ("{Woke}", "{Woke, int}", "hears <class 'int'>"),
+    ('"Load", ', '"Lode", "Load", ', 'uses "Lode"'),
+    ("self.cluster = cluster", 'raise Infeasible("too small")', "runs in no case: case calm: too small"),
+    ("options = {}", 'options = {"kv": "buddy"}', "runs in no case: case calm: option kv=buddy"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "says"), SPOILT)
+def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    (failure,) = [f for f in check(str(path), only="starts", case="calm") if f.law == "starts"]
+    assert says in failure.message
+    path.write_text(GOOD, encoding="utf-8")
+    assert check(str(path), case="calm") == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "says"),
+    [
+        ("system", {"name": "statik"}, 'no system "statik"; did you mean static?'),
+        ("system", {"name": "./no_such.py"}, "no file"),
+        ("law", {"name": "static", "only": "severed"}, 'no law "severed"; did you mean served?'),
+        ("case", {"name": "static", "case": "clam"}, 'no case "clam"; did you mean calm?'),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(kind: str, args: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        check(**args)
+
+
+@pytest.mark.parametrize(
+    ("action", "uses"),
+    [
+        (Wake(1.0), []),
+        (Load(A), ["Load"]),
+        (Load(A, "pool"), ["Load", "Load.way:pool"]),
+        (Evict(A, drain=False), ["Evict", "Evict.drain"]),
+        (Run(Batch(A)), ["Run"]),
+        (Run(Batch(A), "decode", steps=0, sms=8), ["Run", "Run.phase:decode", "Run.steps:0", "Run.sms"]),
+        (Run(Batch(A), steps=5), ["Run", "Run.steps"]),
+        (Move(3, None), ["Move.to:none", "Move"]),
+        (Move(3, Host(0)), ["Move.to:host", "Move"]),
+        (Move(3, (0,), attend=True), ["Move.to:gpu", "Move", "Move.attend"]),
+    ],
+)
+def test_what_an_action_needs(action: Action, uses: list[str]) -> None:
+    assert list(needs(action)) == uses
+
+
+@pytest.mark.parametrize("source", [source for module, source, _ in PLANTED if module.startswith("systems.")])
+def test_what_the_layers_forbid_a_system_is_impure(source: str) -> None:
+    assert list(impure(source))
+
+
+@pytest.mark.parametrize("source", [source for module, source in ALLOWED if module.startswith("systems.")])
+def test_what_the_layers_allow_a_system_is_pure(source: str) -> None:
+    assert list(impure(source)) == []
+
+
+def tried(name: str, system: str = "chunked") -> conformance.Trial:
+    return run(next(one for one in subjects(system, case=name).values() if one.preset is None))
+
+
+def last_s(trial: conformance.Trial) -> float:
+    return max(row["done_ns"] for row in trial.rows) / 1e9
+
+
+def test_cases_are_as_hard_as_they_say() -> None:
+    every = cases()
+    assert last_s(tried("overload")) > 3 * float(every["overload"].jobs.arrival_s[-1])
+    assert sum(row["preemptions"] for row in tried("pressure").rows) > 0
+    assert every["long-prompts"].jobs.prompt_tokens.min() > 2 * every["long-prompts"].config.chunk_tokens
+    assert set(every["one-token"].jobs.output_tokens) == {1}
+    assert np.unique(every["simultaneous"].jobs.arrival_s, return_counts=True)[1].min() > 1
+    assert len(set(every["idle-model"].jobs.model)) < len(every["idle-model"].jobs.models)
+    assert len(every["no-requests"].jobs) == 0
+    assert len(tried("refused").refused) > 1
+    assert {m.tp for m in every["tensor-parallel"].config.models} == {1, 2}
+
+
+def test_cases_are_drawn_anew_for_another_seed_and_alike_for_the_same() -> None:
+    one, same, other = (cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
+    assert one.tolist() == same.tolist() != other.tolist()
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
+def test_another_future_has_the_same_past(share: float) -> None:
+    subject: Subject = next(iter(subjects("chunked", case="one-gpu").values()))
+    case: Case = subject.case
+    t_s = float(np.quantile(case.jobs.arrival_s, share))
+    until = run(subject, case.jobs, t_s)
+    other = conformance._otherwise(until)
+    n = until.seen
+    assert (np.diff(other.arrival_s) >= 0).all()
+    assert (other.output_tokens >= 1).all()
+    assert (case.jobs.arrival_s[n:] > t_s - 1.0).all()
+    assert (other.arrival_s[n:] > t_s).all()
+    for name in ("arrival_s", "model", "prompt_tokens"):
+        assert getattr(other, name)[:n].tolist() == getattr(case.jobs, name)[:n].tolist()
+    for row in until.rows[:n]:
+        asked = other.output_tokens[row["id"]]
+        assert asked == row["output_tokens"] if row["state"] == "done" else asked > row["made_tokens"]
+    left = [row["id"] for row in until.rows if row["state"] != "done"]
+    assert (other.output_tokens[left] != case.jobs.output_tokens[left]).mean() > 0.9 or not left
+    assert math.isfinite(t_s)

@@ -1,0 +1,445 @@
+"""The command line: one screen that answers, help with examples, the same results again at once."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+
+from harness import metrics, record, table
+from harness.cli import main
+from harness.metrics import Estimate
+from harness.run import ROOT
+from harness.spec import Spec
+from harness.sweep import AA, AA_SEED
+from tests.test_sweep import SYSTEM, files
+
+MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")
+COMPARE = ("compare", "--systems", "static,chunked", *MODELS, "--seeds", "2", "--rate-scale", "1,2", "--no-plot")
+
+
+def bench(*args: object) -> Result:
+    return CliRunner().invoke(main, [str(arg) for arg in args], catch_exceptions=False)
+
+
+def ok(*args: object) -> str:
+    result = bench(*args)
+    assert result.exit_code == 0, result.output
+    return str(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of `COMPARE`."""
+    folder = tmp_path_factory.mktemp("results")
+    ok(*COMPARE, "-o", folder)
+    return folder
+
+
+# ------------------------------------------------------------------ help
+
+
+def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, command in group.commands.items():
+        yield (*path, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+
+
+def test_every_promised_command_is_there() -> None:
+    asked = "compare, run, list, list traces, trace stats, trace convert, trace make, plot, check, new, explain"
+    assert {tuple(words.split()) for words in asked.split(", ")} <= set(commands())
+
+
+@pytest.mark.parametrize("path", [(), *commands()], ids=" ".join)
+def test_help_shows_an_example_that_parses(path: tuple[str, ...]) -> None:
+    text = ok(*path, "--help")
+    examples = re.findall(r"^\s+(bench .*(?:\\\n.*)*)$", text.partition("Examples:")[2], re.MULTILINE)
+    assert examples
+    for example in examples:
+        words = shlex.split(example.replace("\\\n", " "), comments=True)
+        words = words[1 : words.index("&&")] if "&&" in words else words[1:]
+        command: click.Command = main
+        while words and isinstance(command, click.Group) and words[0] in command.commands:
+            command = command.commands[words.pop(0)]
+        flags = {flag for param in command.params for flag in param.opts}
+        assert {word for word in words if word.startswith("-") and word != "..."} <= flags | {"--help"}
+
+
+def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
+    for args, says in (
+        (("compar",), "compare"),
+        (("compare", "--sytems", "x"), "--systems"),
+        (("list", "trace"), "traces"),
+    ):
+        result = bench(*args)
+        assert result.exit_code == 2
+        assert "Usage:" in result.stderr
+        assert says in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("bench com", "compare"),
+        ("bench compare --systems st", "static"),
+        ("bench compare --systems static,ch", "static,chunked"),
+        ("bench compare --trace aren", "arena-chat"),
+        ("bench compare --gpu h1", "h100"),
+        ("bench compare --models li", "light8"),
+        ("bench check ide", "ideal"),
+    ],
+)
+def test_the_shell_completes(typed: str, offered: str) -> None:
+    env = os.environ | {"_BENCH_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    code = "from harness.cli import main; main(prog_name='bench')"
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert f"plain,{offered}" in done.stdout.splitlines()
+
+
+def test_python_m_harness_is_bench_and_runs_from_any_folder(tmp_path: Path) -> None:
+    for args in (["--version"], ["list", "traces"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "harness", *args], capture_output=True, text=True, check=True, cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        assert done.stdout.startswith(("bench", "trace"))
+
+
+# ------------------------------------------------------------------ compare
+
+
+def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
+    lines = ok(*COMPARE, "-o", out).splitlines()
+    head = lines[0]
+    for fact in (
+        "sample",
+        "synthetic",
+        "2 of 8 models",
+        "requests in 60 s",
+        "2 x h100",
+        "simulated",
+        "SLO 5xP95",
+        "2 seeds",
+    ):
+        assert fact in head
+    assert re.match(r"at rate scale [12] by rotate = [\d.]+ req/s, of 1, 2", lines[1])
+    assert lines[3].split()[:4] == ["system", "pooled", "mean", "worst"]
+    assert [line.split()[0] for line in lines[4:6]] == ["static", "chunked"]
+    assert "±" in lines[4]
+    assert lines[-1].startswith("next: bench ")
+    assert str(next(out.glob("sample-*")).name) in lines[-2]
+    assert "\x1b" not in "".join(lines)  # plain in a pipe
+    assert len(lines) < 24
+
+
+def test_a_second_run_redoes_nothing_and_says_the_same(out: Path) -> None:
+    before, stamps = files(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    one, two = bench(*COMPARE, "-o", out), bench(*COMPARE, "-o", out)
+    assert one.stdout == two.stdout
+    assert one.stderr == two.stderr == ""
+    assert files(out) == before
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
+
+
+def test_the_next_command_works(out: Path) -> None:
+    line = ok(*COMPARE, "-o", out).splitlines()[-1].removeprefix("next: ")
+    words = shlex.split(line)
+    assert words.pop(0) == "bench"
+    if words[0] == "explain":
+        assert ok(*words)
+
+
+def test_machines_get_the_same_numbers(out: Path) -> None:
+    facts = json.loads(ok(*COMPARE, "-o", out, "--json"))
+    assert (facts["trace"], facts["tier"], facts["slo"], facts["seeds"]) == ("sample", "synthetic", "5xP95", 2)
+    rows = list(csv.DictReader(io.StringIO(ok(*COMPARE, "-o", out, "--csv"))))
+    assert [row["system"] for row in rows] == [row["system"] for row in facts["systems"]] == ["static", "chunked"]
+    for row, other in zip(rows, facts["systems"], strict=True):
+        assert row.keys() == other.keys()
+        assert float(row["both_pct"]) == other["both_pct"]
+        assert other["both_pct_low"] <= other["both_pct"] <= other["both_pct_high"]
+    assert ok(*COMPARE, "-o", out, "--markdown").startswith("| system | ")
+    latex = ok(*COMPARE, "-o", out, "--latex")
+    assert latex.startswith(r"\begin{tabular}")
+    assert latex.count(r"\\") == 3
+
+
+def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None:
+    found = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
+                          "--controls", "--json", "-o", tmp_path))  # fmt: skip
+    rows = {row["system"]: row for row in found["systems"]}
+    assert list(rows) == ["static", "dedicated", "ideal", f"static{AA}"]
+    assert [row["control"] for row in rows.values()] == [False, True, True, True]
+    seeds = {record.meta(path)["spec"]["seed"] for path in tmp_path.glob("static-*")}
+    assert seeds == {0, 1, AA_SEED, AA_SEED + 1}
+
+
+def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
+    text = ok(*COMPARE, "--dry-run", "-o", tmp_path / "out")
+    assert [line.split()[:5] for line in text.splitlines()[1:3]] == [
+        ["static", "2", "1,2", "2", "4"],
+        ["chunked", "2", "1,2", "2", "4"],
+    ]
+    assert "about" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_figure_is_drawn_after_the_table(tmp_path: Path) -> None:
+    text = ok("compare", "--systems", "static", *MODELS, "--seeds", "1", "--rate-scale", "1", "-o", tmp_path)
+    stem = next(tmp_path.glob("compare-*.pdf")).with_suffix("")
+    assert stem.name in text
+    assert {path.suffix for path in tmp_path.glob("compare-*")} == {".pdf", ".png", ".csv"}
+    sweep = next(tmp_path.glob("sample-*"))
+    drawn = ok("plot", sweep, "-o", tmp_path / "again.pdf").splitlines()
+    assert [Path(line).name for line in drawn] == ["again.pdf", "again.png", "again.csv"]
+    assert (tmp_path / "again.png").read_bytes() == stem.with_suffix(".png").read_bytes()
+
+
+def test_a_plot_marks_what_older_sources_made(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(SYSTEM % "")
+    args = ("compare", "--systems", f"static,{mine}", *MODELS, "--seeds", "1", "--rate-scale", "1", "--no-plot")
+    ok(*args, "-o", tmp_path / "out")
+    sweep = next((tmp_path / "out").glob("sample-*"))
+    assert bench("plot", sweep, "-o", tmp_path / "a").stderr == ""
+    mine.write_text((SYSTEM % "") + "# edited\n")
+    os.utime(mine, ns=(1, 1))
+    assert "Stale, made by older sources: mine." in bench("plot", sweep, "-o", tmp_path / "b").stderr
+
+
+def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    if (ROOT / "traces" / "data").exists():
+        pytest.skip("traces/data may hold the real trace")
+    command = [sys.executable, "-m", "harness", "compare", "--systems", "static", "--seeds", "1", "--rate-scale", "1",
+               "--no-plot", "-o", str(tmp_path / "out")]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    first = done.stdout.splitlines()[0]
+    assert first.startswith("arena-chat is not here")
+    assert "synthetic" in first
+    assert "traces/data" in first
+    assert "not here (arena-like stands in)" in ok("list", "traces")
+
+
+# ------------------------------------------------------------------ run, explain, list, trace, new
+
+
+def test_run_takes_a_file_and_tells_what_came(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('system = "chunked"\npreset = "strict"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\nseed = 7\n')
+    text = ok("run", path, "-o", tmp_path / "out")
+    assert text.startswith("chunked:strict: ")
+    assert "attainment" in text
+    (folder,) = (tmp_path / "out").glob("chunked-*")
+    assert record.meta(folder)["spec"]["seed"] == 7
+    dry = ok("run", path, "--dry-run", "-o", tmp_path / "other")
+    assert json.loads(dry[: dry.rindex("}") + 1])["preset"] == "strict"
+    assert not (tmp_path / "other").exists()
+
+
+def test_explain_accounts_for_every_second(out: Path) -> None:
+    folder = next(out.glob("static-*"))
+    rows = record.read(folder).to_pylist()
+    for rid in (0, len(rows) // 2, len(rows) - 1):
+        lines = ok("explain", folder, "--request", rid).splitlines()
+        q = rows[rid]
+        assert lines[0].startswith(f"request {rid} · {q['model']} · {q['prompt_tokens']} in, {q['output_tokens']} out")
+        start = next(i for i, line in enumerate(lines) if "by cause" in line)
+        parts = [float(line.split()[0]) for line in lines[start + 1 :]]
+        latency = (q["done_ns"] - q["arrival_ns"]) / 1e9
+        assert sum(parts) == pytest.approx(latency, abs=1e-4 * len(parts))
+        assert re.search(r"(met|missed) TTFT: .* SLO", lines[1])
+
+
+def test_explain_counts_misses_by_model_and_cause(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('system = "static"\ntrace = "sample"\nmodels = "nemo-12b*4"\ngpus = 2\nrate_scale = 40\n')
+    text = ok("run", path, "-o", tmp_path / "out")
+    (folder,) = (tmp_path / "out").glob("static-*")
+    lines = ok("explain", folder, "--misses").splitlines()
+    missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", lines[0]).groups())  # type: ignore[union-attr]
+    assert 0 < missed <= offered
+    share = float(re.search(r"attainment ([\d.]+) %", text)[1])  # type: ignore[index]
+    assert 100 * (1 - missed / offered) == pytest.approx(share, abs=0.1)
+    whole = next(line.split() for line in lines if line.startswith("all "))
+    assert [int(x) for x in whole[1:3]] == [offered, missed]
+    rid = int(lines[-1].rpartition(" ")[2])
+    assert "missed" in ok("explain", folder, "--request", rid)
+
+
+def test_list_shows_systems_engines_and_gaps() -> None:
+    text = ok("list")
+    assert text.splitlines()[0].split()[:3] == ["system", "presets", "sim"]
+    for name, presets in (("static", "rate, equal"), ("ideal", "-")):
+        assert re.search(rf"^{name} +{presets} +yes", text, re.MULTILINE)
+    assert "heavy8, light8" in text
+
+
+def test_trace_stats_and_make(tmp_path: Path) -> None:
+    one, two = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    for path in (one, two):
+        ok("trace", "make", "sample", "--seed", "5", "-o", path)
+    assert one.read_bytes() == two.read_bytes()
+    facts = json.loads(ok("trace", "stats", one, "--json"))
+    assert (facts["requests"], facts["models"], facts["tier"]) == (200, 8, "synthetic")
+    assert "iat_cv" in ok("trace", "stats", one)
+
+
+def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:
+    source, path = tmp_path / "log.csv", tmp_path / "mine.parquet"
+    rows = [f"{i * 500},m{i % 2},{10 + i},{20 + i}" for i in range(40)]
+    source.write_text("t,who,n_in,n_out\n" + "\n".join(rows) + "\n")
+    columns = [f"{ours}={own}" for ours, own in (("arrival_s", "t"), ("model", "who"), ("prompt_tokens", "n_in"),
+                                                 ("output_tokens", "n_out"))]  # fmt: skip
+    named = [word for column in columns for word in ("--column", column)]
+    assert ok("trace", "convert", source, "-o", path, *named, "--time-unit", "ms").startswith("40 requests in 20 s")
+    text = ok("compare", "--systems", "static", "--trace", path, "--models", "llama-3.2-1b*2", "--rate-scale", "1",
+              "--seeds", "1", "--no-plot", "-o", tmp_path / "out")  # fmt: skip
+    assert "2 of 2 models" in text
+    assert "40 requests in 20 s" in text
+
+
+def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    ok("new", path)
+    written = path.read_text()
+    result = CliRunner().invoke(main, ["new", str(path)])
+    assert result.exit_code == 2
+    assert path.read_text() == written
+    text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
+              tmp_path / "out")  # fmt: skip
+    assert re.search(r"^mine +100\.0", text, re.MULTILINE)
+
+
+# ------------------------------------------------------------------ the table
+
+
+def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
+    """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name."""
+    rows = []
+    for definition, of in {"both": values, **named}.items():
+        for label, rates in of.items():
+            for rate, seeds in rates.items():
+                for seed, value in enumerate(seeds):
+                    about = {"run": f"{label}-{rate}-{seed}", "label": label, "system": label, "trace": "t", "models": "m",
+                             "gpu": "g", "gpus": 2, "engine": "e", "scaling": "rotate", "rate_scale": rate, "seed": seed,
+                             "slo": "s", "plan_origin": "trace", "tier": "synthetic", "fidelity": "simulated"}  # fmt: skip
+                    own = {"over": "pooled", "n": 100}
+                    rows.append(about | own | {"definition": definition, "value": value})
+                    if definition == "both":
+                        rows.append(about | own | {"definition": "offered_rps", "value": 2 * rate})
+    schema = pa.schema(
+        [(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA]
+    )
+    return pa.Table.from_pylist(rows, schema=schema).cast(metrics.TABLE_SCHEMA)
+
+
+def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> table.View:
+    return table.view(of, labels, "both", 0.99, controls=controls)
+
+
+APART = {"a": {1.0: [1.0] * 3, 2.0: [0.98, 0.98, 0.98]}, "b": {1.0: [0.98] * 3, 2.0: [0.5] * 3}}
+
+
+def test_the_shown_rate_is_the_highest_that_a_contestant_still_meets() -> None:
+    of = scored({"a": {1.0: [1.0], 2.0: [0.995], 4.0: [0.2]}, "b": {1.0: [1.0], 2.0: [0.9], 4.0: [0.1]}})
+    assert shown(of, "a", "b").rate_scale == 2.0
+    assert shown(of, "a", "b").offered_rps == 4.0
+    assert shown(of, "a", "b", controls=("a",)).rate_scale == 1.0
+    assert shown(scored({"a": {2.0: [0.1], 1.0: [0.2]}}), "a").rate_scale == 1.0  # none meets: the lowest
+
+
+def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win() -> None:
+    view = shown(scored({"a": {1.0: [0.9]}, "b": {1.0: [0.8]}, "c": {1.0: [1.0]}}), "a", "b", "c", controls=("c",))
+    bold = "\n".join(table.terminal(view, bold=True))
+    assert bold.count(table.BOLD) == 1
+    assert f"{table.BOLD}90.0" in bold
+    plain = "\n".join(table.terminal(view, bold=False))
+    assert bold.replace(table.BOLD, "").replace(table.PLAIN, "") == plain
+    assert "**90.0**" in "\n".join(table.markdown(view))
+    assert r"\textbf{90.0}" in "\n".join(table.latex(view))
+
+
+def test_intervals_give_way_where_there_is_little_room() -> None:
+    of = scored({"a": {1.0: [0.9, 0.8]}}, ttft_p50_s={"a": {1.0: [0.1, 0.2]}})
+    wide, tight = (table.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))
+    assert wide[-1].count("±") == 2
+    assert tight[-1].count("±") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"a": {1.0: [1.0] * 3, 2.0: [0.95, 0.96, 0.97], 4.0: [0.1] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52],
+          4.0: [0.1] * 3}}, r"a meets 99 % at 1\.2\d x the rate of b \[1\.\d+ - 1\.\d+\]$"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [0.5, 0.9, 0.7]}, "b": {1.0: [1.0] * 3, 2.0: [0.9, 0.5, 0.7]}},
+         r"which 3 seeds do not tell from chance"),
+        ({"a": {1.0: [1.0], 2.0: [0.9]}, "b": {1.0: [1.0], 2.0: [0.5]}}, r"\(one seed, no interval\)"),
+        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both at every rate asked"),
+        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [1.0] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}}, r"more than 1\.9\d"),
+        ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}}, r"\+20\.00 points more than b \[\+20\.00, \+20"),
+        ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}}, r"do not tell from chance \[-"),
+        ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, r"meet the same share"),
+    ],
+)  # fmt: skip
+def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
+    of = scored(values)
+    said = table.verdict(of, shown(of, "a", "b"), "both", 0.99)
+    assert said is not None
+    assert re.search(says, said), said
+
+
+def test_the_verdict_leaves_controls_out() -> None:
+    of = scored(APART)
+    assert table.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
+
+
+def test_why_names_the_cause_of_most_misses() -> None:
+    causes = {"missed_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_load": {"b": {1.0: [0.3, 0.5]}}}
+    of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
+    assert table.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
+    assert table.why(of, shown(of, "a"), "both", 0.99) is None
+
+
+def test_the_aa_line_says_whether_0_is_covered() -> None:
+    of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
+    assert "covers 0, as it should" in str(table.same(of, "a", "x", 1.0, "both"))
+    assert "does not cover 0" in str(table.same(of, "a", "y", 1.0, "both"))
+
+
+@pytest.mark.parametrize(
+    ("e", "unit", "cell"),
+    [
+        (Estimate(99.123, 98.9, 99.3, 5), "%", "99.1 ±0.2"),
+        (Estimate(0.01234, None, None, 1), "s", "0.0123"),
+        (Estimate(12.34, 11.34, 13.34, 5), "ms", "12.3 ±1.0"),
+        (Estimate(80.0, None, None, 5, ">"), "req/s", ">80.0"),
+        (Estimate(float("inf"), None, None, 5), "s", "never"),
+        (None, "s", "-"),
+    ],
+)
+def test_cells(e: Estimate | None, unit: str, cell: str) -> None:
+    assert table.text(e, table.Column("x", "x", "x", unit, 1, True, "x")) == cell
+
+
+def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
+    text = ok("compare", "--systems", "dedicated,static:equal,chunked+tau=256", *MODELS, "--gpus", "1", "--seeds", "1",
+              "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    for label in ("dedicated*", "static:equal", "chunked+tau=256"):
+        assert f"\n{label}" in text
+    assert "* dedicated on 2 GPUs" in text
+    assert Spec("static", preset="equal").label == "static:equal"
