@@ -13,14 +13,16 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from hashlib import sha256
@@ -50,7 +52,7 @@ REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any t
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
 MOST_PER_S, MOST_PER_REQUEST, MOST = 500, 100, 1000  # decisions; polling every 10 ms makes 100 a second
-MOST_ACTIONS = 10_000  # in one answer
+MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view's first compilation included
 SEEDS, LONG = 3, 8  # of --full: workloads of each case, and how many times longer they are
 
 
@@ -218,10 +220,6 @@ class Trial(NamedTuple):
     seen: int = 0  # requests that had come by the end
     kv_blocks: int = 0  # held at the end
 
-    def decision(self, event: Event) -> int | None:
-        """The first decision on an event."""
-        return next((k for k, d in enumerate(self.decisions) if d.event == event), None)
-
 
 Note = Callable[[str, str], None]  # law, what breaks it
 
@@ -241,7 +239,10 @@ class Lent:
             return Lent
         object.__getattribute__(self, "_look")(name)
         ask = object.__getattribute__(self, "_ask")
-        return ask(name) if name == "now_s" else lambda *args: ask(name, *args)
+        if name == "now_s":
+            return ask(name)
+        order = inspect.signature(getattr(View, name)).bind  # of positions, whichever way a policy names them
+        return lambda *args, **named: ask(name, *order(None, *args, **named).args[1:])
 
 
 class Probe:
@@ -283,7 +284,8 @@ class Probe:
 
         self._heard(event)
         lent: Any = Lent(ask, look)
-        actions = tuple(islice(self._policy.on(event, lent), MOST_ACTIONS))
+        with _limited(LONGEST_S):
+            actions = tuple(islice(self._policy.on(event, lent), MOST_ACTIONS))
         for action in actions:
             self._answered(action)
         self.decisions.append(Decision(now_s, event, tuple(reads), actions))
@@ -375,6 +377,25 @@ class Stand:
         bad = (used < 0) | ((used > cap) & (not S.s["unlimited"]))
         if bad.any() or (S.I["blocks"] < 0).any():
             self._note("memory", f"GPUs, then hosts, hold {used.tolist()} of {cap.tolist()} bytes")
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """Livelock after so much processor time. Only the main thread can be stopped so."""
+
+    def stop(*_: object) -> None:
+        raise Livelock(f"thought for {seconds:g} s without an answer")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) -> Trial:
@@ -543,9 +564,9 @@ def fresh_view(trial: Trial) -> Iterator[Breach]:
 
 
 def livelock(trial: Trial) -> Iterator[Breach]:
-    """Time passes: no 1,000 decisions in one instant, no endless answer, no 500 decisions a second for ever."""
+    """Time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
     if isinstance(trial.error, Livelock):
-        yield Breach(str(trial.error), len(trial.decisions) - 1)
+        yield Breach(str(trial.error), len(trial.decisions))
 
 
 def survives(trial: Trial) -> Iterator[Breach]:

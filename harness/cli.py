@@ -826,13 +826,16 @@ def make(name: str, seed: int, out: Path) -> None:
 @main.command(**_examples("bench check static", "bench check ./mine.py --full"))
 @click.argument("system", shell_complete=_complete(_systems), metavar="NAME|FILE.py")
 @click.option("--full", is_flag=True, help="Every workload, also the long ones.")
-def check(system: str, full: bool) -> None:
+@click.option("--law", metavar="LAW", help="Only one law ...")
+@click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
+def check(system: str, full: bool, law: str | None, case: str | None) -> None:
     """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice."""
     from harness.check import check as conform
 
-    failures = conform(system, quick=not full)
+    failures = conform(system, quick=not full, only=law, case=case)
     for one in failures:
-        click.echo(f"{one.law}: {one.message} (event {one.event})\n  repeat: {one.command}")
+        at = "" if one.event is None else f" (event {one.event})"
+        click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
     if failures:
         click.echo(f"{system}: {len(failures)} laws broken" if len(failures) > 1 else f"{system}: one law broken")
         sys.exit(1)

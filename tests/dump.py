@@ -11,7 +11,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-import harness.engines
+from harness.engines import sim
 from tests.worlds import drive, world
 
 
@@ -26,7 +26,7 @@ def mutate(pairs: list[str]) -> None:
             raise ValueError(f"not in the kernel: {old!r}")
         source = source.replace(old, new)
     module = importlib.util.module_from_spec(spec)
-    sys.modules["harness.engines.kernel"] = harness.engines.kernel = module
+    sys.modules["harness.engines.kernel"] = sim.kernel = module
     exec(compile(source, spec.origin, "exec"), module.__dict__)
 
 

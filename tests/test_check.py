@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from pathlib import Path
@@ -12,8 +11,10 @@ import numpy as np
 import pytest
 
 from harness import check as conformance
-from harness.actions import Action, Evict, Load, Move, Run, Wake
+from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.check import LAWS, Case, Subject, cases, check, impure, needs, run, subjects
+from harness.engines.sim import Sim
+from harness.events import Event, Finished
 from harness.new import write
 from harness.types import Batch, Host, Inst, UserError
 from tests.test_layers import ALLOWED, PLANTED
@@ -111,6 +112,22 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ("while True: pass", "thought for 0.25 s without an answer"),
+        ("yield from iter(lambda: Load(Inst('m0', (0,))), None)", "an answer of 10000 actions or more"),
+    ],
+)
+def test_an_answer_without_end(answer: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "LONGEST_S", 0.25)
+    path = tmp_path / "mine.py"
+    path.write_text(GOOD.replace("for k, (m, model)", f"{answer}\n        for k, (m, model)"), encoding="utf-8")
+    (failure,) = check(str(path))
+    assert (failure.law, failure.event) == ("livelock", 0)
+    assert says in failure.message
+
+
+@pytest.mark.parametrize(
     ("kind", "args", "says"),
     [
         ("system", {"name": "statik"}, 'no system "statik"; did you mean static?'),
@@ -153,12 +170,57 @@ def test_what_the_layers_allow_a_system_is_pure(source: str) -> None:
     assert list(impure(source)) == []
 
 
+class Leaks(Sim):
+    """Keeps a block of what a request had."""
+
+    def poll(self, until_s: float) -> Event | None:
+        event = super().poll(until_s)
+        if isinstance(event, Finished):
+            self.S.I["blocks"][-1] += 1
+        return event
+
+
+class Overfills(Sim):
+    """Takes a GPU for larger than it is."""
+
+    def do(self, action: Action) -> None:
+        super().do(action)
+        if isinstance(action, Admit):
+            self.S.G["used"][0] = self.S.G["cap"][0] + 1
+
+
+class Repeats(Sim):
+    """Tells the end of every request twice."""
+
+    last: Event | None = None
+
+    def poll(self, until_s: float) -> Event | None:
+        if isinstance(self.last, Finished):
+            event, self.last = self.last, None
+            return event
+        self.last = super().poll(until_s)
+        return self.last
+
+    def idle(self) -> bool:
+        return super().idle() and not isinstance(self.last, Finished)
+
+
+@pytest.mark.parametrize(
+    ("engine", "law", "says"),
+    [(Leaks, "memory", "blocks of KV"), (Overfills, "memory", "hold"), (Repeats, "served", "finished twice")],
+)
+def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conformance, "Sim", engine)
+    found = check(str(SOUND[0]), only=law, case="simultaneous")
+    assert says in found[0].message
+
+
 def tried(name: str, system: str = "chunked") -> conformance.Trial:
     return run(next(one for one in subjects(system, case=name).values() if one.preset is None))
 
 
 def last_s(trial: conformance.Trial) -> float:
-    return max(row["done_ns"] for row in trial.rows) / 1e9
+    return float(max(row["done_ns"] for row in trial.rows)) / 1e9
 
 
 def test_cases_are_as_hard_as_they_say() -> None:
@@ -198,4 +260,3 @@ def test_another_future_has_the_same_past(share: float) -> None:
         assert asked == row["output_tokens"] if row["state"] == "done" else asked > row["made_tokens"]
     left = [row["id"] for row in until.rows if row["state"] != "done"]
     assert (other.output_tokens[left] != case.jobs.output_tokens[left]).mean() > 0.9 or not left
-    assert math.isfinite(t_s)

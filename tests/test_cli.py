@@ -66,10 +66,11 @@ def test_every_promised_command_is_there() -> None:
 @pytest.mark.parametrize("path", [(), *commands()], ids=" ".join)
 def test_help_shows_an_example_that_parses(path: tuple[str, ...]) -> None:
     text = ok(*path, "--help")
-    examples = re.findall(r"^\s+(bench .*(?:\\\n.*)*)$", text.partition("Examples:")[2], re.MULTILINE)
+    after = text.partition("Examples:")[2].replace("\\\n", " ")
+    examples = re.findall(r"^\s+(bench .*)$", after, re.MULTILINE)
     assert examples
     for example in examples:
-        words = shlex.split(example.replace("\\\n", " "), comments=True)
+        words = shlex.split(example, comments=True)
         words = words[1 : words.index("&&")] if "&&" in words else words[1:]
         command: click.Command = main
         while words and isinstance(command, click.Group) and words[0] in command.commands:
@@ -324,23 +325,31 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
     assert re.search(r"^mine +100\.0", text, re.MULTILINE)
 
 
+def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) -> None:
+    ok("new", tmp_path / "mine.py")
+    assert "all laws hold" in ok("check", tmp_path / "mine.py")
+    result = bench("check", ROOT / "tests" / "broken" / "loses_request.py")
+    assert result.exit_code == 1
+    words = shlex.split(re.findall(r"repeat: bench (.*)", result.stdout)[0])
+    assert bench(*words).exit_code == 1
+
+
 # ------------------------------------------------------------------ the table
 
 
 def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
     """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name."""
+    common = {name: name for name in ("trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity")}
     rows = []
     for definition, of in {"both": values, **named}.items():
         for label, rates in of.items():
             for rate, seeds in rates.items():
                 for seed, value in enumerate(seeds):
-                    about = {"run": f"{label}-{rate}-{seed}", "label": label, "system": label, "trace": "t", "models": "m",
-                             "gpu": "g", "gpus": 2, "engine": "e", "scaling": "rotate", "rate_scale": rate, "seed": seed,
-                             "slo": "s", "plan_origin": "trace", "tier": "synthetic", "fidelity": "simulated"}  # fmt: skip
-                    own = {"over": "pooled", "n": 100}
-                    rows.append(about | own | {"definition": definition, "value": value})
+                    run = {"run": f"{label}-{rate}-{seed}", "label": label, "rate_scale": rate, "seed": seed}
+                    about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 100}
+                    rows.append(about | {"definition": definition, "value": value})
                     if definition == "both":
-                        rows.append(about | own | {"definition": "offered_rps", "value": 2 * rate})
+                        rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
     schema = pa.schema(
         [(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA]
     )
