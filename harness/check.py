@@ -288,9 +288,9 @@ class Probe:
             actions = tuple(islice(self._policy.on(event, lent), MOST_ACTIONS))
         for action in actions:
             self._answered(action)
-        self.decisions.append(Decision(now_s, event, tuple(reads), actions))
         if len(actions) == MOST_ACTIONS:
             raise Livelock(f"an answer of {MOST_ACTIONS} actions or more to {event}")
+        self.decisions.append(Decision(now_s, event, tuple(reads), actions))
         return actions
 
     def _heard(self, event: Event) -> None:

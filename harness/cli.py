@@ -425,14 +425,13 @@ def _gaps(found: Compared, shown: View) -> str:
     """The ratio that says whether models idle long enough to be swapped."""
     from dataclasses import replace
 
-    from harness.run import config_of, engine_of, jobs_of
+    from harness.run import cluster_of, jobs_of
     from harness.types import Inst
     from workloads.build import idle_to_swap
 
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
-    config = config_of(spec)
-    profile = engine_of(spec.engine)[0].cluster(config).profile
-    swaps = [profile.load_s(Inst(m.name, tuple(range(m.tp))), "host") for m in config.models]
+    cluster = cluster_of(spec)
+    swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
     ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 

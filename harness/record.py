@@ -32,7 +32,7 @@ SIDE = "side.json"
 SWEEP = "attainment.parquet"
 
 STATES = ("done", "dropped", "failed", "unfinished")
-WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where a request's time went (vocabulary, 15)
+WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
 META = (
     "spec", "spec_hash", "code_hash", "fidelity", "tier", "plan_origin", "stats", "skipped", "infeasible", "counts",
     "end_s",

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from traces.load import Trace
     from workloads.models import ModelSet
 
-# name -> (module, class). A module has `Config`, `Served` and `cluster`; the class takes (config, options).
+# name -> (module, class). A module has `Config`, `Served`, `machine(config)` and `cluster(config, elastic, machine)`;
+# the class takes (config, options, machine).
 ENGINES = {"sim": ("harness.engines.sim", "Sim")}
 PACKAGES = ("harness", "systems", "workloads", "traces")
 DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/manifest.toml")
@@ -129,16 +130,35 @@ def config_of(spec: Spec) -> Any:
     )
 
 
+def machine_of(spec: Spec) -> Any:
+    """The engine's cost tables of a spec, computed once for all runs of a process."""
+    return _machine(spec.engine, spec.gpu, spec.host, spec.models, spec.table)
+
+
+@cache
+def _machine(engine: str, gpu: str, host: str, models: str, table: str | None) -> Any:
+    module, _ = engine_of(engine)
+    served = tuple(module.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
+    return module.machine(module.Config(models=served, gpu=gpu, host=host, table=table))
+
+
+def cluster_of(spec: Spec) -> Cluster:
+    """What policies may know of a spec's machine, with pages as small as they come."""
+    module, _ = engine_of(spec.engine)
+    found: Cluster = module.cluster(config_of(spec), False, machine_of(spec))
+    return found
+
+
 def assemble(spec: Spec) -> tuple[system.System, Engine]:
     """The policy and the engine of a spec. Raises Infeasible where the policy says so at once."""
-    module, build = engine_of(spec.engine)
+    _, build = engine_of(spec.engine)
     make, config = system.find(spec.system), config_of(spec)
     keywords = fields_of(make, spec)
     if big := next((m for m in config.models if m.tp > spec.gpus), None):
         raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
-    cluster: Cluster = module.cluster(config)
+    cluster = cluster_of(spec)
     policy: system.System = make(cluster, **keywords)
-    engine: Engine = build(config, policy.options)
+    engine: Engine = build(config, policy.options, machine_of(spec))
     if engine.cluster.models != cluster.models:  # options of the policy decide the page size that it may know
         policy = make(engine.cluster, **keywords)
     return policy, engine
@@ -171,11 +191,9 @@ def traits(spec: Spec) -> Traits:
 def _traits(spec: Spec) -> Traits:
     make = system.find(spec.system)
     fields_of(make, spec)
-    module, _ = engine_of(spec.engine)
     decision_s = float(getattr(system.module(spec.system), "DECISION_S", 0.0))
     if hasattr(make, "gpus_needed"):
-        models = module.cluster(config_of(spec)).models
-        spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
+        spec = replace(spec, gpus=make.gpus_needed(cluster_of(spec).models, spec.node_gpus))
     try:
         policy, _engine = assemble(spec)
     except Infeasible:
@@ -357,8 +375,7 @@ def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     from harness.engines import cost
     from harness.types import Inst
 
-    module, _ = engine_of(spec.engine)
-    profile = module.cluster(replace(config_of(spec), plan={})).profile
+    profile = cluster_of(spec).profile
     host = cost.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
     keys = np.stack((jobs.model, jobs.prompt_tokens, jobs.output_tokens), axis=1)

@@ -9,7 +9,6 @@ exact at every step. One file: numba's cache does not see edits in files that a 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from harness.engines.jit import jit
 from harness.engines.state import (
@@ -67,6 +66,7 @@ from harness.engines.state import (
     link_at,
     log_at,
     req_at,
+    world,
     xfer_at,
 )
 
@@ -77,7 +77,7 @@ NOISE_TICKS = 64  # decode ticks that share one factor of step noise
 
 
 @jit
-def push(S: Any, b: int, lst: int, r: int, front: int) -> None:
+def push(S: int, b: int, lst: int, r: int, front: int) -> None:
     """Put a request into a list kept in order of Admit; walk from the front for one that returns."""
     seq = req_at(S, r).seq
     head, tail = batch_at(S, b).ends[2 * lst], batch_at(S, b).ends[2 * lst + 1]
@@ -105,7 +105,7 @@ def push(S: Any, b: int, lst: int, r: int, front: int) -> None:
 
 
 @jit
-def unlink(S: Any, b: int, lst: int, r: int) -> None:
+def unlink(S: int, b: int, lst: int, r: int) -> None:
     """Take a request out of a list."""
     prev, nxt = req_at(S, r).prev, req_at(S, r).next
     if prev >= 0:
@@ -120,7 +120,7 @@ def unlink(S: Any, b: int, lst: int, r: int) -> None:
 
 
 @jit
-def meld(S: Any, x: int, y: int) -> int:
+def meld(S: int, x: int, y: int) -> int:
     """Join two pairing heaps of finish ticks; ties by id."""
     if x < 0:
         return y
@@ -138,7 +138,7 @@ def meld(S: Any, x: int, y: int) -> int:
 
 
 @jit
-def meld_children(S: Any, r: int) -> int:
+def meld_children(S: int, r: int) -> int:
     """The heap of r's children: pairs from the left, then all from the right."""
     c = req_at(S, r).hc
     pairs = -1
@@ -166,7 +166,7 @@ def meld_children(S: Any, r: int) -> int:
 
 
 @jit
-def heap_insert(S: Any, b: int, r: int) -> None:
+def heap_insert(S: int, b: int, r: int) -> None:
     """Enter a finish tick."""
     q = req_at(S, r)
     q.hc = -1
@@ -176,7 +176,7 @@ def heap_insert(S: Any, b: int, r: int) -> None:
 
 
 @jit
-def heap_delete(S: Any, b: int, r: int) -> None:
+def heap_delete(S: int, b: int, r: int) -> None:
     """Remove a finish tick, wherever it is."""
     if batch_at(S, b).root == r:
         batch_at(S, b).root = meld_children(S, r)
@@ -194,23 +194,25 @@ def heap_delete(S: Any, b: int, r: int) -> None:
 
 
 @jit
-def tell(S: Any, kind: int, a: int, b: int, c: int) -> None:
+def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
     """Note an event of this instant, if anybody hears its kind."""
-    if (S.hear >> kind) & 1:
-        e = event_at(S, S.ev_n)
+    W = world(S)
+    if (W.hear >> kind) & 1:
+        e = event_at(S, W.ev_n)
         e.kind = kind
         e.a = a
         e.b = b
         e.c = c
-        S.ev_n += 1
+        W.ev_n += 1
 
 
 @jit
-def in_order(S: Any) -> None:
+def in_order(S: int) -> None:
     """Sort the instant's events by kind, stable."""
-    for i in range(S.ev_i + 1, S.ev_n):
+    W = world(S)
+    for i in range(W.ev_i + 1, W.ev_n):
         j = i
-        while j > S.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
+        while j > W.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
             k, a, b, c = event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c
             event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c = event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c
             event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c = k, a, b, c
@@ -304,7 +306,7 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
 
 
 @jit
-def held_bytes(S: Any, i: int, blocks: int) -> int:
+def held_bytes(S: int, i: int, blocks: int) -> int:
     """Bytes that an account holds for so many blocks: whole granules, with fragmentation."""
     I = inst_at(S, i)
     d = 1024 * I.gblocks
@@ -312,8 +314,9 @@ def held_bytes(S: Any, i: int, blocks: int) -> int:
 
 
 @jit
-def put(S: Any, i: int, n: int) -> None:
+def put(S: int, i: int, n: int) -> None:
     """Take (n > 0) or free blocks of an account on each of its GPUs."""
+    W = world(S)
     I = inst_at(S, i)
     I.blocks += n
     h = held_bytes(S, i, I.blocks)
@@ -321,7 +324,7 @@ def put(S: Any, i: int, n: int) -> None:
     if d == 0:
         return
     I.held = h
-    now = S.now
+    now = W.now
     for j in range(I.n):
         g = gpu_at(S, inst_at(S, i).at[j])
         g.kv_s += g.kv * (now - g.kv_t)
@@ -331,9 +334,10 @@ def put(S: Any, i: int, n: int) -> None:
 
 
 @jit
-def fits(S: Any, i: int, n: int, grow_: int) -> bool:
+def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
-    if S.unlimited:
+    W = world(S)
+    if W.unlimited:
         return True
     I = inst_at(S, i)
     h = held_bytes(S, i, I.blocks + n)
@@ -347,9 +351,10 @@ def fits(S: Any, i: int, n: int, grow_: int) -> bool:
 
 
 @jit
-def needs(S: Any, b: int, d0: int, k: int) -> int:
+def needs(S: int, b: int, d0: int, k: int) -> int:
     """Blocks that the running members take at ticks d0 .. d0 + k - 1."""
-    bt = S.bt
+    W = world(S)
+    bt = W.bt
     total = (k // bt) * batch_at(S, b).count[RUNNING]
     for d in range(d0, d0 + k % bt):
         total += batch_at(S, b).h[(1 - d) % bt]
@@ -357,7 +362,7 @@ def needs(S: Any, b: int, d0: int, k: int) -> int:
 
 
 @jit
-def shares_gpu(S: Any, i: int, j: int) -> bool:
+def shares_gpu(S: int, i: int, j: int) -> bool:
     """Whether two instances have a GPU in common."""
     for x in range(inst_at(S, i).n):
         for y in range(inst_at(S, j).n):
@@ -367,9 +372,10 @@ def shares_gpu(S: Any, i: int, j: int) -> bool:
 
 
 @jit
-def give_back(S: Any, i: int) -> None:
+def give_back(S: int, i: int) -> None:
     """Cut all spans on the GPUs of an instance, so that memory is what the steps begun so far need."""
-    for p in range(S.nG):
+    W = world(S)
+    for p in range(W.nG):
         lane = gpu_at(S, p).head
         while lane >= 0:
             nxt = lane_at(S, lane).next
@@ -379,7 +385,7 @@ def give_back(S: Any, i: int) -> None:
 
 
 @jit
-def room(S: Any, i: int, n: int, grow_: int) -> bool:
+def room(S: int, i: int, n: int, grow_: int) -> bool:
     """Whether n more blocks fit once nothing is held in advance."""
     if fits(S, i, n, grow_):
         return True
@@ -388,9 +394,10 @@ def room(S: Any, i: int, n: int, grow_: int) -> bool:
 
 
 @jit
-def never(S: Any, i: int, n: int) -> bool:
+def never(S: int, i: int, n: int) -> bool:
     """Whether an account could not even hold n blocks alone on its GPUs."""
-    if S.unlimited:
+    W = world(S)
+    if W.unlimited:
         return False
     I = inst_at(S, i)
     h = held_bytes(S, i, n)
@@ -403,9 +410,10 @@ def never(S: Any, i: int, n: int) -> bool:
 
 
 @jit
-def watermark(S: Any, i: int) -> int:
+def watermark(S: int, i: int) -> int:
     """Blocks kept free when a prompt is let in beside others."""
-    if S.unlimited or S.watermark <= 0.0:
+    W = world(S)
+    if W.unlimited or W.watermark <= 0.0:
         return 0
     I = inst_at(S, i)
     total = I.limit
@@ -413,15 +421,16 @@ def watermark(S: Any, i: int) -> int:
         total = gpu_at(S, inst_at(S, i).at[0]).cap - I.foot
         for j in range(1, I.n):
             total = min(total, gpu_at(S, inst_at(S, i).at[j]).cap - I.foot)
-    return int(math.floor(S.watermark * (total // I.bbytes)))
+    return int(math.floor(W.watermark * (total // I.bbytes)))
 
 
 @jit
-def freed(S: Any, i: int) -> None:
+def freed(S: int, i: int) -> None:
     """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
-    S.grants = 1
-    if S.blocked > 0:
-        for b in range(S.nB):
+    W = world(S)
+    W.grants = 1
+    if W.blocked > 0:
+        for b in range(W.nB):
             if (batch_at(S, b).kvblock or batch_at(S, b).stalled) and shares_gpu(S, i, batch_at(S, b).inst):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
@@ -431,16 +440,17 @@ def freed(S: Any, i: int) -> None:
 
 
 @jit
-def dirty(S: Any, lane: int) -> None:
+def dirty(S: int, lane: int) -> None:
     """A lane is to be formed at this instant."""
+    W = world(S)
     n = lane_at(S, lane)
     if n.dirty == 0 and n.busy == IDLE and n.open:
         n.dirty = 1
-        if S.dirty < 0 or lane < S.dirty:
-            n.dnext = S.dirty
-            S.dirty = lane
+        if W.dirty < 0 or lane < W.dirty:
+            n.dnext = W.dirty
+            W.dirty = lane
         else:
-            x = S.dirty
+            x = W.dirty
             while lane_at(S, x).dnext >= 0 and lane_at(S, x).dnext < lane:
                 x = lane_at(S, x).dnext
             n.dnext = lane_at(S, x).dnext
@@ -448,35 +458,38 @@ def dirty(S: Any, lane: int) -> None:
 
 
 @jit
-def solo_at(n, j: int) -> float:  # type: ignore[no-untyped-def]
+def solo_at(S: int, lane: int, j: int) -> float:
     """Solo seconds of the first j steps of a span."""
+    n = lane_at(S, lane)
     return j * n.a + n.b * (0.5 * j * (j - 1))
 
 
 @jit
-def steps_to(n, done: float) -> int:  # type: ignore[no-untyped-def]
+def steps_to(S: int, lane: int, done: float) -> int:
     """Fewest steps, at least one, whose solo seconds reach `done`."""
+    n = lane_at(S, lane)
     h = n.a - 0.5 * n.b
     if n.b > 0.0:
         j = int(math.ceil((-h + math.sqrt(h * h + 2.0 * n.b * done)) / n.b))
     else:
         j = int(math.ceil(done / n.a))
     j = min(max(j, 1), n.k)
-    while j > 1 and solo_at(n, j - 1) >= done:
+    while j > 1 and solo_at(S, lane, j - 1) >= done:
         j -= 1
-    while j < n.k and solo_at(n, j) < done:
+    while j < n.k and solo_at(S, lane, j) < done:
         j += 1
     return j
 
 
 @jit
-def done_at(n, t: float) -> float:  # type: ignore[no-untyped-def]
+def done_at(S: int, lane: int, t: float) -> float:
     """Solo seconds done by t."""
+    n = lane_at(S, lane)
     return n.wa + (t - n.ta) * n.rate
 
 
 @jit
-def next_end(S: Any, p: int) -> None:
+def next_end(S: int, p: int) -> None:
     """The first lane of a pool to end; ties go to the older lane."""
     P = gpu_at(S, p)
     P.end = INF
@@ -491,15 +504,16 @@ def next_end(S: Any, p: int) -> None:
 
 
 @jit
-def cut(S: Any, lane: int) -> None:
+def cut(S: int, lane: int) -> None:
     """End a span at its next boundary; pages held for later steps go back."""
+    W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:
         if n.busy == SPAN and n.k > 1:  # formed at this instant, not under way yet
             shorten(S, lane, 1)
         return
-    now = S.now
-    j = steps_to(n, done_at(n, now))
+    now = W.now
+    j = steps_to(S, lane, done_at(S, lane, now))
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
@@ -507,20 +521,20 @@ def cut(S: Any, lane: int) -> None:
 
 
 @jit
-def shorten(S: Any, lane: int, j: int) -> None:
+def shorten(S: int, lane: int, j: int) -> None:
     """Plan a span for j steps instead of more."""
     n = lane_at(S, lane)
     b = lane >> 1
     d = batch_at(S, b).D
     back = needs(S, b, d, n.k) - needs(S, b, d, j)
     n.k = j
-    n.work = solo_at(n, j)
+    n.work = solo_at(S, lane, j)
     if back > 0:
         put(S, batch_at(S, b).inst, -back)
 
 
 @jit
-def wake(S: Any, lane: int) -> None:
+def wake(S: int, lane: int) -> None:
     """Something changed for a lane: form it if idle, else at its next boundary."""
     n = lane_at(S, lane)
     if n.busy == IDLE:
@@ -530,26 +544,27 @@ def wake(S: Any, lane: int) -> None:
 
 
 @jit
-def pool_of(S: Any, lane: int) -> int:
+def pool_of(S: int, lane: int) -> int:
     """The pool in which a lane competes."""
     return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).at[0]).pool
 
 
 @jit
-def segment(S: Any, lane: int, upto: float) -> None:
+def segment(S: int, lane: int, upto: float) -> None:
     """Log the steps of a lane that end after its anchor and by `upto` solo seconds, for token times."""
+    W = world(S)
     n = lane_at(S, lane)
     if not n.dec:
         return
     j0 = 0
-    while j0 < n.k and solo_at(n, j0 + 1) <= n.wa:
+    while j0 < n.k and solo_at(S, lane, j0 + 1) <= n.wa:
         j0 += 1
     j1 = n.k
-    while j1 > j0 and solo_at(n, j1) > upto:
+    while j1 > j0 and solo_at(S, lane, j1) > upto:
         j1 -= 1
     if j1 > j0:
-        s = log_at(S, S.logs)
-        S.logs += 1
+        s = log_at(S, W.logs)
+        W.logs += 1
         s.rid = -1
         s.batch = lane >> 1
         s.d0 = batch_at(S, lane >> 1).D
@@ -563,7 +578,7 @@ def segment(S: Any, lane: int, upto: float) -> None:
 
 
 @jit
-def on_gpu(S: Any, lane: int, g: int) -> bool:
+def on_gpu(S: int, lane: int, g: int) -> bool:
     """Whether a lane runs on a GPU."""
     i = batch_at(S, lane >> 1).inst
     for j in range(inst_at(S, i).n):
@@ -573,15 +588,16 @@ def on_gpu(S: Any, lane: int, g: int) -> bool:
 
 
 @jit
-def set_rate(S: Any, lane: int, rate: float) -> None:
+def set_rate(S: int, lane: int, rate: float) -> None:
     """Give a lane a new rate from now on."""
+    W = world(S)
     n = lane_at(S, lane)
     if rate == n.rate:
         return
-    now = S.now
+    now = W.now
     if n.rate > 0.0:
-        done = done_at(n, now)
-        if S.tokens:
+        done = done_at(S, lane, now)
+        if W.tokens:
             segment(S, lane, done)
         n.wa = done
     n.ta = now
@@ -590,11 +606,12 @@ def set_rate(S: Any, lane: int, rate: float) -> None:
 
 
 @jit
-def share(S: Any, p: int) -> None:
+def share(S: int, p: int) -> None:
     """Max-min: raise all rates of a pool together; a lane stops at its cap or where a GPU is used up."""
+    W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
-    if P.n == 1 or S.alone:
+    if P.n == 1 or W.alone:
         lane = P.head
         while lane >= 0:
             set_rate(S, lane, lane_at(S, lane).cap)
@@ -614,7 +631,7 @@ def share(S: Any, p: int) -> None:
             if not n.frozen:
                 level = min(level, n.cap)
             lane = n.next
-        for g in range(S.nG):
+        for g in range(W.nG):
             if gpu_at(S, g).pool == p:
                 gpu_at(S, g).level = saturation(S, p, g)
                 level = min(level, gpu_at(S, g).level)
@@ -640,7 +657,7 @@ def share(S: Any, p: int) -> None:
 
 
 @jit
-def saturation(S: Any, p: int, g: int) -> float:
+def saturation(S: int, p: int, g: int) -> float:
     """The common rate of the lanes not yet frozen at which a GPU's compute or bandwidth is used up."""
     c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
     lane = gpu_at(S, p).head
@@ -666,13 +683,13 @@ def saturation(S: Any, p: int, g: int) -> float:
 
 
 @jit
-def usable(S: Any, i: int) -> bool:
+def usable(S: int, i: int) -> bool:
     """Whether lanes of an instance may step."""
     return inst_at(S, i).state == IN or inst_at(S, i).state == DRAINING
 
 
 @jit
-def clocks(S: Any, b: int, t: float) -> None:
+def clocks(S: int, b: int, t: float) -> None:
     """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
     B = batch_at(S, b)
     dt = t - B.c_t
@@ -687,19 +704,20 @@ def clocks(S: Any, b: int, t: float) -> None:
 
 
 @jit
-def flag(S: Any, b: int, kvblock: int, stalled: int) -> None:
+def flag(S: int, b: int, kvblock: int, stalled: int) -> None:
     """Say whether a batch's prompts, or its decodes, wait for memory."""
+    W = world(S)
     B = batch_at(S, b)
     if B.kvblock != kvblock or B.stalled != stalled:
-        clocks(S, b, S.now)
+        clocks(S, b, W.now)
         was = B.kvblock | B.stalled
         B.kvblock = kvblock
         B.stalled = stalled
-        S.blocked += (kvblock | stalled) - was
+        W.blocked += (kvblock | stalled) - was
 
 
 @jit
-def mark(S: Any, r: int, t: float) -> None:
+def mark(S: int, r: int, t: float) -> None:
     """Start a new stretch of time for a request."""
     q = req_at(S, r)
     q.m_t = t
@@ -714,7 +732,7 @@ def mark(S: Any, r: int, t: float) -> None:
 
 
 @jit
-def charge(S: Any, r: int, t: float) -> None:
+def charge(S: int, r: int, t: float) -> None:
     """Book the time since the last mark under its causes, and mark."""
     q = req_at(S, r)
     dt = t - q.m_t
@@ -749,13 +767,13 @@ def charge(S: Any, r: int, t: float) -> None:
 
 
 @jit
-def target(S: Any, r: int) -> int:
+def target(S: int, r: int) -> int:
     """Tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
     return req_at(S, r).prompt + req_at(S, r).made
 
 
 @jit
-def drop_blocks(S: Any, r: int) -> None:
+def drop_blocks(S: int, r: int) -> None:
     """Free a request's KV, wherever it is."""
     q = req_at(S, r)
     if q.home >= 0:
@@ -768,7 +786,7 @@ def drop_blocks(S: Any, r: int) -> None:
 
 
 @jit
-def take_blocks(S: Any, r: int, i: int, n: int) -> None:
+def take_blocks(S: int, r: int, i: int, n: int) -> None:
     """Give a request its first n blocks in an account."""
     q = req_at(S, r)
     q.home = i
@@ -778,7 +796,7 @@ def take_blocks(S: Any, r: int, i: int, n: int) -> None:
 
 
 @jit
-def quit_batch(S: Any, r: int) -> None:
+def quit_batch(S: int, r: int) -> None:
     """A request is no longer a member: its instance may be waiting for the last one to go."""
     i = batch_at(S, req_at(S, r).batch).inst
     inst_at(S, i).members -= 1
@@ -787,8 +805,9 @@ def quit_batch(S: Any, r: int) -> None:
 
 
 @jit
-def end(S: Any, r: int, state: int, t: float) -> None:
+def end(S: int, r: int, state: int, t: float) -> None:
     """A request, unlinked by now, reaches its end."""
+    W = world(S)
     q = req_at(S, r)
     charge(S, r, t)
     drop_blocks(S, r)
@@ -805,44 +824,46 @@ def end(S: Any, r: int, state: int, t: float) -> None:
             q.pend = P_NONE
             batch_at(S, was).pend -= 1
     q.state = state
-    S.left -= 1
+    W.left -= 1
     tell(S, E_FINISHED, r, was, state)
 
 
 @jit
-def join(S: Any, b: int, r: int) -> None:
+def join(S: int, b: int, r: int) -> None:
     """A parked member takes part in decode steps from now on."""
+    W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     unlink(S, b, PARKED, r)
     B.parked_ctx -= q.l
     q.state = RUN
     q.jd = B.D
     q.tick = B.D + q.out - q.made
-    batch_at(S, b).h[(q.l - B.D) % S.bt] += 1
+    batch_at(S, b).h[(q.l - B.D) % W.bt] += 1
     B.ctx += q.l
-    if q.l % S.bt == 1 and q.blocks * S.bt >= q.l:
+    if q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
         B.skip += 1
     push(S, b, RUNNING, r, 0)
     heap_insert(S, b, r)
 
 
 @jit
-def leave_run(S: Any, b: int, r: int) -> None:
+def leave_run(S: int, b: int, r: int) -> None:
     """A running member stops taking part, at a boundary; its state is left to the caller."""
+    W = world(S)
     q = req_at(S, r)
     B = batch_at(S, b)
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     unlink(S, b, RUNNING, r)
     heap_delete(S, b, r)
-    batch_at(S, b).h[(q.l - q.jd) % S.bt] -= 1
+    batch_at(S, b).h[(q.l - q.jd) % W.bt] -= 1
     steps = B.D - q.jd
-    if steps == 0 and q.l % S.bt == 1 and q.blocks * S.bt >= q.l:
+    if steps == 0 and q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
         B.skip -= 1
-    if S.tokens and steps > 0:
-        s = log_at(S, S.logs)
-        S.logs += 1
+    if W.tokens and steps > 0:
+        s = log_at(S, W.logs)
+        W.logs += 1
         s.rid = r
         s.batch = b
         s.d0 = q.jd
@@ -850,11 +871,11 @@ def leave_run(S: Any, b: int, r: int) -> None:
     q.made += steps
     q.l += steps
     B.ctx -= q.l
-    q.blocks = max(q.blocks, (q.l - 1 + S.bt - 1) // S.bt)
+    q.blocks = max(q.blocks, (q.l - 1 + W.bt - 1) // W.bt)
 
 
 @jit
-def park(S: Any, b: int, r: int) -> None:
+def park(S: int, b: int, r: int) -> None:
     """A member with KV here, out of any list, waits for a decode lane to take it."""
     q = req_at(S, r)
     q.state = PARK
@@ -866,7 +887,7 @@ def park(S: Any, b: int, r: int) -> None:
 
 
 @jit
-def queue(S: Any, b: int, r: int, front: int) -> None:
+def queue(S: int, b: int, r: int, front: int) -> None:
     """A member without KV, out of any list, waits for its prefill."""
     q = req_at(S, r)
     q.state = WAIT
@@ -879,7 +900,7 @@ def queue(S: Any, b: int, r: int, front: int) -> None:
 
 
 @jit
-def unlist(S: Any, r: int) -> None:
+def unlist(S: int, r: int) -> None:
     """Take a request, not in a step, out of its batch's list; its blocks stay."""
     q = req_at(S, r)
     b = q.batch
@@ -908,7 +929,7 @@ def unlist(S: Any, r: int) -> None:
 
 
 @jit
-def latest(S: Any, b: int) -> int:
+def latest(S: int, b: int) -> int:
     """The latest admitted member of a batch that has KV here and is not in a step."""
     r = batch_at(S, b).ends[2 * RUNNING + 1]
     p = batch_at(S, b).ends[2 * PARKED + 1]
@@ -926,18 +947,19 @@ def latest(S: Any, b: int) -> int:
 
 
 @jit
-def preempt(S: Any, b: int, r: int) -> None:
+def preempt(S: int, b: int, r: int) -> None:
     """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
+    W = world(S)
     q = req_at(S, r)
     q.npre += 1
-    S.preempts += 1
-    charge(S, r, S.now)
+    W.preempts += 1
+    charge(S, r, W.now)
     whole = q.state != WAIT
     unlist(S, r)
     tell(S, E_PREEMPTED, r, b, 0)
     i = q.home
     host = inst_at(S, i).host
-    if S.swap and whole and fits(S, host, q.blocks, 1):
+    if W.swap and whole and fits(S, host, q.blocks, 1):
         q.state = MOVE
         push(S, b, ELSEWHERE, r, 1)
         inst_at(S, i).gone += q.blocks
@@ -949,22 +971,23 @@ def preempt(S: Any, b: int, r: int) -> None:
 
 
 @jit
-def grow(S: Any, b: int) -> int:
+def grow(S: int, b: int) -> int:
     """Pages for one decode step of the running members. 0: had room, 1: some member lost its own, 2: must
     wait for a swap that is under way, 3: for one that began now."""
+    W = world(S)
     B = batch_at(S, b)
     i = B.inst
     lost = 0
     n = 0
     while B.count[RUNNING] > 0:
-        n = B.h[(1 - B.D) % S.bt] - B.skip
+        n = B.h[(1 - B.D) % W.bt] - B.skip
         if n == 0 or room(S, i, n - inst_at(S, i).gone, 1):
             break
         r = latest(S, b)
         lost = 1
         if inst_at(S, i).holders == 1:
             unlist(S, r)
-            end(S, r, FAILED, S.now)
+            end(S, r, FAILED, W.now)
         else:
             preempt(S, b, r)
         n = 0
@@ -978,8 +1001,9 @@ def grow(S: Any, b: int) -> int:
 
 
 @jit
-def bring_back(S: Any, b: int) -> None:
+def bring_back(S: int, b: int) -> None:
     """The engine's own victims come back from host memory, in their order, before any new prompt."""
+    W = world(S)
     B = batch_at(S, b)
     i = B.inst
     r = B.ends[2 * WAITING]
@@ -987,10 +1011,10 @@ def bring_back(S: Any, b: int) -> None:
         q = req_at(S, r)
         nxt = q.next
         if q.home >= 0 and q.home != i:
-            need = (q.l + S.bt - 1) // S.bt
+            need = (q.l + W.bt - 1) // W.bt
             if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
                 return
-            charge(S, r, S.now)
+            charge(S, r, W.now)
             unlink(S, b, WAITING, r)
             B.swapped -= 1
             q.state = MOVE
@@ -1003,8 +1027,9 @@ def bring_back(S: Any, b: int) -> None:
 
 
 @jit
-def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
+def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many."""
+    W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
@@ -1023,10 +1048,10 @@ def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, 
         if q.home < 0:
             if not new:
                 break
-            need = (goal + 1 + S.bt - 1) // S.bt
+            need = (goal + 1 + W.bt - 1) // W.bt
             if never(S, i, need):
                 unlist(S, r)
-                end(S, r, FAILED, S.now)
+                end(S, r, FAILED, W.now)
                 r = nxt
                 continue
             extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
@@ -1044,7 +1069,7 @@ def take_pieces(S: Any, lane: int, budget: int, whole: int, cap: int, run: int, 
         else:
             c = min(c, left)
         left -= c
-        charge(S, r, S.now)
+        charge(S, r, W.now)
         q.piece = c
         q.pnext = -1
         if last < 0:
@@ -1069,8 +1094,9 @@ def power_below(C: int) -> int:
 
 
 @jit
-def form(S: Any, T: Tables, lane: int) -> None:
+def form(S: int, T: Tables, lane: int) -> None:
     """Decide what an idle lane does next, and start it."""
+    W = world(S)
     n = lane_at(S, lane)
     n.dirty = 0
     if n.busy != IDLE or not n.open:
@@ -1095,8 +1121,8 @@ def form(S: Any, T: Tables, lane: int) -> None:
         n.resized = 0
     dec = lane != first or n.kind == MIXED
     pre = lane == first
-    cap = S.cap if n.seqs < 0 else min(n.seqs, S.cap)
-    chunk = S.chunk if n.chunk < 0 else n.chunk
+    cap = W.cap if n.seqs < 0 else min(n.seqs, W.cap)
+    chunk = W.chunk if n.chunk < 0 else n.chunk
     if dec:
         while batch_at(S, b).count[PARKED] > 0 and batch_at(S, b).count[RUNNING] < cap:
             join(S, b, batch_at(S, b).ends[2 * PARKED])
@@ -1112,18 +1138,18 @@ def form(S: Any, T: Tables, lane: int) -> None:
     swapped = B.swapped
     n.pieces = -1
     if pre and not dec:
-        pieces = take_pieces(S, lane, chunk if chunk > 0 else S.prefill, chunk == 0, cap, 0, 1)
+        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
     elif pre and chunk == 0:
-        pieces = take_pieces(S, lane, S.prefill, 1, cap, batch_at(S, b).count[RUNNING], 1)
+        pieces = take_pieces(S, lane, W.prefill, 1, cap, batch_at(S, b).count[RUNNING], 1)
         dec = pieces == 0
     elif pre:
         state = grow(S, b)
         grown = 1
         if state < 2:
-            pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], state == 0)
+            pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], int(state == 0))
     if dec and not grown:
         state = grow(S, b)
-    flag(S, b, B.kvblock, state >= 2 if dec else B.stalled)
+    flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
     if state >= 2:
         if state == 3:
             dirty(S, lane)
@@ -1136,8 +1162,8 @@ def form(S: Any, T: Tables, lane: int) -> None:
     n.n_pieces = pieces
     n.dec = run
     n.was = n.kind if pre else PREFILL
-    n.t0 = S.now
-    n.ta = S.now
+    n.t0 = W.now
+    n.ta = W.now
     n.wa = 0.0
     n.rate = 0.0
     c = inst_at(S, i).cost
@@ -1145,7 +1171,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
     share_ = 1.0
     if n.sms > 0:
         share_ = n.sms / gpu_at(S, inst_at(S, i).at[0]).sms
-    S.steps += 1
+    W.steps += 1
     if pieces > 0:
         tokens, area, out = 0, 0.0, run
         r = n.pieces
@@ -1160,8 +1186,8 @@ def form(S: Any, T: Tables, lane: int) -> None:
         solo = step_s(T, c, run, C, tokens, pieces, area, out)
         n.comp = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
         n.hbm = min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo))
-        if S.sigma > 0.0:
-            solo *= noise(S.sigma, S.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.P)
+        if W.sigma > 0.0:
+            solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.P)
         B.P += 1
         n.busy = STEP
         n.k = 1
@@ -1170,7 +1196,7 @@ def form(S: Any, T: Tables, lane: int) -> None:
         n.work = solo
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
-        span(S, T, lane, run, c, state == 1 or B.swapped != swapped)
+        span(S, T, lane, run, c, int(state == 1 or B.swapped != swapped))
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.skip = 0
@@ -1178,8 +1204,9 @@ def form(S: Any, T: Tables, lane: int) -> None:
 
 
 @jit
-def span(S: Any, T: Tables, lane: int, run: int, c: int, once: int) -> None:
+def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
+    W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
@@ -1208,8 +1235,8 @@ def span(S: Any, T: Tables, lane: int, run: int, c: int, once: int) -> None:
             while knee > 1 and line + k.dec2 * (B.ctx + (knee - 1) * run) > flat:
                 knee -= 1
             steps = min(steps, knee)
-    if S.sigma > 0.0:
-        f = noise(S.sigma, S.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.D // NOISE_TICKS)
+    if W.sigma > 0.0:
+        f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.D // NOISE_TICKS)
         n.a *= f
         n.b *= f
         steps = min(steps, NOISE_TICKS - B.D % NOISE_TICKS)
@@ -1219,7 +1246,7 @@ def span(S: Any, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
     steps = min(steps, (2 * q - B.ctx + run - 1) // run)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
-    first = batch_at(S, b).h[(1 - B.D) % S.bt]  # taken by `grow`, but for members that brought theirs
+    first = batch_at(S, b).h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.D, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
@@ -1234,13 +1261,14 @@ def span(S: Any, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     put(S, i, more)
     n.busy = SPAN
     n.k = steps
-    n.work = solo_at(n, steps)
-    S.spans += 1
+    n.work = solo_at(S, lane, steps)
+    W.spans += 1
 
 
 @jit
-def activate(S: Any, lane: int) -> None:
+def activate(S: int, lane: int) -> None:
     """A lane starts to compete."""
+    W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -1254,13 +1282,14 @@ def activate(S: Any, lane: int) -> None:
     for j in range(inst_at(S, i).n):
         g = gpu_at(S, inst_at(S, i).at[j])
         if g.active == 0:
-            g.busy_t = S.now
+            g.busy_t = W.now
         g.active += 1
 
 
 @jit
-def retire(S: Any, lane: int) -> None:
+def retire(S: int, lane: int) -> None:
     """A lane's step is over: it competes no more."""
+    W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -1277,7 +1306,7 @@ def retire(S: Any, lane: int) -> None:
     next_end(S, p)
     n.busy = IDLE
     inst_at(S, i).busy -= 1
-    now = S.now
+    now = W.now
     for j in range(inst_at(S, i).n):
         g = gpu_at(S, inst_at(S, i).at[j])
         g.hbm_s += n.hbm * n.work
@@ -1288,13 +1317,14 @@ def retire(S: Any, lane: int) -> None:
 
 
 @jit
-def end_step(S: Any, lane: int) -> None:
+def end_step(S: int, lane: int) -> None:
     """A step, or the last of a span, ends now."""
+    W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
     B = batch_at(S, b)
-    t = S.now
-    if S.tokens:
+    t = W.now
+    if W.tokens:
         segment(S, lane, INF)
     wall = t - n.t0
     B.busy_s += wall
@@ -1329,9 +1359,9 @@ def end_step(S: Any, lane: int) -> None:
                 q.first = t
             q.made += 1
             q.l = target(S, r)
-            if S.tokens:
-                s = log_at(S, S.logs)
-                S.logs += 1
+            if W.tokens:
+                s = log_at(S, W.logs)
+                W.logs += 1
                 s.rid = r
                 s.batch = -1
                 s.ta = t
@@ -1354,7 +1384,7 @@ def end_step(S: Any, lane: int) -> None:
     dirty(S, 2 * b)
     dirty(S, 2 * b + 1)
     if n.resized:
-        for x in range(S.nN):
+        for x in range(W.nN):
             if lane_at(S, x).resized:
                 dirty(S, x)
     if inst_at(S, B.inst).state == LEAVING and inst_at(S, B.inst).busy == 0:
@@ -1362,7 +1392,7 @@ def end_step(S: Any, lane: int) -> None:
 
 
 @jit
-def rest(S: Any, b: int) -> None:
+def rest(S: int, b: int) -> None:
     """No lane decodes any more: running members keep their KV and park."""
     if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0):
         return
@@ -1377,7 +1407,7 @@ def rest(S: Any, b: int) -> None:
 
 
 @jit
-def in_step(S: Any, r: int) -> bool:
+def in_step(S: int, r: int) -> bool:
     """Whether a request is part of a step in flight."""
     q = req_at(S, r)
     if q.state == WAIT:
@@ -1389,7 +1419,7 @@ def in_step(S: Any, r: int) -> bool:
 
 
 @jit
-def catch_up(S: Any, r: int) -> None:
+def catch_up(S: int, r: int) -> None:
     """Do what waited for a request to come to rest: membership first."""
     q = req_at(S, r)
     b, what, arg = q.pend_batch, q.pend, q.pend_arg
@@ -1406,7 +1436,7 @@ def catch_up(S: Any, r: int) -> None:
 
 
 @jit
-def pending(S: Any, b: int) -> None:
+def pending(S: int, b: int) -> None:
     """Do what waited for this boundary to members of a batch."""
     for lst in (WAITING, RUNNING, PARKED):
         r = batch_at(S, b).ends[2 * lst]
@@ -1418,13 +1448,14 @@ def pending(S: Any, b: int) -> None:
 
 
 @jit
-def act(S: Any, r: int, what: int, arg: int) -> None:
+def act(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action on a request that is in no step."""
+    W = world(S)
     if what == P_ADMIT:
         admit_now(S, r, arg)
     elif what == P_DROP:
         unlist(S, r)
-        end(S, r, DROPPED, S.now)
+        end(S, r, DROPPED, W.now)
     elif what == P_DISCARD:
         discard_now(S, r)
     elif what == P_MOVE:
@@ -1432,7 +1463,7 @@ def act(S: Any, r: int, what: int, arg: int) -> None:
 
 
 @jit
-def on_request(S: Any, r: int, what: int, arg: int) -> None:
+def on_request(S: int, r: int, what: int, arg: int) -> None:
     """An action on a request: now, or at the boundary of the step it is in."""
     q = req_at(S, r)
     if q.state != MOVE and not in_step(S, r):
@@ -1458,7 +1489,7 @@ def on_request(S: Any, r: int, what: int, arg: int) -> None:
 
 
 @jit
-def refuse(S: Any, r: int, x: int) -> None:
+def refuse(S: int, r: int, x: int) -> None:
     """A move that cannot be."""
     act_ = xfer_at(S, x).act
     release(S, x)
@@ -1466,11 +1497,12 @@ def refuse(S: Any, r: int, x: int) -> None:
 
 
 @jit
-def admit_now(S: Any, r: int, b: int) -> None:
+def admit_now(S: int, r: int, b: int) -> None:
     """Membership: the old batch loses the request; KV stays where it is."""
+    W = world(S)
     q = req_at(S, r)
     i = batch_at(S, b).inst
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     if q.state != HELD:
         unlist(S, r)
         old = q.batch
@@ -1483,9 +1515,9 @@ def admit_now(S: Any, r: int, b: int) -> None:
     else:
         q.batch = b
         inst_at(S, i).members += 1
-        q.admit = S.now
-    q.seq = S.seq
-    S.seq += 1
+        q.admit = W.now
+    q.seq = W.seq
+    W.seq += 1
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:
@@ -1507,11 +1539,11 @@ def admit_now(S: Any, r: int, b: int) -> None:
     else:
         drop_blocks(S, r)  # a partly built KV does not travel
         queue(S, b, r, 0)
-    mark(S, r, S.now)
+    mark(S, r, W.now)
 
 
 @jit
-def swapped_out(S: Any, r: int) -> None:
+def swapped_out(S: int, r: int) -> None:
     """A victim's KV is in host memory: it waits, in its old place, to be brought back."""
     q = req_at(S, r)
     b = q.batch
@@ -1527,27 +1559,29 @@ def swapped_out(S: Any, r: int) -> None:
 
 
 @jit
-def discard_now(S: Any, r: int) -> None:
+def discard_now(S: int, r: int) -> None:
     """Forget a member's KV; it recomputes from its old place in the queue."""
+    W = world(S)
     q = req_at(S, r)
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     unlist(S, r)
     drop_blocks(S, r)
     queue(S, q.batch, r, 1)
-    mark(S, r, S.now)
+    mark(S, r, W.now)
 
 
 # ---------------------------------------------------------------- weights, moves, links
 
 
 @jit
-def set_weights(S: Any, i: int, state: int) -> None:
+def set_weights(S: int, i: int, state: int) -> None:
     """An instance's weights change state: the clocks of its batches turn, its lanes look again."""
-    for b in range(S.nB):
+    W = world(S)
+    for b in range(W.nB):
         if batch_at(S, b).inst == i:
-            clocks(S, b, S.now)
+            clocks(S, b, W.now)
     inst_at(S, i).state = state
-    for b in range(S.nB):
+    for b in range(W.nB):
         if batch_at(S, b).inst == i:
             if state == LEAVING:
                 cut(S, 2 * b)
@@ -1558,19 +1592,20 @@ def set_weights(S: Any, i: int, state: int) -> None:
 
 
 @jit
-def leave(S: Any, i: int) -> None:
+def leave(S: int, i: int) -> None:
     """Weights go; KV stays."""
+    W = world(S)
     set_weights(S, i, OUT)
     I = inst_at(S, i)
     for j in range(I.n):
         gpu_at(S, inst_at(S, i).at[j]).used -= I.foot
-    S.evicts += 1
+    W.evicts += 1
     tell(S, E_DONE, I.evict, -1, 0)
     freed(S, i)
 
 
 @jit
-def evict(S: Any, i: int, drain: int, act_: int) -> None:
+def evict(S: int, i: int, drain: int, act_: int) -> None:
     """Free weights once no member is left, or at the next boundary."""
     I = inst_at(S, i)
     I.evict = act_
@@ -1580,12 +1615,13 @@ def evict(S: Any, i: int, drain: int, act_: int) -> None:
 
 
 @jit
-def new_transfer(S: Any, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
+def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
     """A transfer without parts yet, last in the order of issue."""
-    x = S.xfree
+    W = world(S)
+    x = W.xfree
     X = xfer_at(S, x)
-    S.xfree = X.next
-    S.xn -= 1
+    W.xfree = X.next
+    W.xn -= 1
     X.next = -1
     X.kind = kind
     X.stage = LINK
@@ -1599,21 +1635,22 @@ def new_transfer(S: Any, kind: int, inst: int, act_: int, fixed: float, nbytes: 
     X.rid = -1
     X.src = -1
     X.blocks = 0
-    if S.xtail >= 0:
-        xfer_at(S, S.xtail).next = x
+    if W.xtail >= 0:
+        xfer_at(S, W.xtail).next = x
     else:
-        S.xhead = x
-    S.xtail = x
+        W.xhead = x
+    W.xtail = x
     return x
 
 
 @jit
-def add_part(S: Any, x: int, link: int, nbytes: float) -> None:
+def add_part(S: int, x: int, link: int, nbytes: float) -> None:
     """Part of a transfer on one link."""
-    p = S.xfree
+    W = world(S)
+    p = W.xfree
     Q = xfer_at(S, p)
-    S.xfree = Q.next
-    S.xn -= 1
+    W.xfree = Q.next
+    W.xn -= 1
     Q.bytes = nbytes
     Q.link = link
     Q.xfer = x
@@ -1623,8 +1660,9 @@ def add_part(S: Any, x: int, link: int, nbytes: float) -> None:
 
 
 @jit
-def launch(S: Any, x: int) -> None:
+def launch(S: int, x: int) -> None:
     """Put a transfer's parts on their links, first come, first served."""
+    W = world(S)
     X = xfer_at(S, x)
     X.stage = LINK
     p = X.first
@@ -1635,19 +1673,19 @@ def launch(S: Any, x: int) -> None:
         K = link_at(S, xfer_at(S, p).link)
         if K.head < 0:
             K.head = p
-            K.end = S.now + xfer_at(S, p).bytes / K.bw
-            S.links += 1
+            K.end = W.now + xfer_at(S, p).bytes / K.bw
+            W.links += 1
         else:
             xfer_at(S, K.tail).next = p
         K.tail = p
         p = nxt
     if X.parts == 0:
         X.stage = TAIL
-        X.due = S.now + X.fixed
+        X.due = W.now + X.fixed
 
 
 @jit
-def transfer(S: Any, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
+def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
     """Send a request's KV, memory granted at both ends, over the links between two accounts."""
     x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
     X = xfer_at(S, x)
@@ -1660,7 +1698,7 @@ def transfer(S: Any, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 
 @jit
-def route_kv(S: Any, x: int, src: int, dst: int, blocks: int) -> None:
+def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
     """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any."""
     I, J = inst_at(S, src), inst_at(S, dst)
     for j in range(J.n if I.is_host else I.n):
@@ -1682,31 +1720,33 @@ def route_kv(S: Any, x: int, src: int, dst: int, blocks: int) -> None:
 
 
 @jit
-def load(S: Any, x: int) -> None:
+def load(S: int, x: int) -> None:
     """Queue a load for memory; before the start it is simply there."""
+    W = world(S)
     X = xfer_at(S, x)
     i = X.inst
     set_weights(S, i, QUEUED)
     X.stage = GRANT
     for j in range(inst_at(S, i).n):
         gpu_at(S, inst_at(S, i).at[j]).waiting += int(X.bytes)
-    S.grants = 1
+    W.grants = 1
 
 
 @jit
-def move_now(S: Any, r: int, x: int) -> None:
+def move_now(S: int, r: int, x: int) -> None:
     """Queue a request's KV for memory at its new home."""
+    W = world(S)
     q = req_at(S, r)
     X = xfer_at(S, x)
     dst = X.inst
     if q.home == dst and q.state != WAIT:
         X.stage = TAIL
-        X.due = S.now
+        X.due = W.now
         return
     if q.home < 0 or q.state == WAIT or never(S, dst, q.blocks):
         refuse(S, r, x)
         return
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     b = q.batch
     unlist(S, r)
     q.state = MOVE
@@ -1719,16 +1759,17 @@ def move_now(S: Any, r: int, x: int) -> None:
     X.stage = GRANT
     for j in range(inst_at(S, dst).n):
         gpu_at(S, inst_at(S, dst).at[j]).waiting += int(X.bytes)
-    S.grants = 1
-    mark(S, r, S.now)
+    W.grants = 1
+    mark(S, r, W.now)
 
 
 @jit
-def granted(S: Any, x: int) -> bool:
+def granted(S: int, x: int) -> bool:
     """Whether the memory that a transfer asks for is free, less nobody's wishes but earlier ones'."""
+    W = world(S)
     X = xfer_at(S, x)
     i = X.inst
-    if S.unlimited:
+    if W.unlimited:
         return True
     if X.kind == SHIFT:
         h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
@@ -1745,12 +1786,13 @@ def granted(S: Any, x: int) -> bool:
 
 
 @jit
-def serve_grants(S: Any) -> None:
+def serve_grants(S: int) -> None:
     """Give free memory to waiting loads and moves, in order on each GPU."""
-    S.grants = 0
-    for g in range(S.nG):
+    W = world(S)
+    W.grants = 0
+    for g in range(W.nG):
         gpu_at(S, g).barred = 0
-    x = S.xhead
+    x = W.xhead
     while x >= 0:
         X = xfer_at(S, x)
         if X.stage == GRANT:
@@ -1776,7 +1818,7 @@ def serve_grants(S: Any) -> None:
 
 
 @jit
-def withdraw(S: Any, x: int) -> None:
+def withdraw(S: int, x: int) -> None:
     """Take back a transfer that still waits for memory."""
     X = xfer_at(S, x)
     i = X.inst
@@ -1791,26 +1833,28 @@ def withdraw(S: Any, x: int) -> None:
 
 
 @jit
-def back_from_move(S: Any, r: int) -> None:
+def back_from_move(S: int, r: int) -> None:
     """A request's KV is at rest again, at its home; what was asked of it meanwhile happens now."""
+    W = world(S)
     q = req_at(S, r)
     b = q.batch
-    charge(S, r, S.now)
+    charge(S, r, W.now)
     unlink(S, b, ELSEWHERE, r)
     if batch_at(S, b).inst == q.home:
         park(S, b, r)
     else:
         q.state = AWAY
         push(S, b, ELSEWHERE, r, 0)
-    mark(S, r, S.now)
+    mark(S, r, W.now)
     catch_up(S, r)
 
 
 @jit
-def release(S: Any, x: int) -> None:
+def release(S: int, x: int) -> None:
     """A transfer is over: its row is free again."""
+    W = world(S)
     prev = -1
-    y = S.xhead
+    y = W.xhead
     while y != x:
         prev = y
         y = xfer_at(S, y).next
@@ -1818,60 +1862,62 @@ def release(S: Any, x: int) -> None:
     if prev >= 0:
         xfer_at(S, prev).next = nxt
     else:
-        S.xhead = nxt
-    if S.xtail == x:
-        S.xtail = prev
+        W.xhead = nxt
+    if W.xtail == x:
+        W.xtail = prev
     p = xfer_at(S, x).first
     while p >= 0:
         q = xfer_at(S, p).next
-        xfer_at(S, p).next = S.xfree
-        S.xfree = p
-        S.xn += 1
+        xfer_at(S, p).next = W.xfree
+        W.xfree = p
+        W.xn += 1
         p = q
     xfer_at(S, x).stage = FREE
-    xfer_at(S, x).next = S.xfree
-    S.xfree = x
-    S.xn += 1
+    xfer_at(S, x).next = W.xfree
+    W.xfree = x
+    W.xn += 1
 
 
 @jit
-def end_part(S: Any, link: int) -> None:
+def end_part(S: int, link: int) -> None:
     """A link has moved its first part; the next one starts."""
+    W = world(S)
     K = link_at(S, link)
     p = K.head
     Q = xfer_at(S, p)
     K.busy_s += Q.bytes / K.bw
     K.head = Q.next
     if K.head >= 0:
-        K.end = S.now + xfer_at(S, K.head).bytes / K.bw
+        K.end = W.now + xfer_at(S, K.head).bytes / K.bw
     else:
         K.tail = -1
         K.end = INF
-        S.links -= 1
+        W.links -= 1
     X = xfer_at(S, Q.xfer)
     X.parts -= 1
     if X.parts == 0:
         X.stage = TAIL
-        X.due = S.now + X.fixed
-    Q.next = S.xfree
-    S.xfree = p
-    S.xn += 1
+        X.due = W.now + X.fixed
+    Q.next = W.xfree
+    W.xfree = p
+    W.xn += 1
 
 
 @jit
-def arrive(S: Any, x: int) -> None:
+def arrive(S: int, x: int) -> None:
     """A transfer is whole: weights can be used, KV has a new home."""
+    W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.rid, X.src, X.blocks, X.act
     release(S, x)
     if kind == LOAD:
-        S.loads += 1
+        W.loads += 1
         set_weights(S, i, IN)
         tell(S, E_DONE, act_, -1, 0)
         return
     if r >= 0:
         q = req_at(S, r)
-        charge(S, r, S.now)
+        charge(S, r, W.now)
         inst_at(S, src).holders -= 1
         put(S, src, -q.blocks)
         q.blocks = blocks
@@ -1880,11 +1926,11 @@ def arrive(S: Any, x: int) -> None:
             inst_at(S, src).gone -= blocks
             inst_at(S, i).holders += 1
             swapped_out(S, r)
-            mark(S, r, S.now)
+            mark(S, r, W.now)
         else:
             back_from_move(S, r)
         freed(S, src)
-        S.moves += 1
+        W.moves += 1
     if act_ >= 0:
         tell(S, E_DONE, act_, -1, 0)
 
@@ -1893,7 +1939,7 @@ def arrive(S: Any, x: int) -> None:
 
 
 @jit
-def run_lane(S: Any, b: int, phase: int, close: int, seqs: int, chunk: int, sms: int) -> None:
+def run_lane(S: int, b: int, phase: int, close: int, seqs: int, chunk: int, sms: int) -> None:
     """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named."""
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
@@ -1919,13 +1965,14 @@ def run_lane(S: Any, b: int, phase: int, close: int, seqs: int, chunk: int, sms:
 
 
 @jit
-def limit(S: Any, i: int, nbytes: int) -> None:
+def limit(S: int, i: int, nbytes: int) -> None:
     """Cap the growth of an account; nothing is taken back."""
+    W = world(S)
     was = inst_at(S, i).limit
     inst_at(S, i).limit = nbytes
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
-    for lane in range(S.nN):  # steps not begun lose what they held; prompts that fit no more fail
+    for lane in range(W.nN):  # steps not begun lose what they held; prompts that fit no more fail
         if batch_at(S, lane >> 1).inst == i:
             wake(S, lane)
 
@@ -1934,53 +1981,56 @@ def limit(S: Any, i: int, nbytes: int) -> None:
 
 
 @jit
-def next_time(S: Any) -> float:
+def next_time(S: int) -> float:
     """When the next step or transfer ends."""
+    W = world(S)
     t = INF
-    for p in range(S.nG):
+    for p in range(W.nG):
         t = min(t, gpu_at(S, p).end)
-    x = S.xhead
+    x = W.xhead
     while x >= 0:
         if xfer_at(S, x).stage == TAIL:
             t = min(t, xfer_at(S, x).due)
         x = xfer_at(S, x).next
-    if S.links > 0:
-        for k in range(S.nK):
+    if W.links > 0:
+        for k in range(W.nK):
             if link_at(S, k).head >= 0:
                 t = min(t, link_at(S, k).end)
     return t
 
 
 @jit
-def spare(S: Any, waiting: int) -> bool:
+def spare(S: int, waiting: int) -> bool:
     """Whether the logs have room for whatever one lane's step can produce."""
-    most = 4 * S.cap + 64 + waiting
-    if S.nE - S.ev_n < most or S.xn < 9 * (S.cap + 8):
+    W = world(S)
+    most = 4 * W.cap + 64 + waiting
+    if W.nE - W.ev_n < most or W.xn < 9 * (W.cap + 8):
         return False
-    return S.tokens == 0 or S.nL - S.logs > most + S.nN
+    return W.tokens == 0 or W.nL - W.logs > most + W.nN
 
 
 @jit
-def form_all(S: Any, T: Tables) -> bool:
+def form_all(S: int, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
-    if S.grants:
+    W = world(S)
+    if W.grants:
         serve_grants(S)
     lane = -1
-    while S.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
-        prev, x = -1, S.dirty
+    while W.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
+        prev, x = -1, W.dirty
         while x >= 0 and x <= lane:
             prev, x = x, lane_at(S, x).dnext
         if x < 0:
-            prev, x = -1, S.dirty
+            prev, x = -1, W.dirty
         lane = x
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
             return False
         if prev < 0:
-            S.dirty = lane_at(S, lane).dnext
+            W.dirty = lane_at(S, lane).dnext
         else:
             lane_at(S, prev).dnext = lane_at(S, lane).dnext
         form(S, T, lane)
-    for p in range(S.nG):
+    for p in range(W.nG):
         if gpu_at(S, p).touched:
             share(S, p)
     in_order(S)
@@ -1988,13 +2038,14 @@ def form_all(S: Any, T: Tables) -> bool:
 
 
 @jit
-def end_all(S: Any, t: float) -> bool:
+def end_all(S: int, t: float) -> bool:
     """End what ends at t: links and transfers in order of issue, then lanes in their order. False: a log is full."""
-    if S.links > 0:
-        for k in range(S.nK):
+    W = world(S)
+    if W.links > 0:
+        for k in range(W.nK):
             if link_at(S, k).head >= 0 and link_at(S, k).end <= t:
                 end_part(S, k)
-    x = S.xhead
+    x = W.xhead
     while x >= 0:
         nxt = xfer_at(S, x).next
         if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= t:
@@ -2002,7 +2053,7 @@ def end_all(S: Any, t: float) -> bool:
         x = nxt
     while True:
         lane = -1
-        for p in range(S.nG):
+        for p in range(W.nG):
             if gpu_at(S, p).end <= t and (lane < 0 or gpu_at(S, p).lane < lane):
                 lane = gpu_at(S, p).lane
         if lane < 0:
@@ -2015,41 +2066,42 @@ def end_all(S: Any, t: float) -> bool:
 
 
 @jit
-def advance(S: Any, T: Tables, until: float) -> int:
+def advance(S: int, T: Tables, until: float) -> int:
     """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
+    W = world(S)
     while True:
-        if S.ev_i < S.ev_n:
+        if W.ev_i < W.ev_n:
             return TOLD
-        S.ev_i = 0
-        S.ev_n = 0
-        now = S.now
+        W.ev_i = 0
+        W.ev_n = 0
+        now = W.now
         t = next_time(S)
         arrival = INF
-        if S.nxt < S.n:
-            arrival = max(req_at(S, S.nxt).arr, now)
+        if W.nxt < W.n:
+            arrival = max(req_at(S, W.nxt).arr, now)
         if t > now and arrival > now:
-            if S.dirty >= 0 or S.grants:
+            if W.dirty >= 0 or W.grants:
                 if until <= now:
                     return NOTHING
                 if not form_all(S, T):
                     return GROW
                 continue
-            for p in range(S.nG):
+            for p in range(W.nG):
                 if gpu_at(S, p).touched:
                     share(S, p)
             t = next_time(S)
         first = min(t, arrival)
         if first > until or first == INF:
             if until != INF:
-                S.now = max(now, until)
+                W.now = max(now, until)
             return NOTHING
-        S.now = first
+        W.now = first
         if t <= first:
             if not end_all(S, t):
                 return GROW
             continue
-        r = S.nxt
-        S.nxt += 1
+        r = W.nxt
+        W.nxt += 1
         q = req_at(S, r)
         q.state = HELD
         q.m_t = q.arr
@@ -2060,18 +2112,19 @@ def advance(S: Any, T: Tables, until: float) -> int:
 
 
 @jit
-def stepped(S: Any, lane: int) -> int:
+def stepped(S: int, lane: int) -> int:
     """Whole steps of a span that are done by now."""
+    W = world(S)
     n = lane_at(S, lane)
     if n.busy != SPAN or n.rate <= 0.0:
         return 0
-    done = done_at(n, S.now)
-    j = steps_to(n, done)
-    return j if solo_at(n, j) <= done else j - 1
+    done = done_at(S, lane, W.now)
+    j = steps_to(S, lane, done)
+    return j if solo_at(S, lane, j) <= done else j - 1
 
 
 @jit
-def decode_lane(S: Any, b: int) -> int:
+def decode_lane(S: int, b: int) -> int:
     """The lane in which a batch's running members step, or -1."""
     if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0:
         return 2 * b
@@ -2081,7 +2134,7 @@ def decode_lane(S: Any, b: int) -> int:
 
 
 @jit
-def ahead(S: Any, b: int) -> int:
+def ahead(S: int, b: int) -> int:
     """Blocks that a batch's span holds for steps not begun."""
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
@@ -2091,15 +2144,16 @@ def ahead(S: Any, b: int) -> int:
 
 
 @jit
-def peek_batch(S: Any, b: int, out) -> None:  # type: ignore[no-untyped-def]
+def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
     """A batch at the last boundary: the nine numbers of `BatchState`."""
+    W = world(S)
     B = batch_at(S, b)
     lane = decode_lane(S, b)
     j = 0
     busy = B.busy_s
     for x in (2 * b, 2 * b + 1):
         if lane_at(S, x).busy != IDLE:
-            busy += S.now - lane_at(S, x).t0
+            busy += W.now - lane_at(S, x).t0
     if lane >= 0:
         j = stepped(S, lane)
     run = batch_at(S, b).count[RUNNING]
@@ -2115,11 +2169,12 @@ def peek_batch(S: Any, b: int, out) -> None:  # type: ignore[no-untyped-def]
 
 
 @jit
-def peek_free(S: Any, g: int) -> int:
+def peek_free(S: int, g: int) -> int:
     """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
+    W = world(S)
     G = gpu_at(S, g)
     free = G.cap - G.used - G.waiting
-    for b in range(S.nB):
+    for b in range(W.nB):
         n = ahead(S, b)
         if n > 0:
             i = batch_at(S, b).inst
@@ -2130,18 +2185,20 @@ def peek_free(S: Any, g: int) -> int:
 
 
 @jit
-def peek_used(S: Any, i: int) -> int:
+def peek_used(S: int, i: int) -> int:
     """Bytes that an account holds for the steps begun so far."""
+    W = world(S)
     n = inst_at(S, i).blocks
-    for b in range(S.nB):
+    for b in range(W.nB):
         if batch_at(S, b).inst == i:
             n -= ahead(S, b)
     return held_bytes(S, i, n)
 
 
 @jit
-def peek_request(S: Any, r: int) -> tuple[int, int]:
+def peek_request(S: int, r: int) -> tuple[int, int]:
     """Tokens made and blocks held by a request at the last boundary."""
+    W = world(S)
     q = req_at(S, r)
     if q.state != RUN:
         return q.made, q.blocks
@@ -2150,19 +2207,20 @@ def peek_request(S: Any, r: int) -> tuple[int, int]:
     lane = decode_lane(S, b)
     if lane >= 0:
         d += stepped(S, lane)
-    bt = S.bt
+    bt = W.bt
     return q.made + d, max(q.blocks, (q.l + d - 1 + bt - 1) // bt)
 
 
 @jit
-def merge_pools(S: Any, places, n: int) -> None:  # type: ignore[no-untyped-def]
+def merge_pools(S: int, places, n: int) -> None:  # type: ignore[no-untyped-def]
     """A tensor-parallel group ties its GPUs together: their lanes compete as one pool from now on."""
+    W = world(S)
     to = gpu_at(S, places[0]).pool
     for j in range(1, n):
         old = gpu_at(S, places[j]).pool
         if old == to:
             continue
-        for g in range(S.nG):
+        for g in range(W.nG):
             if gpu_at(S, g).pool == old:
                 gpu_at(S, g).pool = to
         lane = gpu_at(S, old).head
@@ -2180,20 +2238,21 @@ def merge_pools(S: Any, places, n: int) -> None:  # type: ignore[no-untyped-def]
 
 
 @jit
-def settle(S: Any, t: float) -> None:
+def settle(S: int, t: float) -> None:
     """At the end of a run: book all time up to t, also of steps in flight."""
-    for p in range(S.nG):
+    W = world(S)
+    for p in range(W.nG):
         lane = gpu_at(S, p).head
         while lane >= 0:
             n = lane_at(S, lane)
             B = batch_at(S, lane >> 1)
-            done = done_at(n, t) if n.rate > 0.0 else 0.0
+            done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
             wall = t - n.t0
             if n.dec > 0:
                 B.c_solo += done
                 B.c_wall += wall
                 if n.busy == SPAN:
-                    if S.tokens:
+                    if W.tokens:
                         segment(S, lane, done)
                     B.D += stepped(S, lane)
             r = n.pieces
@@ -2203,21 +2262,21 @@ def settle(S: Any, t: float) -> None:
                 mark(S, r, t)
                 r = req_at(S, r).pnext
             lane = n.next
-    for g in range(S.nG):
+    for g in range(W.nG):
         G = gpu_at(S, g)
         G.kv_s += G.kv * (t - G.kv_t)
         G.kv_t = t
         if G.active > 0:
             G.busy_s += t - G.busy_t
             G.busy_t = t
-    for r in range(S.nxt):
+    for r in range(W.nxt):
         q = req_at(S, r)
         if q.state < DONE:
             if q.state == RUN:
                 d = batch_at(S, q.batch).D
-                if S.tokens and d > q.jd:
-                    y = log_at(S, S.logs)
-                    S.logs += 1
+                if W.tokens and d > q.jd:
+                    y = log_at(S, W.logs)
+                    W.logs += 1
                     y.rid, y.batch, y.d0, y.d1 = r, q.batch, q.jd, d
                 q.made += d - q.jd
             charge(S, r, t)

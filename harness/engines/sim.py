@@ -286,7 +286,7 @@ class Sim:
         i["evict"] = -1
         i["at"][: len(places)] = places
         if not host:
-            kernel.merge_pools(S.s, i["at"], len(places))
+            kernel.merge_pools(S.at, i["at"], len(places))
         S.put(I=I)
         self._inst[inst] = row
         self._insts.append(inst)
@@ -343,7 +343,7 @@ class Sim:
         while True:
             if self._told:
                 return self._told.popleft()
-            code = kernel.advance(self.S.s, self.T, until_s)
+            code = kernel.advance(self.S.at, self.T, until_s)
             if code == state.GROW:
                 self._grow()
             elif code == state.TOLD:
@@ -391,7 +391,7 @@ class Sim:
 
     def _withdraw(self, x: int, why: str) -> None:
         action = self._actions[int(self.S.X[x]["act"])]
-        kernel.withdraw(self.S.s, x)
+        kernel.withdraw(self.S.at, x)
         if isinstance(action, Load):
             self._order.pop(action.inst, None)
         self._told.append(Done(action, why))
@@ -469,7 +469,7 @@ class Sim:
             return None
         if row["state"] in (state.DRAINING, state.LEAVING):
             evicted = self._actions[int(row["evict"])]
-            kernel.set_weights(S.s, i, state.IN)
+            kernel.set_weights(S.at, i, state.IN)
             self._told.append(Done(evicted, "loaded again"))
             if Load in self._hears:
                 self._told.append(Done(action))
@@ -482,14 +482,14 @@ class Sim:
                 return f"no room for {action.inst.model} on {gpus}"
             for g in gpus:
                 S.G[g]["used"] += row["foot"]
-            kernel.set_weights(S.s, i, state.IN)
+            kernel.set_weights(S.at, i, state.IN)
         else:
             rung = self._ways[way]
             self._actions.append(action)
-            x = kernel.new_transfer(S.s, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
+            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
             for link, size in self._parts(i, gpus, rung.source):
-                kernel.add_part(S.s, x, link, size)
-            kernel.load(S.s, x)
+                kernel.add_part(S.at, x, link, size)
+            kernel.load(S.at, x)
         self._order[action.inst] = None
         return None
 
@@ -526,7 +526,7 @@ class Sim:
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
         self._actions.append(action)
-        kernel.evict(self.S.s, i, int(drain), len(self._actions) - 1)
+        kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
         return None
 
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
@@ -536,7 +536,7 @@ class Sim:
         for inst, i in self._inst.items():
             if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
                 caps = [self._limits.get((model, g)) for g in inst.place]
-                kernel.limit(self.S.s, i, min((x for x in caps if x is not None), default=-1))
+                kernel.limit(self.S.at, i, min((x for x in caps if x is not None), default=-1))
         return None
 
     def _gone(self, rid: int) -> str | None:
@@ -548,7 +548,7 @@ class Sim:
     def _on_request(self, rid: int, what: int, arg: int) -> str | None:
         if failed := self._gone(rid):
             return failed
-        kernel.on_request(self.S.s, rid, what, arg)
+        kernel.on_request(self.S.at, rid, what, arg)
         return None
 
     def _admit(self, rid: int, batch: Batch) -> str | None:
@@ -567,7 +567,7 @@ class Sim:
             return "host memory runs nothing"
         b = self._batch_row(order.batch)
         fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
-        kernel.run_lane(self.S.s, b, PHASES[order.phase], int(order.steps == 0), *fields)
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(order.steps == 0), *fields)
         slot = int(order.phase == "decode")
         self._orders[b, slot] = order
         return None
@@ -589,7 +589,7 @@ class Sim:
         model = self.config.models[int(self.S.R[who]["model"])].name
         i = self._inst_row(Inst(model, to))
         self._actions.append(action)
-        x = kernel.new_transfer(self.S.s, state.SHIFT, i, len(self._actions) - 1, 0.0, 0.0)
+        x = kernel.new_transfer(self.S.at, state.SHIFT, i, len(self._actions) - 1, 0.0, 0.0)
         return self._on_request(who, state.P_MOVE, int(x))
 
     def _members(self, b: int) -> list[int]:
@@ -628,7 +628,7 @@ class Sim:
         """Close the books at the clock's time: the waits of whatever has not ended."""
         if self.config.token_times:
             self.S.put(L=more(self.S.L, len(self.S.R) + len(self.S.N)))
-        kernel.settle(self.S.s, float(self.S.s["now"]))
+        kernel.settle(self.S.at, float(self.S.s["now"]))
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Rows of requests.parquet; see Engine."""
@@ -692,7 +692,7 @@ class SimView:
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
         g = self._sim.config.gpus + home.node if isinstance(home, Host) else home
-        return int(kernel.peek_free(self._sim.S.s, g))
+        return int(kernel.peek_free(self._sim.S.at, g))
 
     def kv(self, model: str, gpu: int) -> KvState:
         """See View."""
@@ -702,7 +702,7 @@ class SimView:
         used = 0
         for inst, i in sim._inst.items():
             if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
-                used += int(kernel.peek_used(sim.S.s, i))
+                used += int(kernel.peek_used(sim.S.at, i))
         return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
 
     def batch(self, batch: Batch) -> BatchState:
@@ -710,7 +710,7 @@ class SimView:
         b = self._sim._batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
-        kernel.peek_batch(self._sim.S.s, b, self._nine)
+        kernel.peek_batch(self._sim.S.at, b, self._nine)
         x = self._nine.tolist()
         return BatchState(*(int(v) for v in x[:8]), x[8])
 
@@ -726,7 +726,7 @@ class SimView:
             raise KeyError(f"no request {rid} yet")
         q = sim.S.R[rid]
         b, home = int(q["batch"]), int(q["home"])
-        made, blocks = kernel.peek_request(sim.S.s, rid)
+        made, blocks = kernel.peek_request(sim.S.at, rid)
         size = int(sim.S.I[home]["bbytes"]) if home >= 0 else 0
         return RequestState(
             sim._batches[b] if b >= 0 else None,

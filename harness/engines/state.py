@@ -66,20 +66,12 @@ LANE = _row(
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("", "kind a b c")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
-REQUEST = np.dtype(
-    [(f, "f8") for f in "arr first done admit".split()]
-    + [(f, "f8") for f in "held load kv move turn solo slow".split()]
-    + [(f, "f8") for f in "m_t m_load m_kv m_stall m_solo m_wall".split()]
-    + [(i, "i8") for i in "seq l jd tick".split()]
-    + [
-        (i, "i4")
-        for i in (
-            "model prompt out made state batch blocks pre piece prev next pnext hc hn hp home pend pend_arg pend_batch npre "
-            "first_inst last_inst"
-        ).split()
-    ],
-    align=True,
-)
+REQUEST = _row(
+    "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
+    "seq l jd tick model prompt out made state batch blocks pre piece prev next pnext hc hn hp home "
+    "pend pend_arg pend_batch npre first_inst last_inst",
+)  # 8-byte numbers only: a second kind of integer would compile most verbs twice
+
 
 TABLES: Mapping[str, np.dtype[Any]] = {
     "G": GPU,  # GPUs, then hosts; also the pool of GPUs whose first is this one
@@ -93,16 +85,23 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "L": LOG,  # where token times are asked for
 }
 gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, log_at = (
-    rows_at(dtype, name) for name, dtype in TABLES.items()
+    rows_at(dtype, (WORLD.fields or {})[name][1]) for name, dtype in TABLES.items()
 )
+world = rows_at(WORLD)
 
 
 class State:
-    """The arrays, and the one record (`s`) that the kernel takes: scalars, and the arrays' addresses and lengths."""
+    """The arrays, and one record (`s`) with the scalars, and the arrays' addresses and lengths.
+
+    The kernel takes the record's address (`at`).
+    """
 
     def __init__(self, **arrays: NDArray[Any]) -> None:
         self._world = seen(np.zeros(1, WORLD))
         self.s: Any = self._world[0]
+        self.at = int(self._world.ctypes.data)
+        if DISABLED:
+            ROWS[self.at] = self._world
         for name, dtype in TABLES.items():
             self.put(**{name: arrays.get(name, np.zeros(0, dtype))})
 
