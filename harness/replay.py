@@ -21,7 +21,7 @@ MOST_ROUNDS = 1000  # decisions within one instant before it counts as a liveloc
 
 
 class Unsupported(Exception):
-    """This engine cannot run this system; the message names what is missing. A skipped row, never a crash."""
+    """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
 
 
 class Livelock(Exception):
@@ -77,7 +77,8 @@ class Watched:
     @property
     def now_s(self) -> float:
         """The clock, noted like any query."""
-        return self._note("now_s", ())
+        now_s: float = self._note("now_s", ())
+        return now_s
 
     def _note(self, query: str, args: tuple[Any, ...]) -> Any:
         answer = getattr(self._view, query)

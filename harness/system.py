@@ -60,7 +60,8 @@ def module(name: str) -> ModuleType:
         if not path.is_file():
             raise UserError(f"no file {name}")
         spec = importlib.util.spec_from_file_location(f"_system_{path.stem}", path)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         found = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = found
         spec.loader.exec_module(found)

@@ -630,7 +630,8 @@ class Oracle:
             kind = "admit" if effect.__name__ == "admit" else "other"
             if kind == "other" and kind in r.later:
                 if effect.__name__ == "move":
-                    return failed("another is under way")
+                    failed("another is under way")
+                    return
                 r.later[kind][1]("dropped")
             r.later[kind] = (lambda: self.after_step(r, effect, failed), failed)
         elif r.where in LIVE:
@@ -640,11 +641,11 @@ class Oracle:
 
     def move(self, r: Req, to: Gpus | Host | None, done: Callable[..., None]) -> None:
         dest = Inst(r.model, HOST if to is None or isinstance(to, Host) else to)
-        if not r.blocks or r.where == "moving" or r.swapped:
-            done("no KV to move")
-        elif to is None:
+        if r.blocks and to is None:
             self.release(r)
             done()
+        elif not r.blocks or r.swapped or to is None:
+            done("no KV to move")
         elif dest == r.home:
             done()
         elif not r.whole:

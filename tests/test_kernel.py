@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.actions import Admit, Load, Run
+from harness.actions import Action, Admit, Load, Run
 from harness.engines import state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
@@ -38,14 +38,16 @@ def differences(seed: int, end_s: float = END_S) -> list[str]:
     for q, r in zip(want.requests, sim.S.R, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
-            found.append(f"{seed}: request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {q.state}, "
-                         f"{q.made}, {q.preemptions}")  # fmt: skip
+            want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
+            found.append(f"{seed}: request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
                 found.append(f"{seed}: request {q.id} {name} at {r[name]}, not {at}")
-        for cause in CAUSES:
-            if not same(float(r[cause]), q.waits[cause], 1e-8):
-                found.append(f"{seed}: request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}")
+        found += [
+            f"{seed}: request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
+            for cause in CAUSES
+            if not same(float(r[cause]), q.waits[cause], 1e-8)
+        ]
     return found
 
 
@@ -78,7 +80,10 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
     "pair",
     [
         ("        n.wa = done\n", ""),  # skips a settle
-        ("    if n.busy != IDLE or not n.open:\n        return\n", "    if not n.open:\n        return\n"),  # joins early
+        (
+            "    if n.busy != IDLE or not n.open:\n        return\n",
+            "    if not n.open:\n        return\n",
+        ),  # joins early
         ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
         ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
         ("    B.ctx -= q.l\n", ""),  # forgets a context
@@ -187,21 +192,25 @@ def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) 
     cost["pre0"], cost["flops"], cost["hbm"], cost["fl_tok"] = prompt_s, 1.0, 1.0, 10.0
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
-    t = Tables(cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2)))
+    t = Tables(
+        cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2))
+    )
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
-    ones = np.ones(n, np.int32)
+    ones, never = np.ones(n, np.int32), np.full(n, math.inf)
     jobs = Jobs(
         tuple(m.name for m in served), np.cumsum(rng.exponential(1 / rate, n)),
-        rng.integers(0, models, n).astype(np.int32), ones, ones, ones * math.inf, ones * math.inf,
+        rng.integers(0, models, n).astype(np.int32), ones, ones, never, never
     )  # fmt: skip
-    script = []
+    script: list[tuple[float, Action]] = []
     for m in served:
         b = Batch(Inst(m.name, (0,)))
         script += [(NEVER, Load(b.inst)), (NEVER, Run(b, seqs=cap)), (NEVER, Admit(m.name, b))]
     config = Config(served, batch_cap=cap, chunk_tokens=0, process_bytes=0, mem_fraction=1.0)
-    return World(config, Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1)), {}, jobs, script)
+    return World(
+        config, Machine(t, spec, {"host": Way(0.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1)), {}, jobs, script
+    )
 
 
 def latency(w: World) -> np.ndarray:

@@ -15,7 +15,7 @@ from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
 from harness.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
-from harness.types import Batch, Host, Inst, Jobs, Option, Shape
+from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
@@ -48,7 +48,7 @@ class World:
             for place in places:
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
-        links = {}
+        links: dict[str, float] = {}
         for g in range(c.gpus):
             links |= {f"h2d{g}": spec.h2d, f"d2h{g}": spec.d2h, f"p2p{g}": spec.nvlink}
         text: Any = self.options
@@ -119,7 +119,9 @@ def world(seed: int) -> World:
     foot = weight_bytes(SHAPE) + 1000
     tight = rng.random() < 0.6
     mem = len(served) * foot + block * int(rng.integers(20, 60) if tight else 4000)
-    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50)
+    spec = GpuSpec(
+        "test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50
+    )
     priced = Machine(
         tables(rng, len(served), heavy=float(rng.choice([0.1, 1.0, 4.0]))),
         spec,
@@ -176,6 +178,7 @@ def script(
             start += [(NEVER, Limit(m.name, g, int(block * rng.integers(5, 60)))) for g in place]
         start.append((NEVER, Admit(m.name, batch)))
     later: list[tuple[float, Action]] = []
+    homes: list[Gpus | Host] = [(0,), (1,), Host()]
     span = float(jobs.arrival_s[-1]) + 1.0
     for _ in range(int(rng.integers(0, 8))):
         m = config.models[int(rng.integers(0, len(config.models)))]
@@ -186,7 +189,10 @@ def script(
         if what == 0:
             later.append((t, Drop(r)))
         elif what == 1:
-            later += [(t, Evict(batch.inst, bool(rng.random() < 0.5))), (t + float(rng.uniform(0, 2)), Load(batch.inst))]
+            later += [
+                (t, Evict(batch.inst, bool(rng.random() < 0.5))),
+                (t + float(rng.uniform(0, 2)), Load(batch.inst)),
+            ]
         elif what == 2:
             later.append((t, Run(batch, str(rng.choice(["mixed", "prefill", "decode"])), seqs=int(rng.integers(1, 6)))))  # type: ignore[arg-type]
         elif what == 3:
@@ -201,8 +207,8 @@ def script(
         elif what == 7:
             later.append((t, Admit(r, Batch(batches[mine.name][0].inst, 1))))
         elif mine.tp == 1 and config.gpus == 2:
-            later.append((t, Move(r, [(0,), (1,), Host()][int(rng.integers(0, 3))])))
-    last = [(span + 5.0, Run(b)) for bs in batches.values() for b in bs]
+            later.append((t, Move(r, homes[int(rng.integers(0, 3))])))
+    last: list[tuple[float, Action]] = [(span + 5.0, Run(b)) for bs in batches.values() for b in bs]
     last += [(span + 5.0, Run(Batch(b.inst, 1))) for bs in batches.values() for b in bs if b.tag != 1]
     return start + sorted(later + last, key=lambda x: x[0])
 

@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 os.environ.setdefault("NUMBA_OPT", "1")
 os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
 
-import numba  # noqa: E402
-from numba.core import cgutils, types  # noqa: E402
-from numba.extending import intrinsic  # noqa: E402
-from numba.np.numpy_support import from_dtype  # noqa: E402
+import numba
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+from numba.np.numpy_support import from_dtype
 
+unliteral: Callable[[Any], Any] = types.unliteral
 F = TypeVar("F", bound=Callable[..., Any])
-DISABLED = bool(numba.config.DISABLE_JIT)
+DISABLED = os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}
 ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of `rows_at`
 
 
@@ -31,7 +32,7 @@ def jit(f: F) -> F:
     compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
     if not DISABLED:
         template = compiled.get_call_template
-        compiled.get_call_template = lambda args, kws: template(tuple(types.unliteral(a) for a in args), kws)
+        compiled.get_call_template = lambda args, kws: template(tuple(map(unliteral, args)), kws)
     made: F = compiled
     return made
 
@@ -39,8 +40,8 @@ def jit(f: F) -> F:
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
     """A function (world, i) -> row i of the array whose address lies `field` bytes into the world; without, the world.
 
-    The world is passed as an address, so that numbers are all that a verb takes: arrays as arguments, alone or in a tuple,
-    cost 4 us a call and most of the time to compile.
+    The world is passed as an address, so that numbers are all that a verb takes: arrays as arguments, alone or in a
+    tuple, cost 4 us a call and most of the time to compile.
     """
     if DISABLED:
         if field is None:
@@ -49,15 +50,15 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
     record, size = from_dtype(dtype), dtype.itemsize
 
     @intrinsic
-    def world_at(typing: Any, world: Any) -> Any:
-        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def world_at(_typing: Any, _world: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
             return builder.inttoptr(args[0], context.get_value_type(record))
 
         return record(types.intp), code
 
     @intrinsic
-    def row_at(typing: Any, world: Any, i: Any) -> Any:
-        def code(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    def row_at(_typing: Any, _world: Any, _i: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
             here = builder.add(args[0], cgutils.intp_t(field))
             base = builder.load(builder.inttoptr(here, cgutils.intp_t.as_pointer()))
             address = builder.add(base, builder.mul(args[1], cgutils.intp_t(size)))

@@ -214,7 +214,12 @@ def in_order(S: int) -> None:
         j = i
         while j > W.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
             k, a, b, c = event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c
-            event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c = event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c
+            event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c = (
+                event_at(S, j - 1).kind,
+                event_at(S, j - 1).a,
+                event_at(S, j - 1).b,
+                event_at(S, j - 1).c,
+            )
             event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c = k, a, b, c
             j -= 1
 
@@ -292,7 +297,7 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
         return lerp(T.share, T.pre_rate[c], x)
     n = T.seqs.size
     j = 0
-    while j < n - 2 and B > T.seqs[j + 1]:
+    while j < n - 2 and T.seqs[j + 1] < B:
         j += 1
     w = 0.0
     if n > 1:
@@ -820,7 +825,7 @@ def end(S: int, r: int, state: int, t: float) -> None:
             batch_at(S, was).pend -= 1
         if q.pend != P_NONE:
             if q.pend == P_MOVE:
-                refuse(S, r, q.pend_arg)
+                refuse(S, q.pend_arg)
             q.pend = P_NONE
             batch_at(S, was).pend -= 1
     q.state = state
@@ -972,8 +977,10 @@ def preempt(S: int, b: int, r: int) -> None:
 
 @jit
 def grow(S: int, b: int) -> int:
-    """Pages for one decode step of the running members. 0: had room, 1: some member lost its own, 2: must
-    wait for a swap that is under way, 3: for one that began now."""
+    """Pages for one decode step of the running members.
+
+    0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
+    """
     W = world(S)
     B = batch_at(S, b)
     i = B.inst
@@ -1146,7 +1153,9 @@ def form(S: int, T: Tables, lane: int) -> None:
         state = grow(S, b)
         grown = 1
         if state < 2:
-            pieces = take_pieces(S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], int(state == 0))
+            pieces = take_pieces(
+                S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], int(state == 0)
+            )
     if dec and not grown:
         state = grow(S, b)
     flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
@@ -1480,16 +1489,16 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         q.pend_arg = arg
     elif what == P_DROP:
         if q.pend == P_MOVE:
-            refuse(S, r, q.pend_arg)
+            refuse(S, q.pend_arg)
         q.pend = what
     elif what == P_MOVE:
-        refuse(S, r, arg)
+        refuse(S, arg)
     cut(S, 2 * q.batch)
     cut(S, 2 * q.batch + 1)
 
 
 @jit
-def refuse(S: int, r: int, x: int) -> None:
+def refuse(S: int, x: int) -> None:
     """A move that cannot be."""
     act_ = xfer_at(S, x).act
     release(S, x)
@@ -1744,7 +1753,7 @@ def move_now(S: int, r: int, x: int) -> None:
         X.due = W.now
         return
     if q.home < 0 or q.state == WAIT or never(S, dst, q.blocks):
-        refuse(S, r, x)
+        refuse(S, x)
         return
     charge(S, r, W.now)
     b = q.batch

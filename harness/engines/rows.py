@@ -63,7 +63,9 @@ def batches(
             "state": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(NAMES)),
             **{
                 f"{name}_ns": pa.array(row)
-                for name, row in zip(("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True)
+                for name, row in zip(
+                    ("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True
+                )
             },
             "preemptions": pa.array(q["npre"].astype(np.int32)),
             "gpus": pa.DictionaryArray.from_arrays(

@@ -184,7 +184,8 @@ class Sim:
         self._ways = self._machine.ladder
         self.can = frozenset(
             {
-                "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill", "Run.phase:decode",
+                "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
+                "Run.phase:decode",
                 "Run.seqs", "Run.chunk_tokens", "Run.sms", "Run.steps:0", "Move", "Move.to:gpu", "Move.to:host",
                 "Move.to:none", "view.oracle_tokens",
             }
@@ -321,7 +322,19 @@ class Sim:
         R["arr"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
         R["first"] = R["done"] = R["admit"] = math.nan
-        for name in ("batch", "home", "prev", "next", "pnext", "hc", "hn", "hp", "pend_batch", "first_inst", "last_inst"):
+        for name in (
+            "batch",
+            "home",
+            "prev",
+            "next",
+            "pnext",
+            "hc",
+            "hn",
+            "hp",
+            "pend_batch",
+            "first_inst",
+            "last_inst",
+        ):
             R[name] = -1
         w = self.S.s
         w["n"] = w["left"] = n
@@ -559,7 +572,12 @@ class Sim:
         return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
 
     def _run(self, order: Run) -> str | None:
-        if (order.steps or 0) > 0 or order.for_s is not None or order.slice_layers is not None or order.op_s is not None:
+        if (
+            (order.steps or 0) > 0
+            or order.for_s is not None
+            or order.slice_layers is not None
+            or order.op_s is not None
+        ):
             return "no turns, slices or kernel grains here"
         if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
             return f"no partition of {order.sms} SMs"
@@ -712,7 +730,8 @@ class SimView:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
         kernel.peek_batch(self._sim.S.at, b, self._nine)
         x = self._nine.tolist()
-        return BatchState(*(int(v) for v in x[:8]), x[8])
+        a, b, c, d, e, f, g, h = map(int, x[:8])
+        return BatchState(a, b, c, d, e, f, g, h, x[8])
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""

@@ -45,11 +45,15 @@ WORLD = _row(
     "nxt n seq xseq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "xfree xn xhead xtail links logs spans steps preempts loads evicts moves",
 )
-GPU = _row("end busy_s busy_t hbm_s flop_s kv_s kv_t level", "head lane touched n cap used kv waiting sms pool node active barred")
+GPU = _row(
+    "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
+    "head lane touched n cap used kv waiting sms pool node active barred",
+)
 LINK_ = _row("bw end busy_s", "head tail")
 INST = _row(
     "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders gone evict host is_host",
+    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders gone evict "
+    "host is_host",
     at=8,  # its GPUs
 )
 BATCH = _row(
@@ -73,6 +77,11 @@ REQUEST = _row(
 )  # 8-byte numbers only: a second kind of integer would compile most verbs twice
 
 
+def _offset(name: str) -> int:
+    assert WORLD.fields is not None
+    return WORLD.fields[name][1]
+
+
 TABLES: Mapping[str, np.dtype[Any]] = {
     "G": GPU,  # GPUs, then hosts; also the pool of GPUs whose first is this one
     "K": LINK_,  # 4 a GPU (from host, to host, to peers, to other nodes), then 4 a host (the first: disk)
@@ -85,7 +94,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "L": LOG,  # where token times are asked for
 }
 gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, log_at = (
-    rows_at(dtype, (WORLD.fields or {})[name][1]) for name, dtype in TABLES.items()
+    rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(WORLD)
 

@@ -1,0 +1,195 @@
+"""The loop: order within an instant, timers, thinking time, and what happens when nothing can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from harness.actions import Action, Admit, Evict, Load, Run, Wake
+from harness.engines.sim import Sim
+from harness.events import Arrived, Done, Event, Finished, Woke
+from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
+from harness.types import Batch, Inst, Jobs, Option
+from harness.view import View
+from tests.test_kernel import one
+
+A = Batch(Inst("m0", (0,)))
+
+
+@dataclass
+class Policy:
+    """Answers events by a function; keeps what it heard."""
+
+    answer: Callable[[Event, View], Iterable[Action]]
+    hears: frozenset[type] = frozenset({Woke, Arrived, Finished})
+    uses: frozenset[str] = frozenset({"Load", "Run", "Admit", "Wake", "Evict"})
+    options: Mapping[str, Option] = field(default_factory=dict)
+    heard: list[tuple[float, Event]] = field(default_factory=list)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        self.heard.append((view.now_s, event))
+        return self.answer(event, view)
+
+
+def engine(arrivals: list[float], *, service_s: float = 1.0) -> tuple[Sim, Jobs]:
+    """One model of one-token requests, each taking `service_s`."""
+    w = one(service_s, 1.0, len(arrivals))
+    return w.sim(), replace(w.jobs, arrival_s=np.array(arrivals))
+
+
+def serve(event: Event, _: View) -> Iterable[Action]:
+    """Everything to one batch, request by request."""
+    if event == Woke("start"):
+        yield Load(A.inst)
+        yield Run(A)
+    if isinstance(event, Arrived):
+        yield Admit(event.request.id, A)
+
+
+def done_s(sim: Sim) -> list[float]:
+    return [float(x) for x in sim.S.R["done"]]
+
+
+def test_start_comes_first_and_its_loads_are_free() -> None:
+    policy, (sim, jobs) = Policy(serve), engine([0.0, 4.0])
+    replay(policy, sim, jobs)
+    assert policy.heard[0] == (0.0, Woke("start"))
+    assert done_s(sim) == [1.0, 5.0]
+    assert sim.stats()["loads"] == 0
+
+
+def test_thinking_delays_answers_and_queues_events() -> None:
+    policy, (sim, jobs) = Policy(serve), engine([0.0, 0.0, 4.0])
+    replay(policy, sim, jobs, decision_s=0.25)
+    # heard at 0; the second waits until the first is answered; each lands a quarter later
+    arrivals = [(t, e.request.id) for t, e in policy.heard if isinstance(e, Arrived)]
+    assert arrivals == [(0.0, 0), (0.25, 1), (4.0, 2)]
+    assert done_s(sim) == [1.25, 2.25, 5.25]
+
+
+def test_placement_takes_effect_later_still() -> None:
+    def late(event: Event, view: View) -> Iterable[Action]:
+        if event == Woke("start"):
+            yield Run(A)
+            yield Admit("m0", A)
+            yield Wake(1.0, "load")
+        if event == Woke("load"):
+            yield Load(A.inst)
+
+    policy, (sim, jobs) = Policy(late, frozenset({Woke})), engine([0.0])
+    replay(policy, sim, jobs, decision_s=0.25, control_s=0.5)
+    load_s = float(sim.S.I[1]["foot"]) / 1.0  # the link carries a byte a second
+    assert done_s(sim) == [1.0 + 0.25 + 0.5 + load_s + 1.0]
+
+
+def test_timers_are_keyed_fire_last_and_can_be_cancelled() -> None:
+    def timers(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if event == Woke("start"):
+            yield Wake(1.0, "moved")
+            yield Wake(2.0, "moved")
+            yield Wake(3.0, "cancelled")
+            yield Wake(math.inf, "cancelled")
+            yield Wake(1.0, "tie")
+            yield Wake(-5.0, "past")
+
+    policy, (sim, jobs) = Policy(timers), engine([0.0, 1.0, 4.0])
+    replay(policy, sim, jobs)
+    woke = [(t, e.key) for t, e in policy.heard if isinstance(e, Woke)]
+    assert woke == [(0.0, "start"), (0.0, "past"), (1.0, "tie"), (2.0, "moved")]
+    at_one = [type(e).__name__ for t, e in policy.heard if t == 1.0]
+    assert at_one == ["Finished", "Arrived", "Woke"]
+
+
+def test_timers_keep_no_run_alive() -> None:
+    def ticking(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if isinstance(event, Woke):
+            yield Wake(view.now_s + 10.0, "tick")
+
+    policy, (sim, jobs) = Policy(ticking), engine([0.0])
+    replay(policy, sim, jobs)
+    assert sim.view().now_s == 1.0
+
+
+def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
+    policy, (sim, jobs) = Policy(lambda e, v: ()), engine([0.0, 1.0])
+    replay(policy, sim, jobs, end_s=50.0)
+    table = next(iter(sim.rows()))
+    assert table.column("state").to_pylist() == ["unfinished"] * 2
+    assert table.column("held_ns").to_pylist() == [50_000_000_000, 49_000_000_000]
+
+
+def test_deciding_for_ever_is_an_error() -> None:
+    policy, (sim, jobs) = Policy(lambda e, v: [Wake(v.now_s, "again")]), engine([0.0])
+    with pytest.raises(Livelock, match="1000 decisions at 0"):
+        replay(policy, sim, jobs)
+
+
+def test_what_an_engine_lacks_is_named() -> None:
+    sim, jobs = engine([0.0])
+    for policy, name in (
+        (Policy(serve, uses=frozenset({"Run.op_s"})), "Run.op_s"),
+        (Policy(serve, hears=frozenset({int})), "event int"),
+        (Policy(serve, options={"kv": "buddy"}), "option kv=buddy"),
+    ):
+        with pytest.raises(Unsupported, match=name):
+            replay(policy, sim, jobs)
+
+
+def test_impossible_actions_come_back_and_change_nothing() -> None:
+    def wrong(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if event == Woke("start"):
+            yield Evict(Inst("m0", (7,)))
+        if isinstance(event, Arrived):
+            yield Admit(99, A)
+            yield Admit("m0", Batch(Inst("nobody", (0,))))
+            yield Load(Inst("m0", (0, 1)))
+            yield Run(A, steps=3)
+
+    policy, (sim, jobs) = Policy(wrong, frozenset({Woke, Arrived, Done})), engine([0.0])
+    replay(policy, sim, jobs)
+    refused = [e for _, e in policy.heard if isinstance(e, Done)]
+    assert [type(e.action).__name__ for e in refused] == ["Evict", "Admit", "Admit", "Load", "Run"]
+    assert all(e.failed for e in refused)
+    assert done_s(sim) == [1.0]
+
+
+def test_recorded_decisions_come_back_from_a_fresh_policy() -> None:
+    def reading(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if isinstance(event, Finished) and view.batch(A).waiting == 0 and view.weights(A.inst) == "in":
+            yield Wake(view.now_s + 0.5, "quiet")
+
+    log, (sim, jobs) = Recorder(), engine([0.0, 0.5, 4.0])
+    replay(Policy(reading), sim, jobs, log=log)
+    assert any(d.reads for d in log.decisions)
+    fresh = Policy(reading)
+    for d in log.decisions:
+        assert tuple(fresh.on(d.event, Told(d))) == d.actions
+
+
+class Told:
+    """A view that answers as it was recorded."""
+
+    def __init__(self, decision: Decision) -> None:
+        self._reads = iter(decision.reads)
+        self._now_s = decision.now_s
+
+    @property
+    def now_s(self) -> float:
+        read = next(self._reads, None)
+        return self._now_s if read is None else float(read.answer)
+
+    def __getattr__(self, query: str) -> Callable[..., object]:
+        def answer(*args: object) -> object:
+            read = next(self._reads)
+            assert (read.query, read.args) == (query, args)
+            return read.answer
+
+        return answer

@@ -1,0 +1,114 @@
+"""The simulator as an engine: rows, token times, pages, and the bases that Prism released."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness import shapes, sweep
+from harness.actions import Admit, Load, Run
+from harness.engines.sim import Config, Served, Sim, granule_bytes
+from harness.events import Arrived
+from harness.record import SCHEMA
+from harness.replay import replay
+from harness.spec import Spec
+from harness.system import find
+from harness.types import MIB, Batch, Inst, Jobs, Plan
+from tests.oracle import Oracle
+from tests.worlds import drive, world
+from workloads.models import model_set, shape
+
+WAITS = [f"{c}_ns" for c in ("held", "host", "load", "kv", "move", "turn", "solo", "slow")]
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
+    for seed in range(first, first + 20):
+        w = world(seed)
+        want = Oracle(w.setup()).run(w.jobs, w.script, 60.0).requests
+        sim, _ = drive(w, 60.0)
+        table = pa.Table.from_batches(list(sim.rows()), SCHEMA)
+        for q, ns in zip(want, table.column("token_ns").to_pylist(), strict=True):
+            made = np.array(ns) / 1e9 + w.jobs.arrival_s[q.id]
+            np.testing.assert_allclose(made, q.token_s, atol=2e-9)
+
+
+def test_rows_sum_and_name_where_they_ran() -> None:
+    served = (Served("a", shape("llama-3.2-1b")), Served("b", shape("llama-3.1-8b"), 2))
+    config = Config(served, gpus=3, noise=0.05, plan={m.name: Plan(1.0, 100, 50, "trace") for m in served})
+    n = 300
+    rng = np.random.default_rng(0)
+    jobs = Jobs(
+        ("a", "b"), np.sort(rng.uniform(0, 60, n)), rng.integers(0, 2, n).astype(np.int32),
+        rng.integers(1, 1500, n).astype(np.int32), rng.integers(1, 300, n).astype(np.int32),
+        np.full(n, math.inf), np.full(n, math.inf),
+    )  # fmt: skip
+    sim = Sim(config)
+    replay(find("dedicated")(sim.cluster), sim, jobs)
+    t = pa.Table.from_batches(list(sim.rows()), SCHEMA)
+    total = sum(t.column(w).to_numpy() for w in WAITS)
+    np.testing.assert_array_equal(total, t.column("done_ns").to_numpy() - t.column("arrival_ns").to_numpy())
+    assert set(t.column("state").to_pylist()) == {"done"}
+    assert {(m, g) for m, g in zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)} == {
+        ("a", "0"), ("b", "1+2"),
+    }  # fmt: skip
+    assert (t.column("first_ns").to_numpy() <= t.column("done_ns").to_numpy()).all()
+
+
+def test_a_page_of_an_8b_is_128_mib() -> None:
+    config = Config((Served("m", shape("llama-3.1-8b")),))
+    assert granule_bytes(config, config.models[0], elastic=True) == 128 * MIB
+    assert Sim(config, {"kv": "elastic"}).cluster.models["m"].page_bytes == 128 * MIB
+    assert Sim(config).cluster.models["m"].page_bytes == 16 * shapes.kv_token_bytes(config.models[0].shape)
+
+
+def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
+    config = Config((Served("m", shape("llama-3.1-8b")),))
+    sim = Sim(config, {"kv": "elastic"})
+    batch = Batch(Inst("m", (0,)))
+    for action in (Load(batch.inst), Run(batch), Admit("m", batch)):
+        sim.do(action)
+    never = np.full(8, math.inf)
+    lengths = np.full(8, 600, np.int32)
+    sim.begin(
+        Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never), frozenset({Arrived}), False
+    )
+    used = []
+    for t in (0.5, 1.0, math.inf):
+        while sim.poll(t) is not None:
+            pass
+        used.append(sim.view().kv("m", 0).used_bytes)
+    need = 8 * 608 * shapes.kv_token_bytes(config.models[0].shape)
+    assert all(x % (128 * MIB) == 0 for x in used)
+    assert need <= used[0] <= used[1] <= 3 * need
+    assert used[2] == 0
+
+
+def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_path: Path) -> None:
+    """P95 on dedicated GPUs under the host costs of the released runs, by shape: within 30 %.
+
+    Single models cannot all be: the four 1B models run the same shape, and their released TTFT bases range from 21.9
+    to 39.9 ms (of 2 to 22 requests each). We give all four 32 to 33 ms.
+    """
+    spec = Spec("dedicated", models="light8", trace="arena-chat", host="sglang-eager-2024", gpu="h100")
+    ours = sweep.judge(spec, "1xP95", tmp_path, workers=1).seconds
+    assert ours is not None
+    by_shape: dict[str, list[tuple[float, float]]] = {}
+    for m in model_set("light8").members:
+        assert m.released_s is not None
+        by_shape.setdefault(m.shape.name, []).append(
+            (ours[m.name][0] / m.released_s[0], ours[m.name][1] / m.released_s[1])
+        )
+    assert {name: len(pairs) for name, pairs in by_shape.items()} == {
+        "llama-3.1-8b": 3, "llama-3.2-3b": 1, "llama-3.2-1b": 4,
+    }  # fmt: skip
+    for pairs in by_shape.values():
+        for k in (0, 1):
+            assert 0.7 <= statistics.geometric_mean(p[k] for p in pairs) <= 1.3
+    single = [r for pairs in by_shape.values() for pair in pairs for r in pair]
+    assert sum(0.7 <= r <= 1.3 for r in single) >= 13
