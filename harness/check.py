@@ -241,8 +241,12 @@ class Lent:
         ask = object.__getattribute__(self, "_ask")
         if name == "now_s":
             return ask(name)
-        order = inspect.signature(getattr(View, name)).bind  # of positions, whichever way a policy names them
-        return lambda *args, **named: ask(name, *order(None, *args, **named).args[1:])
+        return lambda *args, **named: ask(name, *(_positions(name, args, named) if named else args))
+
+
+def _positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A query's arguments in order, whichever way a policy writes them."""
+    return inspect.signature(getattr(View, query)).bind(None, *args, **named).args[1:]
 
 
 class Probe:

@@ -108,8 +108,14 @@ def config_of(spec: Spec) -> Any:
     module, _ = engine_of(spec.engine)
     trace, models = trace_of(spec.trace), models_of(spec.models)
     slo = {model: pair for model, *pair in spec.slo_s}
+    longest = longest_tokens(trace)
     return module.Config(
-        models=tuple(module.Served(m.name, m.shape, m.tp, *slo.get(m.name, ())) for m in models.members),
+        models=tuple(
+            module.Served(
+                m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
+            )
+            for m in models.members
+        ),
         gpu=spec.gpu,
         gpus=spec.gpus,
         node_gpus=spec.node_gpus,
@@ -147,6 +153,11 @@ def cluster_of(spec: Spec) -> Cluster:
     module, _ = engine_of(spec.engine)
     found: Cluster = module.cluster(config_of(spec), False, machine_of(spec))
     return found
+
+
+def longest_tokens(trace: Trace) -> int:
+    """The longest prompt + output that is served: the trace's, up to a power of two, as an operator would set it."""
+    return 1 << int((trace.prompt_tokens + trace.output_tokens).max() - 1).bit_length()
 
 
 def assemble(spec: Spec) -> tuple[system.System, Engine]:

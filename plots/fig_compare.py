@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness import metrics
@@ -73,14 +75,14 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     panels += [(name, title, unit) for name, (title, unit) in LATENCY.items()]
     for axis, letter, (name, title, unit) in zip(axes, "abcde", panels, strict=True):
         own = frame[frame["definition"] == name]
-        axis.set_title(f"({letter}) {title}", loc="left", pad=3)
+        axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
         _curves(axis, own, of, order, unit)
         _rates(axis, sorted(frame["rate_scale"].unique()), len(order))
         if name in ATTAINMENT:
             _percent(axis, 100 * float(np.nanmin(own[["mean", "low"]].to_numpy(np.float64), initial=1.0)))
         else:
             _latency(axis, own["mean"].to_numpy(np.float64) * unit)
-    axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=3, fontsize=6, color="#404040")
+    axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=4.5, fontsize=6, color="#404040")
     figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
     figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
     return figure
@@ -135,23 +137,24 @@ def _rates(axis: Axes, rates: Sequence[float], series: int) -> None:
         axis.set_xticks([])
         axis.set_xlim(-0.6, series - 0.4)
         return
-    wide = rates[-1] >= 8 * rates[0] > 0
-    if wide:
+    if rates[-1] >= 8 * rates[0] > 0:
         axis.set_xscale("log", base=2)
     axis.margins(x=0.03)
-    axis.xaxis.set_major_locator(FixedLocator(_apart(rates, wide, 0.04 if axis.get_position().width > 0.5 else 0.1)))
+    axis.xaxis.set_major_locator(FixedLocator(_apart(axis, rates)))
     axis.xaxis.set_minor_locator(FixedLocator(list(rates)))
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _apart(rates: Sequence[float], log: bool, gap: float) -> list[float]:
-    """Rates to label: from the highest down, no two closer than `gap` of the axis."""
-    x = np.log(rates) if log else np.asarray(rates, np.float64)
-    x = (x - x[0]) / (x[-1] - x[0])
-    shown = [len(x) - 1]
-    for i in range(len(x) - 2, -1, -1):
-        if x[shown[-1]] - x[i] >= gap:
+def _apart(axis: Axes, rates: Sequence[float]) -> list[float]:
+    """Rates to label: from the highest down, each that leaves a digit's room to the label at its right."""
+    axis.get_xlim()  # or the transform would not know the data yet
+    at = axis.get_xaxis_transform().transform([(rate, 0.0) for rate in rates])[:, 0] * 72 / axis.figure.dpi
+    size = mpl.rcParams["xtick.labelsize"]
+    room = [TextPath((0, 0), f"{rate:g}0", size).get_extents().width for rate in rates]  # points, as `at`
+    shown = [len(rates) - 1]
+    for i in range(len(rates) - 2, -1, -1):
+        if at[shown[-1]] - at[i] >= (room[shown[-1]] + room[i]) / 2:
             shown.append(i)
     return [rates[i] for i in reversed(shown)]
 

@@ -12,7 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli import main
-from tests.test_sweep import ROOT, SYSTEM, bug, files
+from harness.system import ROOT
+from tests.test_sweep import SYSTEM, bug, files
 from traces import schema
 
 COMPARE = ("compare", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1",

@@ -21,9 +21,9 @@ from click.testing import CliRunner, Result
 from harness import metrics, record, table
 from harness.cli import main
 from harness.metrics import Estimate
-from harness.run import ROOT
 from harness.spec import Spec
 from harness.sweep import AA, AA_SEED
+from harness.system import ROOT
 from tests.test_sweep import SYSTEM, files
 
 MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from harness import record, sweep
-from tests.test_sweep import ROOT, TINY, files
+from harness.system import ROOT
+from tests.test_sweep import TINY, files
 
 pytestmark = pytest.mark.slow
 

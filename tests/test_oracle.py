@@ -500,14 +500,14 @@ def test_any_script_keeps_the_books(
 ) -> None:
     gaps = itertools.accumulate(r[0] for r in found)
     work = jobs(*((t, *r[1:]) for t, r in zip(gaps, found, strict=True)))
-    insts = [Inst(m, place) for m in "ab" for place in ((0,), (1,), (0, 1))]
+    places = {Inst(m, place): place for m in "ab" for place in ((0,), (1,), (0, 1))}
     s = setup(
         gpu_bytes=(8 + 8 + 6, 8 + 9),
         gpu_sms=(100, 100),
         cost={"fl_tok": 1.0, "kbytes": 1.0, "flops": 48.0, "hbm": 48.0},
         preempt=preempt,
         links={f"{kind}{g}": 16.0 for kind in ("h2d", "d2h", "p2p") for g in (0, 1)},
-        ways={(i, "host"): (0.25, [(f"h2d{g}", 8) for g in i.place]) for i in insts},
+        ways={(i, "host"): (0.25, [(f"h2d{g}", 8) for g in place]) for i, place in places.items()},
     )
     stamps = itertools.accumulate(t for t, _ in later)
     script = resident(A, B) + [(t, x) for t, (_, x) in zip(stamps, later, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.lines import Line2D
 
 from harness import metrics, record
 from harness.types import UserError
@@ -124,17 +125,28 @@ def test_fidelities_never_mix_silently() -> None:
     assert "prism (emulated)" in said
 
 
+def xs(line: Line2D) -> list[float]:
+    return list(np.asarray(line.get_xdata(), np.float64))
+
+
 def test_infeasible_is_hollow_and_infinite_is_at_the_edge() -> None:
     with style.theme():
         axes = fig_compare.draw(GRID).axes
-    faces = {line.get_markerfacecolor() for line in axes[0].lines if len(line.get_xdata()) and line.get_marker() == "^"}
+    faces = {line.get_markerfacecolor() for line in axes[0].lines if xs(line) and line.get_marker() == "^"}
     assert "white" in faces
-    edge = [
-        line
-        for line in axes[3].lines
-        if line.get_transform() == axes[3].get_xaxis_transform() and len(line.get_xdata())
-    ]
-    assert [list(line.get_xdata()) for line in edge] == [[16.0]]
+    edge = [line for line in axes[3].lines if line.get_transform() == axes[3].get_xaxis_transform() and xs(line)]
+    assert [xs(line) for line in edge] == [[16.0]]
+
+
+@pytest.mark.parametrize("rates", [[4 * 2 ** (i / 2) for i in range(9)], [0.25, 0.5, 1, 1.1, 1.2, 8], [5, 6, 7.125]])
+def test_rate_labels_never_touch(rates: list[float]) -> None:
+    with style.theme():
+        figure = fig_compare.draw(sweep(*({"rate_scale": x, "values": values(0.9, rate=x)} for x in rates)))
+        figure.draw_without_rendering()
+        for axis in figure.axes:
+            boxes = [label.get_window_extent() for label in axis.get_xticklabels()]
+            assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+            assert axis.get_xticklabels()[-1].get_text() == f"{rates[-1]:g}"
 
 
 @pytest.mark.parametrize("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -238,7 +239,11 @@ def test_an_unwritable_place_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file/run: cannot write results: a file is in the way"):
         record.write(tmp_path / "file" / "run", [], {})
-    for write in (lambda p: record.write_bytes(p, b""), lambda p: record.write_table(p, pa.table({"a": [1]}), {})):
+    writes: list[Callable[[Path], object]] = [
+        lambda p: record.write_bytes(p, b""),
+        lambda p: record.write_table(p, pa.table({"a": [1]}), {}),
+    ]
+    for write in writes:
         with pytest.raises(UserError, match="cannot write results"):
             write(tmp_path / "file" / "x")
 

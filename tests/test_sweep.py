@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 
 from harness import metrics, record, run, sweep
-from harness.run import ROOT, code, current, execute, jobs_of, resolve
+from harness.run import code, current, execute, jobs_of, resolve
 from harness.spec import Spec, as_dict
+from harness.system import ROOT, find
 from harness.types import UserError
 from workloads.base import DRAWN, RARE
 from workloads.build import build
@@ -149,13 +150,13 @@ def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -
 def test_fields_are_checked_against_the_system(mine: Path) -> None:
     def fields(*pairs: tuple[str, object]) -> dict[str, object]:
         spec = replace(TINY, system=str(mine), fields=pairs)  # type: ignore[arg-type]
-        return dict(run.fields_of(run.system.find(str(mine)), spec))
+        return dict(run.fields_of(find(str(mine)), spec))
 
     assert fields(("share", 1), ("tau", 4)) == {"share": 1.0, "tau": 4}
     for pair, says in ((("tau", 11), "[0, 10]"), (("tau", 1.5), "kind"), (("kind", "c"), "(a, b)"), (("x", 1), "tau")):
         with pytest.raises(UserError, match=re.escape(says)):
             fields(pair)
-    assert run.fields_of(run.system.find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
+    assert run.fields_of(find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
 
 
 def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
@@ -374,7 +375,7 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
 def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
     one = sweep.base_specs(TINY)
     for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
-        assert sweep.base_specs(replace(TINY, **change)) == one  # type: ignore[arg-type]
+        assert sweep.base_specs(replace(TINY, **change)) == one
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
         assert sweep.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
     assert [spec.seed for spec in one] == list(sweep.TUNING_SEEDS)

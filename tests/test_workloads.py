@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from workloads.build import SCALINGS, Scaling, build, idle_to_swap, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
 
 SPAN_S = 100.0
+Purpose = tuple[int, *tuple[str | int, ...]]
+Process = Callable[[np.random.Generator], NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -272,8 +275,8 @@ def test_idle_to_swap() -> None:
     when = np.array([-5.0, 0, 20, 25, 65, 3, 4])
     which = np.array([0, 0, 0, 0, 0, 1, 1], np.int32)
     order = np.argsort(when)
-    n = np.ones(7, np.int32)
-    jobs = Jobs(("a", "b"), when[order], which[order], n, n, n * math.inf, n * math.inf)
+    n, never = np.ones(7, np.int32), np.full(7, math.inf)
+    jobs = Jobs(("a", "b"), when[order], which[order], n, n, never, never)
     assert idle_to_swap(jobs, 2.0) == pytest.approx(30 / 2)  # gaps above 10 s: 20 and 40
 
 
@@ -343,7 +346,7 @@ def test_unknown_sets_get_a_suggestion() -> None:
 
 def test_draws_are_named_by_their_purpose() -> None:
     assert rng(1, "a").integers(1 << 32) == rng(1, "a").integers(1 << 32)
-    purposes = [(1, "a"), (2, "a"), (1, "b"), (1, "a", 0), (1, "a", "0"), (-1, "a")]
+    purposes: list[Purpose] = [(1, "a"), (2, "a"), (1, "b"), (1, "a", 0), (1, "a", "0"), (-1, "a")]
     assert len({int(rng(*purpose).integers(1 << 62)) for purpose in purposes}) == len(purposes)
     assert rng(7, "pinned").integers(1 << 32, size=3).tolist() == PINNED
 
@@ -362,7 +365,7 @@ PINNED = [733260363, 1259725416, 1358109423]  # the same on every platform
         (lambda g: clusters(g, 5, 20_000), 1.0),
     ],
 )
-def test_renewal_processes_have_their_rate_and_variation(process, cv: float) -> None:
+def test_renewal_processes_have_their_rate_and_variation(process: Process, cv: float) -> None:
     times = process(rng(3, "arrivals"))
     gaps = np.diff(times)
     assert ((times >= 0) & (times < 20_000)).all()
@@ -402,7 +405,7 @@ def test_popularity(models: int, s: float) -> None:
 
 
 def test_rates_that_are_no_rates() -> None:
-    for call in (
+    calls: list[Process] = [
         lambda g: poisson(g, 0, 1),
         lambda g: poisson(g, -1, 1),
         lambda g: gamma(g, 1, 1, 0),
@@ -410,7 +413,8 @@ def test_rates_that_are_no_rates() -> None:
         lambda g: clusters(g, 1, 1, duty=0),
         lambda g: clusters(g, 1, 1, size=0.5),
         lambda g: zipf(0, 1),
-    ):
+    ]
+    for call in calls:
         with pytest.raises(UserError):
             call(rng(0, "x"))
 
@@ -435,7 +439,7 @@ def test_slo_of_the_requests_own_latency() -> None:
     jobs = build(drawn(30), fixed())
     rule = slo.parse("3/2xsolo")
     assert isinstance(rule, slo.Scaled)
-    timed = slo.own(jobs, rule, lambda jobs: (0.001 * jobs.prompt_tokens, np.full(len(jobs), 0.01)))
+    timed = slo.own(jobs, rule, lambda jobs: (0.001 * jobs.prompt_tokens.astype(np.float64), np.full(len(jobs), 0.01)))
     assert timed.ttft_slo_s == pytest.approx(0.003 * jobs.prompt_tokens)
     assert set(timed.tpot_slo_s) == {0.02}
     with pytest.raises(UserError, match="no seconds by model"):

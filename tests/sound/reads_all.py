@@ -13,7 +13,7 @@ from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled,
 from harness.types import Batch, Cluster, Host, Inst, Option
 from harness.view import View
 
-TICK_S = 0.0073
+TICK_S = 0.0213
 
 
 class ReadsAll:
