@@ -38,7 +38,7 @@ from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, 
 from harness.engines import cost, sim
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.replay import Decision, Livelock, Read, Unsupported, replay
+from harness.replay import Decision, Livelock, Read, Unsupported, positions, replay
 from harness.system import System
 from harness.types import GIB, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
 from harness.view import View
@@ -241,12 +241,7 @@ class Lent:
         ask = object.__getattribute__(self, "_ask")
         if name == "now_s":
             return ask(name)
-        return lambda *args, **named: ask(name, *(_positions(name, args, named) if named else args))
-
-
-def _positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A query's arguments in order, whichever way a policy writes them."""
-    return inspect.signature(getattr(View, query)).bind(None, *args, **named).args[1:]
+        return lambda *args, **named: ask(name, *positions(name, args, named))
 
 
 class Probe:

@@ -6,8 +6,9 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Protocol
 
 from harness.actions import Action, Evict, Limit, Load, Move, Wake
@@ -68,6 +69,11 @@ class Decision:
     actions: tuple[Action, ...]
 
 
+def positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A query's arguments in order, whichever way a policy writes them."""
+    return signature(getattr(View, query)).bind(None, *args, **named).args[1:] if named else args
+
+
 class Watched:
     """A view that notes each query and its answer."""
 
@@ -90,7 +96,7 @@ class Watched:
     def __getattr__(self, query: str) -> Callable[..., Any]:
         if query.startswith("_") or not hasattr(self._view, query):
             raise AttributeError(query)
-        return lambda *args: self._note(query, args)
+        return lambda *args, **named: self._note(query, positions(query, args, named))
 
 
 @dataclass(slots=True)

@@ -57,7 +57,7 @@ def test_kernel_agrees_with_the_oracle(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(300, 1500, 100))
+@pytest.mark.parametrize("first", range(300, 1100, 100))
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
 
@@ -80,18 +80,15 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
     "pair",
     [
         ("        n.wa = done\n", ""),  # skips a settle
-        (
-            "    if n.busy != IDLE or not n.open:\n        return\n",
-            "    if not n.open:\n        return\n",
-        ),  # joins early
+        ("    j = steps_to(S, lane, done_at(S, lane, now))\n", "    j = 1\n"),  # joins a step early
         ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
         ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
         ("    B.ctx -= q.l\n", ""),  # forgets a context
-        ("K.end = S.now + xfer_at(S, K.head).bytes / K.bw", "K.end = S.now"),  # a link without a queue
+        ("K.end = W.now + xfer_at(S, K.head).bytes / K.bw", "K.end = W.now"),  # a link without a queue
     ],
 )
 def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
-    assert plain("0", "40", *pair).split() != []
+    assert plain("0", "30", *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws

@@ -172,7 +172,7 @@ def test_recorded_decisions_come_back_from_a_fresh_policy() -> None:
     assert any(d.reads for d in log.decisions)
     fresh = Policy(reading)
     for d in log.decisions:
-        assert tuple(fresh.on(d.event, cast(View, Told(d)))) == d.actions
+        assert tuple(fresh.on(d.event, cast("View", Told(d)))) == d.actions
 
 
 class Told:

@@ -2205,19 +2205,22 @@ def peek_used(S: int, i: int) -> int:
 
 
 @jit
-def peek_request(S: int, r: int) -> tuple[int, int]:
-    """Tokens made and blocks held by a request at the last boundary."""
+def peek_request(S: int, r: int, out) -> None:  # type: ignore[no-untyped-def]
+    """A request at the last boundary: tokens made, KV bytes, batch, home."""
     W = world(S)
     q = req_at(S, r)
-    if q.state != RUN:
-        return q.made, q.blocks
-    b = q.batch
-    d = batch_at(S, b).D - q.jd
-    lane = decode_lane(S, b)
-    if lane >= 0:
-        d += stepped(S, lane)
-    bt = W.bt
-    return q.made + d, max(q.blocks, (q.l + d - 1 + bt - 1) // bt)
+    out[0] = q.made
+    blocks = q.blocks
+    if q.state == RUN:
+        d = batch_at(S, q.batch).D - q.jd
+        lane = decode_lane(S, q.batch)
+        if lane >= 0:
+            d += stepped(S, lane)
+        out[0] += d
+        blocks = max(blocks, (q.l + d - 1 + W.bt - 1) // W.bt)
+    out[1] = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
+    out[2] = q.batch
+    out[3] = q.home
 
 
 @jit

@@ -48,7 +48,8 @@ def batches(
         waits_ns[np.argmax(waits_ns, axis=0), np.arange(n)] += total_ns - waits_ns.sum(axis=0)
         code = np.where(over, q["state"] - state.DONE + 1, 0).astype(np.int32)
         first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
-        paths, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
+        codes, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
+        paths, again = np.unique([path(places, int(code)) for code in codes], return_inverse=True)
         columns = {
             "id": pa.array(np.arange(z.start, z.stop)),
             "model": pa.DictionaryArray.from_arrays(pa.array(jobs.model[z], pa.int32()), models),
@@ -69,7 +70,7 @@ def batches(
             },
             "preemptions": pa.array(q["npre"].astype(np.int32)),
             "gpus": pa.DictionaryArray.from_arrays(
-                pa.array(which.astype(np.int32)), pa.array([path(places, int(p)) for p in paths], pa.string())
+                pa.array(again[which].astype(np.int32)), pa.array(paths.tolist(), pa.string())
             ),
             "fidelity": pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([fidelity])),
             "token_ns": pa.nulls(n, SCHEMA.field("token_ns").type) if tokens is None else tokens.slice(a, n),

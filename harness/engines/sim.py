@@ -743,15 +743,10 @@ class SimView:
         sim = self._sim
         if not 0 <= rid < sim.S.s["nxt"]:
             raise KeyError(f"no request {rid} yet")
-        q = sim.S.R[rid]
-        b, home = int(q["batch"]), int(q["home"])
-        made, blocks = kernel.peek_request(sim.S.at, rid)
-        size = int(sim.S.I[home]["bbytes"]) if home >= 0 else 0
+        kernel.peek_request(sim.S.at, rid, self._nine)
+        made, size, b, home = (int(x) for x in self._nine[:4].tolist())
         return RequestState(
-            sim._batches[b] if b >= 0 else None,
-            int(made),
-            int(blocks) * size,
-            sim._insts[home].place if home >= 0 else None,
+            sim._batches[b] if b >= 0 else None, made, size, sim._insts[home].place if home >= 0 else None
         )
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
