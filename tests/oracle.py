@@ -192,6 +192,8 @@ class Oracle:
         self.lanes: dict[Lane, Run | None] = {}  # None: closed
         self.steps: dict[Lane, Step] = {}
         self.ticks: Counter[tuple[Batch, int]] = Counter()  # steps with decodes (0) and with prefill (1)
+        self.sms: dict[Lane, int | None] = {}  # partitions as last ordered
+        self.resized: set[Lane] = set()  # lanes whose partition is to change
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
         self.grants: list[Grant] = []
@@ -429,6 +431,10 @@ class Oracle:
         beside = [self.steps[x].phase for x in ((batch, 0), (batch, 1)) if x in self.steps]
         if beside and "mixed" in (phase, *beside):  # mixed excludes the others, also in flight
             return
+        if lane in self.resized:  # partitions of a pool change together, at the last of their boundaries
+            if any(x in self.resized and self.pool(x) & self.pool(lane) for x in self.steps):
+                return
+            self.resized.remove(lane)
         cap = min(self.setup.batch_cap, order.seqs or self.setup.batch_cap)
         chunk = self.setup.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
         running = self.at(batch, "running")
@@ -452,6 +458,14 @@ class Oracle:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
         if decodes or pieces:
             self.start(lane, order, decodes, pieces)
+
+    def pool(self, lane: Lane) -> set[int]:
+        """The GPUs of a lane, with those that tensor-parallel groups tie to them."""
+        found = set(on(lane[0].inst))
+        for _ in self.setup.gpu_bytes:
+            for place in {on(x[0].inst) for x in self.lanes} | {on(i) for i in self.weights}:
+                found |= set(place) if found & set(place) else set()
+        return found
 
     def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
         """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens."""
@@ -582,7 +596,10 @@ class Oracle:
                 old = self.lanes.get((batch, phase == "decode"))
                 if old and old.phase == phase:
                     self.lanes[batch, phase == "decode"] = None
-            case Run(batch, phase):
+            case Run(batch, phase, sms=sms):
+                if sms != self.sms.get((batch, phase == "decode")):
+                    self.resized.add((batch, phase == "decode"))
+                self.sms[batch, phase == "decode"] = sms
                 self.lanes[batch, phase == "decode"] = action
                 beside = self.lanes.get((batch, phase != "decode"))
                 if beside and "mixed" in (phase, beside.phase):
