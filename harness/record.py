@@ -14,6 +14,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -230,9 +231,16 @@ def _replacing(path: Path) -> Iterator[Path]:
         stack.callback(shutil.rmtree, nest, ignore_errors=True)
         stack.enter_context(_locked(nest))
         yield nest / "new"
-        if path.is_dir():
-            path.rename(nest / "old")  # a folder cannot be replaced in one step; absent means "to be run"
-        (nest / "new").replace(path)
+        for old in count():  # a folder cannot be replaced in one step; absent means "to be run"
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if path.is_dir():
+                    path.rename(nest / f"old{old}")
+            try:
+                (nest / "new").replace(path)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # another writer was quicker: ours takes its place too
+                    raise
         _sync(path.parent)
 
 
