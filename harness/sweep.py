@@ -119,7 +119,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
     if not _compiled():
-        teller.say("compiling the simulator, once (about a minute)")
+        teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     execute(first.spec, out, first.code)
     yield

@@ -95,6 +95,30 @@ def main() -> None:
         a, b = (per[case, n] for n in sizes)
         print(f"{'':24} time per request at 1,000,000 over 100,000: {a / b:.2f}")
 
+    print("\nwall seconds, warm (median of 3)")
+    for name, words in {
+        "bench --help": ["--help"],
+        "bench compare, new runs": [
+            "compare",
+            "--systems",
+            "dedicated,static,chunked,ideal",
+            "--rate-scale",
+            "1",
+            "--seeds",
+            "1",
+        ],
+    }.items():
+        print(f"{name:24} {statistics.median(wall(words) for _ in range(3)):10.2f}", flush=True)
+
+
+def wall(words: list[str]) -> float:
+    """Wall seconds of a command line; a comparison starts from nothing stored."""
+    with tempfile.TemporaryDirectory() as folder:
+        extra = ["-o", folder, "--no-plot"] if words[0] == "compare" else []
+        t = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "harness", *words, *extra], check=True, capture_output=True)
+        return time.perf_counter() - t
+
 
 if __name__ == "__main__":
     child(sys.argv[1], int(sys.argv[2])) if len(sys.argv) > 1 else main()
