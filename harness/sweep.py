@@ -136,12 +136,10 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
 
 
 def _compiled() -> bool:
-    """Tell whether the simulator's machine code lies in numba's cache, as far as can be seen without loading it."""
-    kernel = ROOT / "harness" / "engines" / "kernel.py"
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0" or os.environ.get("NUMBA_CACHE_DIR"):
-        return True
-    made = [path.stat().st_mtime for path in (kernel.parent / "__pycache__").glob("kernel.advance-*.nbi")]
-    return bool(made) and max(made) >= kernel.stat().st_mtime
+    """Tell whether the simulator's machine code is on disk, as far as can be seen without loading it."""
+    from harness.engines.jit import CACHE, DISABLED
+
+    return DISABLED or any(CACHE.rglob("kernel.advance-*.nbi"))
 
 
 def _cpus() -> int:

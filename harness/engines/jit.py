@@ -3,20 +3,45 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+SOURCES = ("kernel.py", "state.py", "coef.py", "jit.py")
+
+
+def fingerprint(folder: Path) -> str:
+    """What compiled code depends on: numba sees edits of the compiled file alone, not of the layouts that it reads."""
+    return sha256(b"\0".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
+
+
+def cache_dir(folder: Path) -> Path:
+    """Where code compiled from these sources is kept; that of earlier sources goes."""
+    base = Path(os.environ.get("NUMBA_CACHE_DIR", folder / "__pycache__"))
+    name = f"kernel-{fingerprint(folder)}"
+    if base.name == name:  # inherited from the process that started this one
+        return base
+    if not (base / name).exists():
+        for old in base.glob("kernel-*"):
+            shutil.rmtree(old, ignore_errors=True)
+    return base / name
+
+
+CACHE = cache_dir(Path(__file__).parent)
+os.environ["NUMBA_CACHE_DIR"] = str(CACHE)
 # Optimising harder doubles the time to compile and makes nothing here faster (measured 2026-11-21).
 os.environ.setdefault("NUMBA_OPT", "1")
 os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
 
-import numba
-from numba.core import cgutils, types
-from numba.extending import intrinsic
-from numba.np.numpy_support import from_dtype
+import numba  # noqa: E402
+from numba.core import cgutils, types  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np.numpy_support import from_dtype  # noqa: E402
 
 unliteral: Callable[[Any], Any] = types.unliteral
 F = TypeVar("F", bound=Callable[..., Any])

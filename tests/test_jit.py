@@ -1,0 +1,33 @@
+"""Compiled code is never used with sources that it was not made from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from harness.engines import jit
+
+
+@pytest.mark.parametrize("name", jit.SOURCES)
+def test_an_edit_of_any_source_leaves_the_compiled_code_behind(name: str, tmp_path: Path) -> None:
+    home = Path(jit.__file__).parent
+    for source in jit.SOURCES:
+        shutil.copy(home / source, tmp_path)
+    assert jit.fingerprint(tmp_path) == jit.fingerprint(home)
+    with (tmp_path / name).open("a") as source_file:
+        source_file.write("# edited\n")
+    assert jit.fingerprint(tmp_path) != jit.fingerprint(home)
+
+
+def test_the_cache_lies_with_the_sources_and_earlier_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR")
+    for source in jit.SOURCES:
+        shutil.copy(Path(jit.__file__).parent / source, tmp_path)
+    (tmp_path / "__pycache__" / "kernel-0123").mkdir(parents=True)
+    found = jit.cache_dir(tmp_path)
+    assert found == tmp_path / "__pycache__" / f"kernel-{jit.fingerprint(tmp_path)}"
+    assert not (tmp_path / "__pycache__" / "kernel-0123").exists()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(found))
+    assert jit.cache_dir(tmp_path) == found
