@@ -331,7 +331,7 @@ def put(S: int, i: int, n: int) -> None:
     I.held = h
     now = W.now
     for j in range(I.n):
-        g = gpu_at(S, inst_at(S, i).at[j])
+        g = gpu_at(S, I.at[j])
         g.kv_s += g.kv * (now - g.kv_t)
         g.kv_t = now
         g.kv += d
@@ -349,7 +349,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
     if I.limit >= 0 and h > I.limit:
         return False
     for j in range(I.n):
-        g = gpu_at(S, inst_at(S, i).at[j])
+        g = gpu_at(S, I.at[j])
         if g.used + h - I.held + (0 if grow_ else g.waiting) > g.cap:
             return False
     return True
@@ -409,7 +409,7 @@ def never(S: int, i: int, n: int) -> bool:
     if I.limit >= 0 and h > I.limit:
         return True
     for j in range(I.n):
-        if h > gpu_at(S, inst_at(S, i).at[j]).cap - I.foot:
+        if h > gpu_at(S, I.at[j]).cap - I.foot:
             return True
     return False
 
@@ -423,9 +423,9 @@ def watermark(S: int, i: int) -> int:
     I = inst_at(S, i)
     total = I.limit
     if total < 0:
-        total = gpu_at(S, inst_at(S, i).at[0]).cap - I.foot
+        total = gpu_at(S, I.at[0]).cap - I.foot
         for j in range(1, I.n):
-            total = min(total, gpu_at(S, inst_at(S, i).at[j]).cap - I.foot)
+            total = min(total, gpu_at(S, I.at[j]).cap - I.foot)
     return int(math.floor(W.watermark * (total // I.bbytes)))
 
 
@@ -845,7 +845,7 @@ def join(S: int, b: int, r: int) -> None:
     q.state = RUN
     q.jd = B.D
     q.tick = B.D + q.out - q.made
-    batch_at(S, b).h[(q.l - B.D) % W.bt] += 1
+    B.h[(q.l - B.D) % W.bt] += 1
     B.ctx += q.l
     if q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
         B.skip += 1
@@ -862,7 +862,7 @@ def leave_run(S: int, b: int, r: int) -> None:
     charge(S, r, W.now)
     unlink(S, b, RUNNING, r)
     heap_delete(S, b, r)
-    batch_at(S, b).h[(q.l - q.jd) % W.bt] -= 1
+    B.h[(q.l - q.jd) % W.bt] -= 1
     steps = B.D - q.jd
     if steps == 0 and q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
         B.skip -= 1
@@ -1047,7 +1047,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     tokens = 0
     kvblock = int(B.swapped > 0)  # nobody passes those swapped out
     left = 0 if kvblock else budget
-    r = batch_at(S, b).ends[2 * WAITING]
+    r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
         q = req_at(S, r)
         nxt = q.next
@@ -1131,10 +1131,10 @@ def form(S: int, T: Tables, lane: int) -> None:
     cap = W.cap if n.seqs < 0 else min(n.seqs, W.cap)
     chunk = W.chunk if n.chunk < 0 else n.chunk
     if dec:
-        while batch_at(S, b).count[PARKED] > 0 and batch_at(S, b).count[RUNNING] < cap:
-            join(S, b, batch_at(S, b).ends[2 * PARKED])
-        while batch_at(S, b).count[RUNNING] > cap:
-            r = batch_at(S, b).ends[2 * RUNNING + 1]
+        while B.count[PARKED] > 0 and B.count[RUNNING] < cap:
+            join(S, b, B.ends[2 * PARKED])
+        while B.count[RUNNING] > cap:
+            r = B.ends[2 * RUNNING + 1]
             leave_run(S, b, r)
             req_at(S, r).state = PARK
             B.parked_ctx += req_at(S, r).l
@@ -1147,15 +1147,13 @@ def form(S: int, T: Tables, lane: int) -> None:
     if pre and not dec:
         pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
     elif pre and chunk == 0:
-        pieces = take_pieces(S, lane, W.prefill, 1, cap, batch_at(S, b).count[RUNNING], 1)
+        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1)
         dec = pieces == 0
     elif pre:
         state = grow(S, b)
         grown = 1
         if state < 2:
-            pieces = take_pieces(
-                S, lane, chunk - batch_at(S, b).count[RUNNING], 0, cap, batch_at(S, b).count[RUNNING], int(state == 0)
-            )
+            pieces = take_pieces(S, lane, chunk - B.count[RUNNING], 0, cap, B.count[RUNNING], int(state == 0))
     if dec and not grown:
         state = grow(S, b)
     flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
@@ -1163,7 +1161,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         if state == 3:
             dirty(S, lane)
         return
-    run = batch_at(S, b).count[RUNNING] if dec else 0
+    run = B.count[RUNNING] if dec else 0
     if pieces == 0 and run == 0:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
@@ -1255,7 +1253,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
     steps = min(steps, (2 * q - B.ctx + run - 1) // run)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
-    first = batch_at(S, b).h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
+    first = B.h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.D, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
@@ -1388,7 +1386,7 @@ def end_step(S: int, lane: int) -> None:
         r = nxt
     if B.pend > 0:
         pending(S, b)
-    if batch_at(S, b).count[RUNNING] > 0:
+    if B.count[RUNNING] > 0:
         rest(S, b)
     dirty(S, 2 * b)
     dirty(S, 2 * b + 1)
@@ -1607,7 +1605,7 @@ def leave(S: int, i: int) -> None:
     set_weights(S, i, OUT)
     I = inst_at(S, i)
     for j in range(I.n):
-        gpu_at(S, inst_at(S, i).at[j]).used -= I.foot
+        gpu_at(S, I.at[j]).used -= I.foot
     W.evicts += 1
     tell(S, E_DONE, I.evict, -1, 0)
     freed(S, i)
@@ -2165,10 +2163,10 @@ def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
             busy += W.now - lane_at(S, x).t0
     if lane >= 0:
         j = stepped(S, lane)
-    run = batch_at(S, b).count[RUNNING]
-    out[0] = batch_at(S, b).count[WAITING] - B.parts - B.swapped
-    out[1] = run + batch_at(S, b).count[PARKED]
-    out[2] = batch_at(S, b).count[ELSEWHERE] + B.swapped
+    run = B.count[RUNNING]
+    out[0] = B.count[WAITING] - B.parts - B.swapped
+    out[1] = run + B.count[PARKED]
+    out[2] = B.count[ELSEWHERE] + B.swapped
     out[3] = B.left
     out[4] = B.ctx + j * run + B.parked_ctx
     out[5] = B.steps + j
