@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
+from harness.check import IMPURE_CALLS, IMPURE_NUMPY, STANDARD
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("harness", "systems", "workloads", "traces", "plots")
 
@@ -34,19 +36,6 @@ LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in name
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
 ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.cli"}
 
-# What a policy may use of the standard library: nothing with a clock, randomness, threads or files.
-PURE = {
-    *("__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "hashlib"),
-    *("heapq", "itertools", "math", "operator", "statistics", "string", "types", "typing"),
-}
-IMPURE_CALLS = {
-    *("__import__", "breakpoint", "compile", "eval", "exec", "globals", "input", "open", "print"),
-    *("hash", "id"),  # differ between two processes
-}
-IMPURE_NUMPY = {
-    *("fromfile", "genfromtxt", "load", "loadtxt", "memmap", "random", "save", "savetxt", "savez"),
-    *("savez_compressed", "tofile"),
-}
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 
 
@@ -143,7 +132,7 @@ def others(module: str, one: Import) -> str | None:
     """Why `module` may not import something that is not ours, if so."""
     top = one.name.split(".", 1)[0]
     if top in sys.stdlib_module_names:
-        bad = under(module, "systems") and top not in PURE
+        bad = under(module, "systems") and top not in STANDARD
     else:
         bad = top not in rule(module).others or (under(module, "systems") and under(one.name, "numpy.random"))
     if bad:

@@ -880,12 +880,18 @@ def leave_run(S: int, b: int, r: int) -> None:
 
 
 @jit
-def park(S: int, b: int, r: int) -> None:
-    """A member with KV here, out of any list, waits for a decode lane to take it."""
+def set_parked(S: int, b: int, r: int) -> None:
+    """A member with KV here, out of any list, goes to those that no lane steps."""
     q = req_at(S, r)
     q.state = PARK
     batch_at(S, b).parked_ctx += q.l
     push(S, b, PARKED, r, 0)
+
+
+@jit
+def park(S: int, b: int, r: int) -> None:
+    """A member with KV here, out of any list, waits for a decode lane to take it."""
+    set_parked(S, b, r)
     wake(S, 2 * b + 1)
     if lane_at(S, 2 * b).kind == MIXED:
         wake(S, 2 * b)
@@ -1136,9 +1142,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         while B.count[RUNNING] > cap:
             r = B.ends[2 * RUNNING + 1]
             leave_run(S, b, r)
-            req_at(S, r).state = PARK
-            B.parked_ctx += req_at(S, r).l
-            push(S, b, PARKED, r, 0)
+            set_parked(S, b, r)
     pieces = 0
     grown = 0
     state = 0
@@ -1166,7 +1170,6 @@ def form(S: int, T: Tables, lane: int) -> None:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
         return
-    n.n_pieces = pieces
     n.dec = run
     n.was = n.kind if pre else PREFILL
     n.t0 = W.now
@@ -1379,8 +1382,7 @@ def end_step(S: int, lane: int) -> None:
             if q.made == q.out:
                 end(S, r, DONE, t)
             else:
-                push(S, b, PARKED, r, 0)
-                B.parked_ctx += q.l
+                set_parked(S, b, r)
                 tell(S, E_PREFILLED, r, b, 0)
                 wake(S, 2 * b + 1)
         r = nxt
@@ -1408,9 +1410,7 @@ def rest(S: int, b: int) -> None:
     while batch_at(S, b).count[RUNNING] > 0:
         r = batch_at(S, b).ends[2 * RUNNING]
         leave_run(S, b, r)
-        req_at(S, r).state = PARK
-        batch_at(S, b).parked_ctx += req_at(S, r).l
-        push(S, b, PARKED, r, 0)
+        set_parked(S, b, r)
 
 
 @jit

@@ -42,7 +42,7 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 WORLD = _row(
     "now watermark sigma",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
-    "nxt n seq xseq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
+    "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "xfree xn xhead xtail links logs spans steps preempts loads evicts moves",
 )
 GPU = _row(
@@ -65,7 +65,7 @@ BATCH = _row(
 )
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal",
-    "open kind seqs chunk sms busy was k dec pieces n_pieces dirty dnext next frozen resized",
+    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized",
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("", "kind a b c")
