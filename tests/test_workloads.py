@@ -41,6 +41,7 @@ class Rows:
     span_s: float = SPAN_S
     name: str = "drawn"
     maker: str | None = None
+    ordered: bool = False
 
     def where(self, row: int) -> str:
         return f"drawn:{row}"
