@@ -706,8 +706,8 @@ def traces() -> None:
         if not here and "fetch" in entry:
             missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
-        lines.append((name, "drawn" if "drawn" in entry else "yes" if here else "no", entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"],
-                      entry["note"]))  # fmt: skip
+        mark = "drawn" if "drawn" in entry else "yes" if here else "no"
+        lines.append((name, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
     click.echo("\n".join(table.aligned(lines)))
     for line in missing:
         click.echo(line)

@@ -59,7 +59,7 @@ def drawn(name: str, seed: int = 0, fit: str | None = None) -> pa.Table:
 
     p = fitted.preset(name)
     origin: Any = "uniform" if p.lengths == "uniform" else "sampled"
-    return synthetic(p.name, *fitted.draw(p, seed), seed=seed, maker=str(p), length_origin=origin,
+    return synthetic(p.label, *fitted.draw(p, seed), seed=seed, maker=str(p), length_origin=origin,
                      ordered=p.name in fitted.SIZED, fit=fit)  # fmt: skip
 
 

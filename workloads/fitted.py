@@ -9,7 +9,8 @@ aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegae
 sample                 a minute to try things on
 
 Every stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd
-within 2.5 s, ticks a clock's. Each stream draws from generators of its own: more models move no other's times. How near they come is measured against `traces/targets.toml` whenever a trace is used, never assumed.
+within 2.5 s, ticks a clock's. Each stream draws from generators of its own: more models move no other's times. How near
+they come is measured against `traces/targets.toml` whenever a trace is used, never assumed.
 """
 
 from __future__ import annotations
@@ -63,10 +64,15 @@ class Preset:
         return self.name + "".join(f"+{key}={_plain(getattr(self, key))}" for key in changed)
 
     @property
+    def label(self) -> str:
+        """`str` without the number of streams, which is said beside it."""
+        return str(self).replace(f"+models={self.models}", "") if self.name in SIZED else str(self)
+
+    @property
     def longest_tokens(self) -> int:
         """No request has more tokens, whatever the seed."""
         prompt, output = LENGTHS[self.lengths]
-        return int(min(self.max_tokens, prompt.tokens[-1] + output.tokens[-1]))
+        return min(self.max_tokens, math.floor(prompt.tokens[-1]) + math.floor(output.tokens[-1]))
 
     @property
     def streams(self) -> tuple[str, ...]:
