@@ -508,12 +508,13 @@ def _asked(entry: Entry) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    from harness.run import trace_of
+    from harness.run import fit_of, models_of, trace_of
 
     trace = trace_of(found.reference.trace)
     return {
         "trace": trace.name,
         "tier": trace.tier,
+        "fit": fit_of(trace, models_of(found.reference.models)),
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
