@@ -75,9 +75,9 @@ def alg1(
                 best = tuple(sorted(parts))
         if best is None:
             continue
-        if m.home is not None and all(i in r for i in m.home):
-            if max(r[i] for i in m.home) - max(r[i] for i in best) <= tau:
-                best = m.home
+        stays = m.home is not None and all(i in r for i in m.home)
+        if stays and max(r[i] for i in m.home or ()) - max(r[i] for i in best) <= tau:
+            best = m.home or best
         placed[m.name] = best
         for i in best:
             w_req_rate[i] += m.d
@@ -103,9 +103,7 @@ class Tenant:
     live: int = 0  # requests let in and not finished
     since_s: float = -math.inf  # idle since
     seen: deque[tuple[float, float]] = field(default_factory=deque)  # (time, requests or tokens) of the window
-    flight: deque[int] = field(
-        default_factory=lambda: deque(maxlen=6)
-    )  # released: requests in flight, at ticks of 30 s
+    flight: deque[int] = field(default_factory=lambda: deque(maxlen=6))  # requests in flight at the ticks of 30 s
 
     @property
     def idle(self) -> bool:
@@ -118,7 +116,7 @@ class Prism:
     """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
 
     cluster: Cluster
-    numerator: str = "v1"
+    numerator: str = "osdi26"
     argmin: str = "before"
     tau: float = 0.0  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
     z: float = 2.0
@@ -149,8 +147,8 @@ class Prism:
     start_s: float = field(default=0.0, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "paper": {},
-        "osdi26": {"numerator": "osdi26"},
+        "osdi26": {},
+        "v1": {"numerator": "v1"},
         "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
                      "way": "pool", "at_tick": True, "workers": 4},
     }  # fmt: skip
@@ -185,7 +183,7 @@ class Prism:
                     self.out.setdefault(m.name, None)
                     if not self.at_tick:
                         yield from self.load(m, view)
-                elif m.filling < self.chunk:
+                elif self.room(m, 1):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
             case Prefilled(rid):
                 m = self.inside[rid][0]
@@ -235,13 +233,13 @@ class Prism:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
         while m.seen and m.seen[0][0] < now_s - self.window_s:
             m.seen.popleft()
-        plan = self.cluster.plan.get(m.name)
-        before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s)) if plan else 0.0
+        plan = self.cluster.plan[m.name]
+        before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s))
         n = len(m.seen) + before
         if self.numerator == "v1":
             m.d = n / self.window_s / m.model.ttft_slo_s
         else:
-            tokens = sum(x for _, x in m.seen) + before * (plan.prompt_tokens + plan.output_tokens if plan else 0.0)
+            tokens = sum(x for _, x in m.seen) + before * (plan.prompt_tokens + plan.output_tokens)
             m.d = tokens / self.window_s * m.model.kv_token_bytes / GIB / m.model.tpot_slo_s
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
@@ -258,7 +256,7 @@ class Prism:
         found = [(0.0, 0.0)]
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
-            shared_kv = (gpu.mem_bytes - sum(map(self.footprint, here))) / GIB
+            shared_kv = max(gpu.mem_bytes - sum(map(self.footprint, here)), 1) / GIB
             found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2))
         return max(found)
 
@@ -311,6 +309,7 @@ class Prism:
                 if best is None or (len(gone), full, kvpr) < best[0]:
                     best = (len(gone), full, kvpr), place, gone
         if best is None:
+            self.out[m.name] = None  # not there, then wherever it can
             return
         for v in best[2]:
             yield from self.leave(v)
@@ -444,7 +443,7 @@ class Prism:
         if self.numerator == "osdi26":
             m.seen.append((view.now_s, r.prompt_tokens + view.request(r.id).made_tokens))
         yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
-        if m.home and not self.short and (m.queue or m.late) and m.filling < self.chunk:
+        if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
         if self.out and m.idle and not self.at_tick:
             yield from self.load_all(view)
@@ -452,7 +451,7 @@ class Prism:
     def alg2(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
         here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
-        open_ = {m.name: m for m in here if (m.queue or m.late) and m.filling < self.chunk}
+        open_ = {m.name: m for m in here if (m.queue or m.late) and self.room(m, 1)}
         self.short.discard(g)
         if not open_:
             return
@@ -470,7 +469,7 @@ class Prism:
             m = open_.get(r.model)
             if m is None or not m.home:
                 continue
-            if not self.has_room(m, r):
+            if not self.room(m, r.prompt_tokens):
                 del open_[m.name]
                 if not open_:
                     return
@@ -482,8 +481,8 @@ class Prism:
                     free[i] -= need
                 if min(free[i] for i in m.home) < m.model.page_bytes and any(x.live for x in here):
                     self.short.add(g)
-                    idle = [v for v in self.at(g) if self.spare(v, view.now_s) and v.home and self.evict != "never"]
-                    if idle:
+                    idle = [v for v in here if self.spare(v, view.now_s)]
+                    if idle and self.evict != "never":
                         yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
                     return
             self.take(m, e)
@@ -494,10 +493,10 @@ class Prism:
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
-    def has_room(self, m: Tenant, r: Request) -> bool:
-        """Whether an engine would not make a request wait: its next step has room for the prompt."""
+    def room(self, m: Tenant, tokens: int) -> bool:
+        """Whether an engine would not make a prompt wait: its next step has room."""
         if self.order == "moore-hodgson":
-            return not m.filling or m.filling + r.prompt_tokens <= self.chunk
+            return not m.filling or m.filling + tokens <= self.chunk
         return self.order == "fcfs" or m.waiting <= BACKEND_MOST
 
     def take(self, m: Tenant, e: Entry) -> None:
