@@ -35,6 +35,7 @@ class ModelSetup(NamedTuple):
     granule_bytes: int
     granule_blocks: int = 1
     frag: int = 0
+    reserve_bytes: int = 0  # part of the footprint that its KV uses first
 
 
 @dataclass(frozen=True)
@@ -275,9 +276,10 @@ class Oracle:
 
     # memory
 
-    def held(self, model: str, blocks: int) -> int:
-        m = self.setup.models[model]
-        return m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks))
+    def held(self, account: Inst, blocks: int) -> int:
+        m = self.setup.models[account.model]
+        reserve = m.reserve_bytes if self.weights.get(account, "waiting") != "waiting" else 0
+        return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
     def blocks(self, account: Inst) -> int:
         return sum(r.blocks * ((r.home == account) + (r.to == account)) for r in self.live)
@@ -286,12 +288,12 @@ class Oracle:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
         accounts = {a for r in self.live for a in (r.home, r.to) if a and gpu in on(a)}
         weights = sum(self.setup.models[i.model].footprint_bytes for i in there)
-        return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a.model, self.blocks(a)) for a in accounts)
+        return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a, self.blocks(a)) for a in accounts)
 
     def more(self, account: Inst, n: int) -> int:
         """Bytes that n more blocks take."""
         have = self.blocks(account)
-        return self.held(account.model, have + n) - self.held(account.model, have)
+        return self.held(account, have + n) - self.held(account, have)
 
     def asked(self, g: Grant) -> int:
         return self.more(g.inst, g.req.blocks) if g.req else self.setup.models[g.inst.model].footprint_bytes
@@ -306,14 +308,14 @@ class Oracle:
     def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
         """Whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
         return self.setup.memory == "unlimited" or (
-            self.held(account.model, self.blocks(account) + n) <= self.limit(account)
+            self.held(account, self.blocks(account) + n) <= self.limit(account)
             and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
         )
 
     def never(self, account: Inst, n: int) -> bool:
         """Whether the account could not hold n blocks even alone."""
         room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.setup.models[account.model].footprint_bytes
-        return self.setup.memory == "real" and self.held(account.model, n) > min(room, self.limit(account))
+        return self.setup.memory == "real" and self.held(account, n) > min(room, self.limit(account))
 
     def watermark(self, account: Inst) -> int:
         m, total = self.setup.models[account.model], self.limit(account)
@@ -327,7 +329,7 @@ class Oracle:
         for g in list(self.grants):
             room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
             if g.req:
-                room &= self.held(g.inst.model, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
+                room &= self.held(g.inst, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
             if room and blocked.isdisjoint(on(g.inst)):
                 self.grants.remove(g)
                 self.fresh = True

@@ -12,7 +12,7 @@ import numpy as np
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.sim import Config, Machine, Served, Sim
+from harness.engines.sim import ELASTIC_FRAG, ELASTIC_RESERVE, Config, Machine, Served, Sim, granule_bytes
 from harness.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
@@ -44,6 +44,10 @@ class World:
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + c.process_bytes
             models[m.name] = ModelSetup(k, foot, size, size)
+            if self.options["kv"] == "elastic":
+                page = granule_bytes(c, m, True)
+                reserve = ELASTIC_RESERVE * page
+                models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), ELASTIC_FRAG, reserve)
             places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
             for place in places:
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
@@ -118,7 +122,10 @@ def world(seed: int) -> World:
     block = 4 * kv_token_bytes(SHAPE, 1)
     foot = weight_bytes(SHAPE) + 1000
     tight = rng.random() < 0.6
-    mem = len(served) * foot + block * int(rng.integers(20, 60) if tight else 4000)
+    elastic = rng.random() < 0.25  # pages of two blocks
+    buffer_bytes = block // SHAPE.layers
+    extra = ELASTIC_RESERVE * SHAPE.layers * 2 * buffer_bytes if elastic else 0
+    mem = len(served) * (foot + extra) + block * int(rng.integers(20, 60) if tight else 4000)
     spec = GpuSpec(
         "test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50
     )
@@ -138,11 +145,13 @@ def world(seed: int) -> World:
         watermark=float(rng.choice([0.0, 0.05])),
         mem_fraction=1.0,
         process_bytes=1000,
+        buffer_bytes=buffer_bytes,
         noise=float(rng.choice([0.0, 0.05])),
         seed=int(rng.integers(0, 1000)),
         token_times=True,
     )
     options: dict[str, Option] = {
+        "kv": "elastic" if elastic else "paged",
         "sharing": str(rng.choice(["fluid", "fluid", "none"])),
         "memory": "unlimited" if rng.random() < 0.1 else "real",
         "preempt": str(rng.choice(["recompute", "swap"])),

@@ -312,10 +312,13 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
 
 @jit
 def held_bytes(S: int, i: int, blocks: int) -> int:
-    """Bytes that an account holds for so many blocks: whole granules, with fragmentation."""
+    """Bytes that an account holds for so many blocks: whole granules, with fragmentation, beyond its reserve.
+
+    The reserve (`kept`) is charged with the weights and used first, so it is a floor, not a surcharge.
+    """
     I = inst_at(S, i)
     d = 1024 * I.gblocks
-    return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+    return max(0, I.granule * ((blocks * (1024 + I.frag) + d - 1) // d) - I.kept)
 
 
 @jit
@@ -336,6 +339,13 @@ def put(S: int, i: int, n: int) -> None:
         g.kv_t = now
         g.kv += d
         g.used += d
+
+
+@jit
+def keep(S: int, i: int, nbytes: int) -> None:
+    """An account's reserve comes with its weights and goes with them; the KV in it stays."""
+    inst_at(S, i).kept = nbytes
+    put(S, i, 0)
 
 
 @jit
@@ -1606,6 +1616,7 @@ def leave(S: int, i: int) -> None:
     I = inst_at(S, i)
     for j in range(I.n):
         gpu_at(S, I.at[j]).used -= I.foot
+    keep(S, i, 0)
     W.evicts += 1
     tell(S, E_DONE, I.evict, -1, 0)
     freed(S, i)
@@ -1813,6 +1824,7 @@ def serve_grants(S: int) -> None:
                     if X.kind == LOAD:
                         g.used += int(X.bytes)
                 if X.kind == LOAD:
+                    keep(S, i, inst_at(S, i).reserve)
                     set_weights(S, i, LOADING)
                 else:
                     put(S, i, X.blocks)

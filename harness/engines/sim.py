@@ -40,9 +40,10 @@ from harness.view import BatchState, KvState, RequestState, View, Weights
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ELASTIC_BUFFER_BYTES = 2 * MIB  # kvcached: one page id maps 2 MiB in each layer, for K and for V
 ELASTIC_RESERVE = 5  # pages kept mapped per engine: kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
-ELASTIC_FRAG = 389  # of 1024: 3.1 GB held for 2.25 GB packed, kvcached's idle-footprint benchmark
+# of 1024: kvcached's idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 3.1 GiB, 22 pages, for 16 packed ones;
+# five of them are the reserve
+ELASTIC_FRAG = 64
 TELLS: dict[type, int] = {
     Finished: state.E_FINISHED,
     Prefilled: state.E_PREFILLED,
@@ -84,6 +85,7 @@ class Config:
     watermark: float = 0.01
     mem_fraction: float = 0.90
     process_bytes: int = GIB // 2
+    buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0
     seed: int = 0
     start_s: float = 0.0
@@ -118,7 +120,7 @@ def block_bytes(config: Config, model: Served) -> int:
 
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
-    return model.shape.layers * 2 * ELASTIC_BUFFER_BYTES if elastic else block_bytes(config, model)
+    return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
 def cluster(config: Config, elastic: bool = False, priced: Machine | None = None) -> Cluster:
@@ -280,7 +282,8 @@ class Sim:
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), ELASTIC_FRAG
-            i["foot"] += ELASTIC_RESERVE * page
+            i["reserve"] = ELASTIC_RESERVE * page
+            i["foot"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         limits = [self._limits.get((inst.model, g)) for g in places]
         i["limit"] = min((x for x in limits if x is not None), default=-1)
@@ -494,6 +497,7 @@ class Sim:
                 return f"no room for {action.inst.model} on {gpus}"
             for g in gpus:
                 S.G[g]["used"] += row["foot"]
+            row["kept"] = row["reserve"]
             kernel.set_weights(S.at, i, state.IN)
         else:
             rung = self._ways[way]

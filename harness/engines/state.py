@@ -52,8 +52,8 @@ GPU = _row(
 LINK_ = _row("bw end busy_s", "head tail")
 INST = _row(
     "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders gone evict "
-    "host is_host",
+    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders gone "
+    "evict host is_host",
     at=8,  # its GPUs
 )
 BATCH = _row(
