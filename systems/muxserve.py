@@ -6,25 +6,25 @@ of Prism's authors (arXiv 2505.04021, section 7.1: SGLang, memory on demand), wh
 
     W_m   forecast requests a second            l_p, l_o   mean prompt and output tokens
     B_m   sequences in a decode step            s_m        KV bytes of a token
-    t_p   seconds to prefill B_m prompts        t_d        seconds of a decode step of B_m
-    F_g   memory of GPU g beside weights        Q_gm       KV quota of m on g, its limit
+    t_p   seconds to prefill B_m prompts        t_d        seconds of a decode step of B_m, on few SMs
+    F_g   memory of GPU g beside weights        Q_gm       KV quota of m on g
     u_m   mean decode batch since the last look, over the mean requests, s (l_p + l_o), that Q holds
 
 Placement: for each partition of the GPUs into meshes, models by W x size, largest first, each to where the requests a
-second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d).
-The model set fixes tensor parallelism, so a mesh is chosen and never a degree. The code compares rate-weighted means of
-throughput by the position of a mesh in a list that it sorts meanwhile; here each model counts up to its rate.
+second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d),
+t_d on the fewest SMs that serve W alone. The model set fixes tensor parallelism, so a mesh is chosen, never a degree.
+The code compares rate-weighted means by the place of a mesh in a list that it sorts meanwhile; here a model counts up
+to its rate. Ours: the heaviest-first order is tried too, and of equals the least KV demand over free memory wins.
 
-ADBS: Q ~ W s at first, none below one longest request (ours). Every `adapt_s` a model with u >= 0.9 and a queue grows
-its batch by a tenth, with memory of models below in proportion to what they can spare; one that did not run has u = 0.
-The code counts quotas in sequences; here they are the bytes of as many mean requests, a limit that the engine keeps.
+ADBS: Q ~ W s. Every `adapt_s` a model with u >= 0.9 and a queue grows its batch by a tenth, taken from those below in
+proportion to what they can spare; one that did not run has u = 0. A quota is as many sequences of a pool that all share
+(the code's max_num_seqs), or, with `hard`, a limit in bytes, none below one longest request (the paper's token blocks).
 
-`turns`: one prefill step at a time on a GPU, models in turn; decode lanes stand open beside it. `shares`: prefill and
-decode have percentages of the SMs, caps as under MPS. The code holds decodes back while a prefill lacks SMs, not while
-it lacks memory; lanes here compete for SMs and never lack them, so nothing is held back.
-
-Preset `++` has neither: at MPS 100 % there is no pool of SMs whose exhaustion makes prefills take turns, and SGLang's
-schedulers own their steps. `++turns` keeps the round robin, so that the difference can be measured.
+`lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn, beside
+open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes back while
+a prefill lacks SMs, not while it lacks memory; lanes here compete for SMs and never lack them: nothing is held back.
+`++` is "engine": at MPS 100 % there is no pool of SMs whose exhaustion makes prefills take turns, and SGLang's schedulers
+own their steps. `++turns` keeps the round robin, so that the difference can be measured.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
 
 
 def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
-    """Requests unserved, load (W x weights) of the busiest GPU, and homes; both infinite where some model has no room.
+    """Requests unserved, highest KV demand over free memory, and homes; both infinite where some model has no room.
 
     Each model goes where least is lost; among equals to the least busy GPUs, then to the emptiest (placement.py). It
     takes meshes of its degree; where the cut has none, a part of the next larger ones.
@@ -180,26 +180,27 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
         for g in homes[m.name]:
             here[g].append(m)
     unserved = sum(max(estimator.unserved(here[g])[m] for g in at) for m, at in homes.items())
-    return unserved, max(map(load, range(len(gpus)))), homes
+    demand = [sum(m.kv * (m.l_p + m.l_o) for m in unit) for unit in here]
+    free = [gpu.mem_bytes - sum(m.weight for m in unit) for gpu, unit in zip(gpus, here, strict=True)]
+    return unserved, max(d / f for d, f in zip(demand, free, strict=True)), homes
 
 
 def place(cluster: Cluster, llms: Sequence[Llm]) -> dict[str, Gpus]:
-    """Algorithm 1: the best greedy placement over all partitions.
-
-    Where the paper's order finds no room in any, the heaviest weights go first (ours; the code gives up). Raises
-    Infeasible when they find none either.
-    """
+    """Algorithm 1: the best greedy placement over all partitions. Raises Infeasible when no order finds room in any."""
     estimator = Estimator(cluster)
-    cuts = list(meshes(cluster, [m.tp for m in llms]))
-    for key in (lambda m: -m.W * m.weight * m.tp, lambda m: -m.weight - m.floor):
-        order = sorted(llms, key=key)
-        *_, homes = min((greedy(estimator, order, cut) for cut in cuts), key=lambda one: one[:2])
-        if homes:
-            return {m.name: homes[m.name] for m in llms}
+    popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
+    heavy = sorted(llms, key=lambda m: -m.weight - m.floor)
+    tried = (
+        greedy(estimator, order, cut) for cut in meshes(cluster, [m.tp for m in llms]) for order in (popular, heavy)
+    )
+    *_, homes = min(tried, key=lambda one: one[:2])
+    if homes:
+        return {m.name: homes[m.name] for m in llms}
     m = max(llms, key=lambda m: m.weight + m.floor)
     raise Infeasible(
-        f"{len(cluster.gpus)} GPU(s) do not hold {len(llms)} models with one request each (the largest, {m.name}, "
-        f"needs {(m.weight + m.floor) / 2**30:.1f} GiB on {m.tp})"
+        f"no placement found of {len(llms)} models with one request each on {len(cluster.gpus)} GPU(s)"
+        f"{f', decode shares within {MOST_SHARES} % of each' if m.share else ''}; {m.name} alone takes "
+        f"{(m.weight + m.floor) / 2**30:.1f} GiB on {m.tp}"
     )
 
 
@@ -213,10 +214,10 @@ class MuxServe:
     cluster: Cluster
     kv: str = "elastic"  # pages on demand (++), or blocks (paged)
     adapt_s: float = 8.0  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    turns: bool = False  # one prefill step at a time on a GPU, models in turn
-    shares: bool = False  # percentages of the SMs for prefill and decode
+    hard: bool = False  # quotas are limits in bytes, not numbers of sequences
+    lanes: str = "engine"  # engines batch; or prefills take turns; or turns and percentages of the SMs
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Limit", "Run", "Admit"}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
     llms: dict[str, Llm] = field(default_factory=dict, init=False)
     home: dict[str, Gpus] = field(default_factory=dict, init=False)
@@ -230,20 +231,22 @@ class MuxServe:
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "++": {},
-        "++turns": {"turns": True},
-        "original": {"kv": "paged", "turns": True, "shares": True},
+        "++turns": {"lanes": "turns"},
+        "original": {"kv": "paged", "lanes": "shares"},
     }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {"kv": ("elastic", "paged")}
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "kv": ("elastic", "paged"),
+        "lanes": ("engine", "turns", "shares"),
+    }
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"adapt_s": (0, 64)}
 
     def __post_init__(self) -> None:
         self.options = {"kv": self.kv}
-        if self.turns:
+        self.uses |= {"Limit"} if self.hard else {"Run.seqs"}
+        if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}
-            self.uses |= {"Run.steps"}
-        if self.turns or self.shares:
-            self.uses |= {"Run.phase:prefill", "Run.phase:decode"}
-        if self.shares:
+            self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
+        if self.lanes == "shares":
             self.uses |= {"Run.sms"}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -255,8 +258,7 @@ class MuxServe:
                     yield Wake((view.now_s // self.adapt_s + 1) * self.adapt_s, "adapt")
                 yield from self.retry(view)
             case Arrived(request):
-                if request.model not in self.starved and self.idle(request.model):
-                    yield self.prefill(request.model)
+                yield from self.next(self.home[request.model], view)
             case TurnEnded(Batch(Inst(m)), "prefill", why, steps):
                 tokens = self.seen.get(m, (0, 0))
                 self.seen[m] = tokens[0] + steps, tokens[1]
@@ -275,33 +277,44 @@ class MuxServe:
         for m in self.home:
             yield Load(self.batch(m).inst)
             yield Admit(m, self.batch(m))
-            if not (self.turns or self.shares):
-                yield Run(self.batch(m))
-                continue
-            yield Run(self.batch(m), "decode", sms=self.llms[m].dec_sms)
-            if not self.turns:
-                yield Run(self.batch(m), "prefill", sms=self.llms[m].pre_sms)
+            yield from self.open(m) if self.hard else ()
         for g, gpu in enumerate(self.cluster.gpus):
             here = [self.llms[m] for m, at in self.home.items() if g in at]
             F = gpu.mem_bytes - sum(m.weight for m in here)
-            parts = shares(F, [m.floor for m in here], [m.kv for m in here])
+            parts = shares(F, [m.floor if self.hard else m.seq for m in here], [m.kv for m in here])
             self.Q[g] = {m.name: int(part) for m, part in zip(here, parts, strict=True)}
-            yield from (Limit(m, g, Q) for m, Q in self.Q[g].items())
+        yield from (action for m in self.home for action in self.grant(m))
+
+    def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
+        """Open the lane that stands open: all of a model's, or its decode lane."""
+        if self.lanes == "engine":
+            yield Run(self.batch(m), seqs=seqs)
+        else:
+            yield Run(self.batch(m), "decode", seqs=seqs, sms=self.llms[m].dec_sms if self.lanes == "shares" else None)
+
+    def grant(self, m: str) -> Iterable[Action]:
+        """Bring a model's quota into force."""
+        if self.hard:
+            yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
+        else:
+            yield from self.open(m, self.most(m))
+
+    def most(self, m: str) -> int:
+        """Mean requests that a model's quota holds."""
+        return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
 
     def batch(self, m: str) -> Batch:
         """A model's one batch."""
         return Batch(Inst(m, self.home[m]))
 
     def llm(self, name: str) -> Llm:
-        """Plan and sizes of a model; with `shares`, the fewest profiled SMs that serve its rate alone."""
+        """Plan and sizes of a model, and the fewest profiled SMs that serve its rate alone."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
         pages, held = (PAGES_KEPT, HELD) if self.kv == "elastic" else (0, 1.0)
         W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
         s, page = model.kv_token_bytes, model.page_bytes
         weight, floor = model.weight_bytes + pages * page, page * (1 + ceil(held * model.max_tokens * s / page))
-        m = Llm(name, model.tp, W, l_p, l_o, weight, floor, max(1.0, held * s * (l_p + l_o)), W * s)
-        if not self.shares:
-            return m
+        m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
 
         def sms(share: int) -> int | None:  # up to a partition that exists
             return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
@@ -310,7 +323,7 @@ class MuxServe:
         m = m._replace(pre_sms=sms(next((share for top, share in PREFILL_SHARES if size < top), 100)))
         estimator, most = Estimator(self.cluster), max(1, min(MOST_SEQS, int((gpu.mem_bytes - weight) // m.seq)))
         for share in DECODE_SHARES:
-            m = m._replace(dec_sms=sms(share), share=share)
+            m = m._replace(dec_sms=sms(share), share=share if self.lanes == "shares" else 0)
             B = estimator.alone(m, most)
             if meets(B / sum(estimator.times(m, B)), W):
                 break
@@ -324,10 +337,11 @@ class MuxServe:
             mean[m] = (s.seq_steps - tokens) / (s.steps - steps) if s.steps > steps else 0.0
             queue[m] = s.waiting + s.decoding + s.away
             self.seen[m] = s.steps, s.seq_steps
-        for g, Q in self.Q.items():
-            before, most = dict(Q), {m: max(1, int(Q[m] // self.llms[m].seq)) for m in Q}
+        before = {m: [Q[m] for Q in self.Q.values() if m in Q] for m in self.home}
+        most = {m: self.most(m) for m in self.home}
+        for Q in self.Q.values():
             needy = sorted((m for m in Q if mean[m] >= NEEDY * most[m]), key=lambda m: -mean[m] / most[m])
-            spare = {m: self.spare(self.llms[m], Q[m], int(SPARE * most[m] - mean[m])) for m in Q if m not in needy}
+            spare = {m: self.spare(m, Q[m], int(SPARE * most[m] - mean[m])) for m in Q if m not in needy}
             left, total = dict(spare), sum(spare.values())
             for m in needy:
                 if queue[m] < (1 + GROWTH) * mean[m] or not total:
@@ -338,23 +352,16 @@ class MuxServe:
                     left[d] -= part
                     Q[d] -= part
                     Q[m] += part
-            yield from (Limit(m, g, Q[m]) for m in Q if Q[m] != before[m])
+        for m in self.home:
+            if before[m] != [Q[m] for Q in self.Q.values() if m in Q]:
+                yield from self.grant(m)
 
-    def spare(self, m: Llm, Q: int, seqs: int) -> int:
+    def spare(self, m: str, Q: int, seqs: int) -> int:
         """Bytes of a donor's free sequences, at least one; never of its floor (ours)."""
-        return max(0, min(int(max(1, seqs) * m.seq), Q - m.floor))
+        floor = self.llms[m].floor if self.hard else self.llms[m].seq
+        return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - floor)))
 
     # ------------------------------------------------------------ prefill round robin
-
-    def idle(self, m: str) -> bool:
-        """Whether no prefill runs on a model's GPUs."""
-        return not any(g in self.busy for g in self.home[m])
-
-    def prefill(self, m: str) -> Action:
-        """Hand a turn of one step to a model."""
-        for g in self.home[m]:
-            self.busy[g] = self.last[g] = m
-        return Run(self.batch(m), "prefill", steps=1, sms=self.llms[m].pre_sms)
 
     def ended(self, m: str, starved: bool, view: View) -> Iterable[Action]:
         """A turn is over, or was refused; the next model's begins."""
@@ -371,11 +378,22 @@ class MuxServe:
             yield from self.next(tuple(self.Q), view)
 
     def next(self, gpus: Gpus, view: View) -> Iterable[Action]:
-        """Round robin: on each free GPU the first model after the last one that has prompts, and memory for them."""
+        """Round robin: on each free GPU the first model after the last one that has prompts, and may prefill them."""
         for g in gpus:
             names = list(self.Q[g])
             k = names.index(self.last[g]) + 1 if g in self.last else 0
             for m in names[k:] + names[:k]:
-                if m not in self.starved and self.idle(m) and view.batch(self.batch(m)).prefill_tokens:
-                    yield self.prefill(m)
-                    break
+                if m in self.starved or any(at in self.busy for at in self.home[m]):
+                    continue
+                s = view.batch(self.batch(m))
+                if not s.prefill_tokens:
+                    continue
+                seqs = None if self.hard else self.most(m) - s.decoding - s.away
+                if seqs is not None and seqs <= 0:
+                    self.starved.add(m)
+                    continue
+                self.busy.update(dict.fromkeys(self.home[m], m))
+                self.last.update(dict.fromkeys(self.home[m], m))
+                sms = self.llms[m].pre_sms if self.lanes == "shares" else None
+                yield Run(self.batch(m), "prefill", steps=1, seqs=seqs, sms=sms)
+                break
