@@ -21,8 +21,8 @@ proportion to what they can spare; one that did not run has u = 0. A quota is as
 (the code's max_num_seqs) or, with `hard`, a limit in bytes, at least one longest request (the paper's token blocks).
 
 `lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
-beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes back
-while a prefill lacks SMs, not while it lacks memory; lanes here compete for SMs and never lack them: nothing is held.
+beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
+back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
 `++` is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take turns, and SGLang's schedulers
 own their steps. `++turns` keeps the round robin, so that the difference can be measured.
 """
