@@ -23,8 +23,8 @@ proportion to what they can spare; one that did not run has u = 0. A quota is as
 `lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
 beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
 back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
-`++` is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take turns, and SGLang's schedulers
-own their steps. `++turns` keeps the round robin, so that the difference can be measured.
+Preset `plusplus`, the default, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
+turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ class MuxServe:
     """Placement once, ADBS for ever, prefill turns where they are asked for."""
 
     cluster: Cluster
-    kv: str = "elastic"  # pages on demand (++), or blocks (paged)
+    kv: str = "elastic"  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = 8.0  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
     hard: bool = False  # quotas are limits in bytes, not numbers of sequences
     lanes: str = "engine"  # engines batch; or prefills take turns; or turns and percentages of the SMs
@@ -230,8 +230,8 @@ class MuxServe:
     )  # prompts that lacked memory (scheduler.py: wait_for_cache)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "++": {},
-        "++turns": {"lanes": "turns"},
+        "plusplus": {},
+        "turns": {"lanes": "turns"},
         "original": {"kv": "paged", "lanes": "shares"},
     }
     choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {

@@ -402,7 +402,7 @@ def test_groups_take_turns_on_all_their_gpus() -> None:
 
 @pytest.mark.parametrize("name", ["calm", "pressure", "overload"])
 def test_nothing_is_evicted_moved_or_dropped(name: str) -> None:
-    trial = run(subject(MuxServe, "++", name, cases()[name]))
+    trial = run(subject(MuxServe, "plusplus", name, cases()[name]))
     said = {type(a) for d in trial.decisions for a in d.actions}
     assert said <= {Load, Admit, Run, Wake}
     assert trial.error is None
