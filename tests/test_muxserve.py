@@ -64,7 +64,7 @@ def cluster(
     models = {m: Model(1, (tp or {}).get(m, 1), weights[m], KB, 10 * KB, max_tokens, 1.0, 1.0) for m in rates}
     plan = {m: Plan(rate, 60.0, 40.0, "test") for m, rate in rates.items()}
     kinds = tuple(Gpu("test", g // node_gpus, mem, 100, tuple(range(10, 100, 10))) for g in range(gpus))
-    return Cluster(kinds, models, plan, Flat())  # type: ignore[arg-type]
+    return Cluster(kinds, models, plan, Flat())
 
 
 def told(policy: MuxServe, event: Event, view: Seen | None = None) -> list[Action]:
