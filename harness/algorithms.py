@@ -52,6 +52,14 @@ def spread(cluster: Cluster) -> Mapping[str, Gpus]:
     return {name: homes[name] for name in order}
 
 
+KEPT_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
+
+
+def footprint(model: Model, elastic: bool) -> int:
+    """Bytes that a loaded model takes on each of its GPUs without a request; with elastic KV, the pages kept mapped."""
+    return model.weight_bytes + (KEPT_PAGES * model.page_bytes if elastic else 0)
+
+
 def one_request(model: Model) -> int:
     """KV bytes of one longest request, and a granule to spare."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes

@@ -36,7 +36,7 @@ from math import ceil
 from typing import ClassVar, NamedTuple
 
 from harness.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.algorithms import shares
+from harness.algorithms import footprint, shares
 from harness.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
 from harness.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.view import View
@@ -48,7 +48,7 @@ MOST_SEQS, STEP_TOKENS = 256, 2048  # placement.py, max_num_seqs; config.py, max
 L_P, L_O = 161.0, 337.0  # placement.py, means of ShareGPT: where there is no forecast
 DECODE_SHARES, MOST_SHARES = (30, 40, 50, 60, 70, 80, 90), 120  # placement.py, % of SMs: profiled; overload_threshold
 PREFILL_SHARES = ((20e9, 80), (40e9, 90))  # placement.py: 80 % for 7B, 90 % for 13B, else all; by bytes of weights
-PAGES_KEPT, HELD = 5, 3.1 / 2.25  # kvcached 0.1.6: KVCACHED_MIN_RESERVED_PAGES; GB held over GB packed, idle footprint
+HELD = 17 / 16  # kvcached's idle-footprint benchmark: pages that KV takes over pages packed, beside those kept
 
 Lacks = Mapping[str, float]  # requests a second that are not served
 
@@ -225,9 +225,7 @@ class MuxServe:
     seen: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # decode steps, tokens at the last look
     busy: dict[int, str] = field(default_factory=dict, init=False)  # the model whose prefill runs on a GPU
     last: dict[int, str] = field(default_factory=dict, init=False)  # whose was the last one
-    starved: set[str] = field(
-        default_factory=set, init=False
-    )  # prompts that lacked memory (scheduler.py: wait_for_cache)
+    starved: set[str] = field(default_factory=set, init=False)  # prompts lacked memory (scheduler.py: wait_for_cache)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plusplus": {},
@@ -310,10 +308,10 @@ class MuxServe:
     def llm(self, name: str) -> Llm:
         """Plan and sizes of a model, and the fewest profiled SMs that serve its rate alone."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
-        pages, held = (PAGES_KEPT, HELD) if self.kv == "elastic" else (0, 1.0)
+        held = HELD if self.kv == "elastic" else 1.0
         W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
         s, page = model.kv_token_bytes, model.page_bytes
-        weight, floor = model.weight_bytes + pages * page, page * (1 + ceil(held * model.max_tokens * s / page))
+        weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))
         m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
 
         def sms(share: int) -> int | None:  # up to a partition that exists

@@ -35,13 +35,12 @@ from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
-from harness.algorithms import groups, moore_hodgson, one_request, shares
+from harness.algorithms import footprint, groups, moore_hodgson, one_request, shares
 from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
 from harness.view import View
 
 DECISION_S = 12e-6
-RESERVED_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
 BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, requests that wait in an engine
 UNSTABLE = 15.0  # released: scheduling/policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
 Entry = tuple[float, int, Request]  # by priority, then id
@@ -213,7 +212,7 @@ class Prism:
 
     def footprint(self, m: Tenant) -> int:
         """w_j in bytes."""
-        return m.model.weight_bytes + (RESERVED_PAGES * m.model.page_bytes if self.elastic else 0)
+        return footprint(m.model, self.elastic)
 
     def need(self, m: Tenant) -> int:
         """Bytes that a GPU must have for a model to come: w_j and one longest request."""

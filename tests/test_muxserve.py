@@ -107,7 +107,7 @@ def test_elastic_memory_counts_kept_pages_and_fragments() -> None:
     world = cluster({"a": 1.0}, mem=10_000 * KB, weight=1_000 * KB)
     policy, _ = started(world, kv="elastic")
     assert policy.llms["a"].weight == 1_000 * KB + 5 * 10 * KB
-    assert policy.llms["a"].floor == 10 * KB * (1 + 28)  # 200 tokens x 1.378 in pages of 10
+    assert policy.llms["a"].floor == 10 * KB * (1 + 22)  # 200 tokens x 17 / 16 in pages of 10
     assert policy.Q == {0: {"a": 10_000 * KB - 1_050 * KB}}
 
 
