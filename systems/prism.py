@@ -101,7 +101,9 @@ class Tenant:
     waiting: int = 0  # requests that these belong to
     live: int = 0  # requests let in and not finished
     since_s: float = -math.inf  # idle since
-    seen: deque[tuple[float, float]] = field(default_factory=deque)  # (time, requests or tokens) of the window
+    seen: deque[float] = field(default_factory=deque)  # arrivals of the window
+    places: list[Gpus] = field(default_factory=list)  # where it ever was
+    made: deque[tuple[float, int]] = field(default_factory=deque)  # (tick, tokens since the start) of the window
     flight: deque[int] = field(default_factory=lambda: deque(maxlen=6))  # requests in flight at the ticks of 30 s
 
     @property
@@ -175,8 +177,7 @@ class Prism:
         match event:
             case Arrived(r):
                 m = self.models[r.model]
-                if self.numerator == "v1":
-                    m.seen.append((r.arrival_s, 1.0))
+                m.seen.append(r.arrival_s)
                 insort(m.queue, (self.priority(r), r.id, r))
                 if m.home is None:
                     self.out.setdefault(m.name, None)
@@ -190,7 +191,7 @@ class Prism:
                 if m.home and (m.queue or m.late):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")
             case Finished(rid) if rid in self.inside:
-                yield from self.finished(*self.inside.pop(rid), view)
+                yield from self.finished(self.inside.pop(rid)[0], rid, view)
             case Woke("start" | "tick" as key):
                 yield Wake(view.now_s + self.interval_s, "tick")
                 yield from self.start(view.now_s) if key == "start" else self.tick(view)
@@ -230,7 +231,7 @@ class Prism:
 
     def weigh(self, m: Tenant, now_s: float) -> None:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
-        while m.seen and m.seen[0][0] < now_s - self.window_s:
+        while m.seen and m.seen[0] < now_s - self.window_s:
             m.seen.popleft()
         plan = self.cluster.plan[m.name]
         before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s))
@@ -238,7 +239,7 @@ class Prism:
         if self.numerator == "v1":
             m.d = n / self.window_s / m.model.ttft_slo_s
         else:
-            tokens = sum(x for _, x in m.seen) + before * (plan.prompt_tokens + plan.output_tokens)
+            tokens = m.made[-1][1] - m.made[0][1] + before * (plan.prompt_tokens + plan.output_tokens)
             m.d = tokens / self.window_s * m.model.kv_token_bytes / GIB / m.model.tpot_slo_s
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
@@ -264,6 +265,7 @@ class Prism:
         self.start_s = now_s
         for m in self.models.values():
             m.since_s = now_s
+            m.made.append((now_s, 0))
             self.weigh(m, now_s)
         for name, place in self.place(list(self.models.values())).items():
             yield from self.bring(self.models[name], place, "in")
@@ -273,6 +275,7 @@ class Prism:
         """Load a model: as its home, or beside its home until that can be left."""
         self.copies[m.name, place] = state
         self.out.pop(m.name, None)
+        m.places += [] if place in m.places else [place]
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
         yield Load(Inst(m.name, place), self.way)
         yield Run(Batch(Inst(m.name, place)))
@@ -355,6 +358,10 @@ class Prism:
     def tick(self, view: View) -> Iterator[Action]:
         """The interval of the global scheduler."""
         for m in self.models.values():
+            made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
+            m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
+            while m.made[1][0] <= view.now_s - self.window_s:
+                m.made.popleft()
             self.weigh(m, view.now_s)
         for (name, place), state in self.copies.items():
             if state != "leaving" and view.lane(Batch(Inst(name, place)), "mixed") is None:
@@ -434,13 +441,11 @@ class Prism:
             m.filling -= tokens
             m.waiting -= 1
 
-    def finished(self, m: Tenant, r: Request, view: View) -> Iterator[Action]:
+    def finished(self, m: Tenant, rid: int, view: View) -> Iterator[Action]:
         """Memory came free, and perhaps a whole model."""
-        self.prefilled(m, r.id)
+        self.prefilled(m, rid)
         m.live -= 1
         m.since_s = view.now_s
-        if self.numerator == "osdi26":
-            m.seen.append((view.now_s, r.prompt_tokens + view.request(r.id).made_tokens))
         yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
         if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")

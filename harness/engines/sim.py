@@ -210,6 +210,8 @@ class Sim:
         self._oracle = False
         self._begun = False
         self._jobs: Jobs | None = None
+        self._states: NDArray[Any] = np.zeros(0)
+        self._models: NDArray[Any] = np.zeros(0)
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
         self.S, self.T = self._state(options)
@@ -343,6 +345,7 @@ class Sim:
         w["n"] = w["left"] = n
         w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(R=R)
+        self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
 
     # ------------------------------------------------------------ the protocol
 
@@ -432,16 +435,16 @@ class Sim:
         assert jobs is not None
         return Request(
             r,
-            jobs.models[jobs.model[r]],
-            float(jobs.arrival_s[r]),
-            int(jobs.prompt_tokens[r]),
-            float(jobs.ttft_slo_s[r]),
-            float(jobs.tpot_slo_s[r]),
+            jobs.models[jobs.model.item(r)],
+            jobs.arrival_s.item(r),
+            jobs.prompt_tokens.item(r),
+            jobs.ttft_slo_s.item(r),
+            jobs.tpot_slo_s.item(r),
         )
 
     def do(self, action: Action) -> None:
         """Start an action; see Engine."""
-        if len(self.S.E) - self.S.s["ev_n"] < 2 * self.config.batch_cap + 64:
+        if len(self.S.E) - self.S.ev_n.item() < 2 * self.config.batch_cap + 64:
             self._grow()
         try:
             failed = self._do(action)
@@ -556,10 +559,9 @@ class Sim:
         return None
 
     def _gone(self, rid: int) -> str | None:
-        w = self.S.s
-        if not 0 <= rid < w["nxt"]:
+        if not 0 <= rid < self.S.nxt.item():
             return f"no request {rid}"
-        return "the request has ended" if self.S.R[rid]["state"] >= state.DONE else None
+        return "the request has ended" if self._states.item(rid) >= state.DONE else None
 
     def _on_request(self, rid: int, what: int, arg: int) -> str | None:
         if failed := self._gone(rid):
@@ -570,7 +572,7 @@ class Sim:
     def _admit(self, rid: int, batch: Batch) -> str | None:
         if failed := self._gone(rid):
             return failed
-        if self.config.models[int(self.S.R[rid]["model"])].name != batch.inst.model:
+        if self.config.models[self._models.item(rid)].name != batch.inst.model:
             return f"a batch of {batch.inst.model} cannot serve request {rid}"
         return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
 
@@ -745,7 +747,7 @@ class SimView:
     def request(self, rid: int) -> RequestState:
         """See View."""
         sim = self._sim
-        if not 0 <= rid < sim.S.s["nxt"]:
+        if not 0 <= rid < sim.S.nxt.item():
             raise KeyError(f"no request {rid} yet")
         kernel.peek_request(sim.S.at, rid, self._nine)
         made, size, b, home = (int(x) for x in self._nine[:4].tolist())

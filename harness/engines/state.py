@@ -110,7 +110,8 @@ class State:
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event: an array's `item` is four times as fast as a record's
-        self.now, self.left, self.ev_i = (self._world.view(np.ndarray)[f] for f in ("now", "left", "ev_i"))
+        plain = self._world.view(np.ndarray)
+        self.now, self.left, self.nxt, self.ev_i, self.ev_n = (plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n"))
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():
