@@ -16,10 +16,11 @@ from harness.engines import state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
+from harness.events import Event, Finished, Preempted, Prefilled, TurnEnded
 from harness.types import Batch, Inst, Jobs
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import NEVER, SHAPE, World, drive, world
+from tests.worlds import NEVER, SHAPE, TURNED, World, drive, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -29,12 +30,30 @@ def same(a: float, b: float, tol: float = 1e-9) -> bool:
     return (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tol
 
 
-def differences(seed: int, end_s: float = END_S) -> list[str]:
+def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
+    """Whether two events are one and the same, told at one time."""
+    (t, e), (u, f) = a, b
+    if isinstance(e, TurnEnded) and isinstance(f, TurnEnded):
+        e, f = replace(e, ran_s=0.0), replace(f, ran_s=f.ran_s - e.ran_s)
+        if same(f.ran_s, 0.0):
+            f = replace(f, ran_s=0.0)
+    return e == f and same(t, u)
+
+
+def differences(seed: int) -> list[str]:
     """Where kernel and oracle disagree on one random world."""
-    w = world(seed)
-    want = Oracle(w.setup()).run(w.jobs, w.script, end_s)
-    sim, _ = drive(w, end_s)
+    w, end_s = world(seed), math.inf if seed >= TURNED else END_S
+    want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
+    sim, told = drive(w, end_s)
     found = []
+    for kind in (Prefilled, Finished, Preempted, TurnEnded):
+        ours, theirs = ([(t, e) for t, e in of if isinstance(e, kind)] for of in (told, want.told))
+        if kind is not TurnEnded:  # who ends at one instant is told in an order of no meaning
+            for of in (ours, theirs):
+                of.sort(key=lambda x: x[1].rid)
+        if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
+            at = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
+            found.append(f"{seed}: {kind.__name__} {at}: {ours[at:][:1]}, not {theirs[at:][:1]}")
     for q, r in zip(want.requests, sim.S.R, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
