@@ -430,7 +430,7 @@ class Oracle:
         blocked: set[int] = set()
         for g in list(self.grants):
             room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
-            if g.req:
+            if g.req and self.setup.memory == "real":
                 room &= self.held(g.inst.model, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
             if room and blocked.isdisjoint(on(g.inst)):
                 self.grants.remove(g)

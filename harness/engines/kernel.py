@@ -526,6 +526,8 @@ def cut(S: int, lane: int) -> None:
         return
     now = W.now
     j = steps_to(S, lane, done_at(S, lane, now))
+    if W.over == now and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+        j += 1  # the steps of this instant have begun
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
@@ -2283,6 +2285,7 @@ def advance(S: int, T: Tables, until: float) -> int:
                 if until <= now:
                     return NOTHING
                 look = False
+                W.over = now
                 if not settle_turns(S):
                     return GROW
                 continue

@@ -223,6 +223,7 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
+        w["over"] = -math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"

@@ -43,7 +43,7 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now watermark sigma",
+    "now over watermark sigma",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "xfree xn xhead xtail thead links logs spans steps preempts loads evicts moves",
