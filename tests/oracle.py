@@ -247,7 +247,10 @@ class Oracle:
             for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= self.now]:
                 self.end_step(lane, self.steps.pop(lane))
             for lane in self.idle_turns():
-                if self.turns[lane].end_s <= self.now:
+                turn = self.turns[lane]
+                if turn.closing or turn.steps == turn.order.steps:
+                    self.end_turn(lane, "steps")
+                elif turn.end_s - HALF_NS <= self.now:
                     self.end_turn(lane, "time")
             self.tell()
             while arrivals and arrivals[0][0] <= self.now:
@@ -531,10 +534,6 @@ class Oracle:
             self.catch_up(r)
         if step.turn and self.turns.get(lane) is step.turn:
             step.turn.steps += 1
-            if step.turn.closing or step.turn.steps == step.turn.order.steps:
-                self.end_turn(lane, "steps")
-            elif self.now >= step.turn.end_s - HALF_NS:
-                self.end_turn(lane, "time")
         self.park(lane[0])
 
     # forming a step
@@ -609,7 +608,9 @@ class Oracle:
         while True:
             short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
             gone = sum(r.blocks for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst)
-            if not short or self.fits(batch.inst, len(short) - gone, growth=True):
+            if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
+                break
+            if self.fits(batch.inst, len(short) - gone, growth=True):
                 break
             partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
             lost = True

@@ -269,8 +269,9 @@ def turned(seed: int) -> World:
             return [Run(old, str(rng.choice(["mixed", "prefill", "decode"])), steps=0), turn(new)]  # type: ignore[arg-type]
         return [turn(new)]
 
+    last_s = w.script[-1][0]
     script = [
-        (t, turn(a.batch) if isinstance(a, Run) and a.steps is None and rng.random() < 0.7 and t < w.script[-1][0] else a)
+        (t, turn(a.batch) if isinstance(a, Run) and a.steps is None and t < last_s and rng.random() < 0.7 else a)
         for t, a in w.script
     ]
     span = float(w.jobs.arrival_s[-1]) + 1.0
@@ -278,9 +279,7 @@ def turned(seed: int) -> World:
     rota = [switch() for _ in range(int(rng.integers(0, 7)))]
     if len(c.models) > 1 and rng.random() < 0.4:  # not all weights fit at a time
         spec = spec._replace(mem_bytes=spec.mem_bytes - weight_bytes(SHAPE) - 1000)
-    return replace(
-        w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota
-    )
+    return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
 
 
 def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:

@@ -1007,7 +1007,9 @@ def grow(S: int, b: int) -> int:
     n = 0
     while B.count[RUNNING] > 0:
         n = B.h[(1 - B.D) % W.bt] - B.skip
-        if n == 0 or room(S, i, n - inst_at(S, i).gone, 1):
+        if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
+            break
+        if room(S, i, n - inst_at(S, i).gone, 1):
             break
         r = latest(S, b)
         lost = 1
@@ -1412,10 +1414,6 @@ def end_step(S: int, lane: int) -> None:
     if n.mine:
         n.mine = 0
         n.took += n.k
-        if n.took >= n.most:
-            end_turn(S, lane, STEPS)
-        elif t >= n.until - HALF_NS:
-            end_turn(S, lane, TIME)
     if B.count[RUNNING] > 0:
         rest(S, b)
     dirty(S, 2 * b)
@@ -2086,7 +2084,7 @@ def stuck(S: int, lane: int) -> bool:
 
 @jit
 def settle_turns(S: int) -> bool:
-    """An instant is over: end the turns of idle lanes that nobody is left for, or that are stuck. False: a log is full."""
+    """At the end of an instant: end the turns of idle lanes that are deserted or stuck. False: a log is full."""
     lane = world(S).thead
     while lane >= 0:
         n = lane_at(S, lane)
@@ -2106,9 +2104,7 @@ def settle_turns(S: int) -> bool:
 
 
 @jit
-def run_lane(
-    S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int
-) -> None:
+def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int) -> None:
     """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
@@ -2250,10 +2246,10 @@ def end_all(S: int, t: float) -> bool:
     while lane >= 0:
         n = lane_at(S, lane)
         nxt = n.tnext
-        if n.busy == IDLE and n.turn == BEGUN and n.until <= t:
+        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until - HALF_NS <= t):
             if not spare(S, 0):
                 return False
-            end_turn(S, lane, TIME)
+            end_turn(S, lane, STEPS if n.took >= n.most else TIME)
         lane = nxt
     in_order(S)
     return True

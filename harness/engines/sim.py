@@ -188,9 +188,8 @@ class Sim:
         self.can = frozenset(
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
-                "Run.phase:decode",
-                "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms", "Move", "Move.to:gpu",
-                "Move.to:host", "Move.to:none", "view.oracle_tokens",
+                "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
+                "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
             }
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
