@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, 
 from harness.engines import cost, kernel, state
 from harness.engines.coef import Tables
 from harness.engines.state import State
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.types import (
     GIB,
     MIB,
@@ -48,6 +48,7 @@ TELLS: dict[type, int] = {
     Finished: state.E_FINISHED,
     Prefilled: state.E_PREFILLED,
     Preempted: state.E_PREEMPTED,
+    TurnEnded: state.E_TURN,
     Arrived: state.E_ARRIVED,
 }
 ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -55,7 +56,9 @@ STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
-PHASES: Mapping[str, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
+WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
 
 class Served(NamedTuple):
@@ -187,13 +190,12 @@ class Sim:
         self.can = frozenset(
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
-                "Run.phase:decode",
-                "Run.seqs", "Run.chunk_tokens", "Run.sms", "Run.steps:0", "Move", "Move.to:gpu", "Move.to:host",
-                "Move.to:none", "view.oracle_tokens",
+                "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
+                "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
             }
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
-        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Done, Load, Evict, Move})
+        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
         self._host = self._machine.host
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
@@ -224,13 +226,14 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
+        w["over"] = -math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times
-        w["xhead"] = w["xtail"] = w["dirty"] = -1
+        w["xhead"] = w["xtail"] = w["thead"] = w["dirty"] = -1
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
         G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
@@ -368,7 +371,8 @@ class Sim:
             elif code == state.TOLD:
                 i = self.S.ev_i.item()
                 self.S.ev_i[0] = i + 1
-                event = self._event(*self.S.E[i].item())
+                ran_s, kind, a, b, c = self.S.E[i].item()
+                event = self._event(kind, a, b, c, ran_s)
                 if event is not None:
                     return event
             elif until_s == math.inf and self._give_up():
@@ -414,7 +418,7 @@ class Sim:
             self._order.pop(action.inst, None)
         self._told.append(Done(action, why))
 
-    def _event(self, kind: int, a: int, b: int, c: int) -> Event | None:
+    def _event(self, kind: int, a: int, b: int, c: int, ran_s: float) -> Event | None:
         batch = self._batches[b] if b >= 0 else None
         if kind == state.E_ARRIVED:
             return Arrived(self._request(a))
@@ -428,6 +432,8 @@ class Sim:
                 return Done(action, "no KV that could go there")
             return Done(action) if type(action) in self._hears else None
         assert batch is not None
+        if kind == state.E_TURN:
+            return TurnEnded(batch, PHASE[c // 4], WHY[c % 4], a, ran_s)
         return Prefilled(a, batch) if kind == state.E_PREFILLED else Preempted(a, batch)
 
     def _request(self, r: int) -> Request:
@@ -577,22 +583,21 @@ class Sim:
         return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
 
     def _run(self, order: Run) -> str | None:
-        if (
-            (order.steps or 0) > 0
-            or order.for_s is not None
-            or order.slice_layers is not None
-            or order.op_s is not None
-        ):
-            return "no turns, slices or kernel grains here"
+        if order.slice_layers is not None or order.op_s is not None:
+            return "no slices or kernel grains here"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "a turn takes a time or a count of steps, none below 0"
         if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
             return f"no partition of {order.sms} SMs"
         if isinstance(order.batch.inst.place, Host):
             return "host memory runs nothing"
         b = self._batch_row(order.batch)
         fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
-        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(order.steps == 0), *fields)
-        slot = int(order.phase == "decode")
-        self._orders[b, slot] = order
+        for_s = math.inf if order.for_s is None else float(order.for_s)
+        steps = -1 if order.steps is None else order.steps
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
+        if steps != 0:
+            self._orders[b, int(order.phase == "decode")] = order
         return None
 
     def _move(self, action: Move, who: int | Batch, to: Gpus | Host | None) -> str | None:
