@@ -70,3 +70,35 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
         if not low:
             return parts
         fixed |= low
+
+
+def milp(
+    cost: Sequence[float],
+    rows: Sequence[Mapping[int, float]],
+    low: Sequence[float],
+    high: Sequence[float],
+    binaries: int,
+    *,
+    nodes: int,
+    gap: float,
+) -> list[float] | None:
+    """Least cost x >= 0 with low <= rows x <= high, the first `binaries` of x 0 or 1; None: no point found.
+
+    Rows map columns to coefficients. HiGHS stops by a count of nodes and a relative gap, never by a clock: the same
+    problem has the same answer on every machine.
+    """
+    import numpy as np  # here, for scipy takes half a second to come in and most systems solve nothing
+    from scipy.optimize import Bounds, LinearConstraint, milp as solve
+
+    A = np.zeros((len(rows), len(cost)))
+    for i, row in enumerate(rows):
+        A[i, list(row)] = list(row.values())
+    whole = np.arange(len(cost)) < binaries
+    found = solve(
+        np.asarray(cost),
+        integrality=whole,
+        bounds=Bounds(0.0, np.where(whole, 1.0, np.inf)),
+        constraints=LinearConstraint(A, np.asarray(low), np.asarray(high)),
+        options={"node_limit": nodes, "mip_rel_gap": gap},
+    )
+    return None if found.x is None else [float(x) for x in found.x]
