@@ -14,17 +14,19 @@ groups, virtual queues, the waiting time (RWT) estimator, the global scheduler, 
 
     minimise  sum p_g + M v   such that  p_g <= v,  v >= 0,  each g in one slot of one q
 
-v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each) nor when one
-SLO is lost, which swaps of seconds make the rule; here the bound yields for all alike, as little as it can, so no group
-starves and EDF, which is its heuristic, always satisfies it. The paper's x[g,q,slot] are taken together: a binary for
-each order of groups that q may serve. Its slots know their completions, so no transition bits and no big constants are
-left. Orders later than EDF's v are not listed; beyond `columns` of them, and under solver=edf, EDF it is. The scheduler
-is asked when groups came or went and the estimator sees a penalty above the last v, or a queue is empty.
+v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each), nor
+once one SLO is lost, which swaps of seconds make the rule. Here the bound yields for all alike, as little as it can:
+EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together, a binary for each order of
+groups that q may serve: an order's slots know their completions, so no transition bits and no big constants are left.
+Orders later than EDF's v are not listed, nor worse ones of the same groups; past `columns` of them for some q, and under
+solver=edf, EDF it is. The scheduler is asked when groups came or went, and acts where the estimator sees a penalty above
+the last v, or an instance is idle.
 
-    way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose own way to
-              do that today is its sleep mode. What Prism compared with restarts the engine (`reload`)
-    evict     what running requests do when another model's group is put in front of theirs: KV to the host (paper),
-              recompute, or drain (they finish first); between groups in their order they always finish
+    way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose own way
+              to do so today is its sleep mode. Prism (OSDI 2026) compared with an engine restart (`reload`: 41 s and
+              the disk). The released code waits 120 s; no measured rung is that slow, so there is no such preset
+    evict     what running requests do when the scheduler puts another model in front of theirs: KV to the host (the
+              paper), recompute, or drain (they finish first). Where one group follows another they always finish
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
-from harness.algorithms import milp, one_request
+from harness.algorithms import instances, one_request, partition
 from harness.events import Arrived, Done, Event, Finished, Woke
 from harness.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
 from harness.view import View
@@ -55,27 +57,13 @@ class Rates(NamedTuple):
     """What profile and forecast say of a model; symbols above."""
 
     B: int
-    O: float  # noqa: E741
+    O: float
     Theta: float
     P: float
     S: float
     D: float
     move_s: float  # of one request's KV to the host
-    work: float  # GPU-seconds a second
     rate_rps: float
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Requests of one model and SLO, first come first served."""
-
-    id: int
-    model: str
-    slo_s: float
-    due_s: float  # of its first request
-    room: int  # how many may still join
-    n: deque[int] = field(default_factory=deque)  # not yet pulled
-    running: int = 0  # pulled and not finished; from the first on the group stays in its queue
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +80,22 @@ class Queue:
         return [g for g in self.groups if g.running and g.model == self.model]
 
 
+@dataclass(slots=True, eq=False)
+class Group:
+    """Requests of one model and SLO, first come first served."""
+
+    id: int
+    model: str
+    slo_s: float
+    due_s: float  # of its first request
+    room: int  # how many may still join
+    n: deque[int]  # not yet pulled
+    home: Queue  # for good once requests run: the paper moves no group that has begun
+    running: int = 0  # pulled and not ended
+
+
 class After(NamedTuple):
-    """Where a queue stands after some of its groups, by the estimator."""
+    """Where a queue stands after some of its groups, as the estimator sees it."""
 
     at_s: float  # from now
     model: str | None
@@ -111,12 +113,18 @@ class Qlm:
     evict: str = "host"
     solver: str = "milp"
     rwt: str = "clt"
-    delta: float = 4.0  # assumed, the paper's value is not at hand
+    delta: float = 4.0  # assumed: the paper's value is not at hand
     batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: 10)
-    columns: int = 400  # most orders that the solver is given
+    columns: int = 300  # most orders that are listed: some 5 ms
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    rates: Mapping[str, Rates] = field(init=False)
+    queues: list[Queue] = field(init=False)
+    open: dict[tuple[str, float], Group] = field(default_factory=dict, init=False)  # by model and SLO
+    pulled: dict[int, Group] = field(default_factory=dict, init=False)  # by request, until it ends
+    formed: int = field(default=0, init=False)
+    v: float = field(default=0.0, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "sleep": {"way": "sleep"},
@@ -132,45 +140,32 @@ class Qlm:
     }
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"delta": (0.5, 16.0)}
 
-    rates: dict[str, Rates] = field(init=False)
-    queues: list[Queue] = field(init=False)
-    open: dict[tuple[str, float], Group] = field(default_factory=dict, init=False)  # by model and SLO
-    home: dict[int, Queue] = field(default_factory=dict, init=False)  # by group
-    pulled: dict[int, Group] = field(default_factory=dict, init=False)  # by request, until it ends
-    formed: int = field(default=0, init=False)
-    v: float = field(default=0.0, init=False)
-
     def __post_init__(self) -> None:
-        moves = {"host": {"Move.to:host", "Move.to:gpu"}, "recompute": {"Move.to:none"}, "drain": set[str]()}[
-            self.evict
-        ]
-        self.uses = frozenset(
-            {"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"}
-            | ({f"Load.way:{self.way}"} if self.way != "host" else set())
-            | ({"Run.steps:0", "Evict.drain", "Move", *moves} if moves else set())
-        )
+        to = {"host": {"Move.to:host", "Move.to:gpu"}, "recompute": {"Move.to:none"}, "drain": set[str]()}[self.evict]
+        evict = {"Run.steps:0", "Evict.drain", "Move"} | to if to else to
+        way = set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
+        self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"} | evict | way)
         self.rates = {m: self.rated(m) for m in self.cluster.models}
-        self.queues = [Queue(gpus) for gpus in instances(self.cluster, self.rates)]
+        self.queues = [Queue(gpus) for gpus in instances(self.cluster, {m: self.work(m) for m in self.rates})]
 
     def rated(self, m: str) -> Rates:
         """The symbols of model m. Raises Infeasible where its GPUs do not hold it."""
-        model, profile, some = self.cluster.models[m], self.cluster.profile, self.cluster.models[m].max_tokens / 2
-        plan = self.cluster.plan.get(m) or Plan(0.0, some, some, "none")
-        prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)  # noqa: E741
+        model, profile = self.cluster.models[m], self.cluster.profile
+        plan = self.cluster.plan.get(m) or Plan(0.0, model.max_tokens / 2, model.max_tokens / 2, "none")
+        prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)
         room = self.cluster.gpus[0].mem_bytes - model.weight_bytes
-        if room < one_request(model) or model.tp > len(self.cluster.gpus):
+        if room < one_request(model):
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
         inst, context = Inst(m, tuple(range(model.tp))), prompt + O / 2
         B = max(1, min(self.batch, int(room / model.kv_token_bytes / (prompt + O))))
         P, d = profile.prefill_s(inst, int(prompt)), profile.step_s(inst, B, int(B * context))
-        Theta, move_s = B * O / (B * P + O * d), profile.move_s(int(context * model.kv_token_bytes), 0, Host())
-        work = plan.rate_rps * O / Theta * model.tp
-        return Rates(B, O, Theta, P, profile.load_s(inst, self.way), O * d, move_s, work, plan.rate_rps)
+        move_s = profile.move_s(int(context * model.kv_token_bytes), 0, Host())
+        return Rates(B, O, B * O / (B * P + O * d), P, profile.load_s(inst, self.way), O * d, move_s, plan.rate_rps)
 
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Groups form and empty; what there is room for is pulled; the scheduler is asked once an instant."""
+        """Groups form and empty, what there is room for is pulled, the scheduler is asked once an instant."""
         match event:
             case Arrived(request):
                 return self.join(request, view)
@@ -180,7 +175,9 @@ class Qlm:
                 self.schedule(view.now_s)
                 return [action for q in self.queues for action in self.pull(q, view.now_s)]
             case Done(Load(inst), None):
-                return self.loaded(inst, view.now_s)
+                for q in self.at(inst):
+                    q.in_s = None
+                    return self.ready(q, view)
             case Done(action):
                 return self.refused(action, view.now_s)
             case Woke("mend"):
@@ -190,13 +187,13 @@ class Qlm:
         return ()
 
     def start(self) -> Iterator[Action]:
-        """The models with most work come first, each on one instance, and again where there are more instances."""
-        models = sorted(self.cluster.models, key=lambda m: -self.rates[m].work)
-        for q, turn in zip(self.queues, cycle(range(len(models))), strict=False):
-            order = models[turn:] + models[:turn]
-            q.model = next(m for m in order if self.cluster.models[m].tp <= len(q.gpus))
-            yield Load(self.batch_of(q, q.model).inst, self.way)
-            yield Run(self.batch_of(q, q.model))
+        """The models with most work are in at the start; again from the first where there are more instances."""
+        models = sorted(self.cluster.models, key=lambda m: -self.work(m))
+        for k, q in enumerate(self.queues):
+            turn = models[k % len(models) :] + models[: k % len(models)]
+            q.model = next(m for m in turn if self.cluster.models[m].tp <= len(q.gpus))
+            yield Load(self.batch_of(q).inst, self.way)
+            yield Run(self.batch_of(q))
 
     def join(self, request: Request, view: View) -> Iterator[Action]:
         """A request joins its open group, or forms one, which goes behind the queue that reaches it first."""
@@ -205,45 +202,43 @@ class Qlm:
         if g is not None and g.room > 0:
             g.n.append(request.id)
             g.room -= 1
-            yield from self.pull(self.home[g.id], view.now_s)
+            yield from self.pull(g.home, view.now_s)
             return
         self.formed += 1
         room = max(1, round(self.delta * self.mean_batch(m, view)))
-        g = Group(self.formed, m, slo_s, request.arrival_s + slo_s, room - 1, deque([request.id]))
-        q = min(self.fitting(g), key=lambda q: self.follow(self.after(q, q.groups, view.now_s), g, view.now_s).at_s)
-        q.groups.append(g)
-        self.open[m, slo_s], self.home[g.id] = g, q
+        g = Group(self.formed, m, slo_s, request.arrival_s + slo_s, room - 1, deque([request.id]), self.queues[0])
+        g.home = min(self.fitting(g), key=lambda q: self.after(q, [*q.groups, g], view.now_s).at_s)
+        g.home.groups.append(g)
+        self.open[m, slo_s] = g
         yield Wake(view.now_s, "schedule")
 
     def leave(self, rid: int, now_s: float) -> Iterator[Action]:
         """A request ended; the last of a group takes it off the queue."""
         g = self.pulled.pop(rid)
         g.running -= 1
-        q = self.home[g.id]
+        q = g.home
         if not g.running and not g.n:
             q.groups.remove(g)
-            del self.home[g.id]
             if self.open.get((g.model, g.slo_s)) is g:
                 del self.open[g.model, g.slo_s]
-            if not q.groups and any(not g.running for p in self.queues for g in p.groups):
+            if not q.groups and any(not h.running for p in self.queues for h in p.groups):
                 yield Wake(now_s, "schedule")
         yield from self.pull(q, now_s)
 
-    # ------------------------------------------------------------ LSO agent: pulling, swapping, eviction
+    # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
 
     def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Requests of the groups at the head, as many as fit; then the next model, when nothing of this one runs."""
+        """Requests of the groups at the head, as many as fit; another model where the head is another's."""
         if q.in_s is not None or not q.groups:
             return
         if q.groups[0].model != q.model:
             yield from self.swap(q, now_s)
             return
-        batch = self.batch_of(q, q.model)
-        running = sum(g.running for g in q.running())
+        batch, running = self.batch_of(q), sum(g.running for g in q.running())
         for g in q.groups:
             if g.model != q.model:
                 return
-            while g.n and running < self.rates[g.model].B:
+            for _ in range(min(len(g.n), self.rates[g.model].B - running)):
                 rid = g.n.popleft()
                 self.pulled[rid] = g
                 g.running += 1
@@ -251,179 +246,157 @@ class Qlm:
                 yield Admit(rid, batch)
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """The head's model for the one that is in; what runs, when the scheduler put the head in front, is evicted."""
+        """The head's model for the one that is in; what still runs was overtaken, and is evicted."""
         if q.model is not None:
-            batch, running = self.batch_of(q, q.model), q.running()
+            batch, running = self.batch_of(q), q.running()
             if running:
                 yield Run(batch, steps=0)
                 to = Host(self.cluster.gpus[q.gpus[0]].node) if self.evict == "host" else None
-                for rid in self.of(running):
-                    yield Move(rid, to)
+                yield from (Move(rid, to) for rid in self.of(running))
             yield Evict(batch.inst, drain=not running)
         q.model = q.groups[0].model
         q.in_s = now_s + self.rates[q.model].S
-        yield Load(self.batch_of(q, q.model).inst, self.way)
+        yield Load(self.batch_of(q).inst, self.way)
 
-    def loaded(self, inst: Inst, now_s: float) -> Iterator[Action]:
-        """A model is in: evicted requests come home first."""
-        for q in self.queues:
-            if q.in_s is not None and q.model == inst.model and inst.place == self.batch_of(q, inst.model).inst.place:
-                q.in_s = None
-                yield Run(Batch(inst))
-                if self.evict == "host":
-                    for rid in self.of(q.running()):
-                        yield Move(rid, inst.place)
-                yield from self.pull(q, now_s)
+    def ready(self, q: Queue, view: View) -> Iterator[Action]:
+        """A model is in: its lane opens, what was evicted comes home, then more is pulled."""
+        if q.model is not None and q.in_s is None:
+            batch = self.batch_of(q)
+            if view.lane(batch, "mixed") is None:
+                yield Run(batch)
+            for rid in self.of(q.running()):
+                if isinstance(view.request(rid).home, Host):
+                    yield Move(rid, batch.inst.place)
+        yield from self.pull(q, view.now_s)
 
     def refused(self, action: Action, now_s: float) -> Iterator[Action]:
-        """What could not be is tried again after the time of a swap."""
+        """What could not be done is tried again after the time of the shortest swap."""
         match action:
-            case Admit(int(rid)) if rid in self.pulled:
+            case Admit(int(rid)):
                 g = self.pulled.pop(rid)
                 g.running -= 1
                 g.n.appendleft(rid)
-            case Load(Inst(m, place)):
-                for q in self.queues:
-                    if q.model == m and q.gpus[: len(place)] == place:
-                        q.model = q.in_s = None
+            case Load(inst):
+                for q in self.at(inst):
+                    q.model = q.in_s = None
             case Move(_, None | Host()):
                 return  # it had no KV
         yield Wake(now_s + min(r.S for r in self.rates.values()), "mend")
 
     def mend(self, view: View) -> Iterator[Action]:
-        """Whatever instances still lack after refusals."""
+        """Whatever instances lack after refusals; a model that would not go, goes."""
         for q in self.queues:
             for inst in view.insts(q.gpus[0]):
                 if inst.model != q.model and view.weights(inst) == "in":
                     yield Evict(inst, drain=self.evict == "drain")
-            if q.model is not None and q.in_s is None:
-                batch = self.batch_of(q, q.model)
-                if view.lane(batch, "mixed") is None:
-                    yield Run(batch)
-                for rid in self.of(q.running()):
-                    if isinstance(view.request(rid).home, Host):
-                        yield Move(rid, q.gpus[: len(batch.inst.place)])
-            yield from self.pull(q, view.now_s)
+            yield from self.ready(q, view)
 
     # ------------------------------------------------------------ RWT estimator
 
-    def W(self, g: Group) -> float:
-        """Seconds until all that wait in g are pulled. Deviations add up group by group: more than they would."""
+    def waiting_s(self, g: Group) -> float:
+        """W_g. Deviations are added group by group, which is more than they come to together."""
         n, r = len(g.n), self.rates[g.model]
         return (n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta
 
-    def follow(self, s: After, g: Group, now_s: float) -> After:
-        """Serve one more group."""
-        r = self.rates[g.model]
-        at_s = s.at_s + (0.0 if g.model == s.model else s.leave_s + r.S) + self.W(g)
-        p = at_s + r.P - (g.due_s - now_s)
-        return After(at_s, g.model, r.D, s.sum_s + p, max(s.late_s, p))
-
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
-        """Serve groups in an order, from what the instance does now; who is overtaken while running is evicted."""
+        """A queue after groups in an order, from what its instance does now: what runs and is overtaken is evicted."""
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
-        s = After(max(0.0, q.in_s - now_s) if q.in_s is not None else 0.0, q.model, leave_s)
+        in_s = 0.0 if q.in_s is None else max(0.0, q.in_s - now_s)
+        return self.follow(After(in_s, q.model, leave_s), groups, now_s)
+
+    def follow(self, s: After, groups: Sequence[Group], now_s: float) -> After:
+        """More groups, one after the other."""
+        at_s, model, leave_s, sum_s, late_s = s
         for g in groups:
-            s = self.follow(s, g, now_s)
-        return s
+            r = self.rates[g.model]
+            at_s += (0.0 if g.model == model else leave_s + r.S) + self.waiting_s(g)
+            p = at_s + r.P - (g.due_s - now_s)
+            model, leave_s, sum_s, late_s = g.model, r.D, sum_s + p, max(late_s, p)
+        return After(at_s, model, leave_s, sum_s, late_s)
 
     # ------------------------------------------------------------ global scheduler
 
     def schedule(self, now_s: float) -> None:
-        """New orders, where some group waits and an SLO, as far as relaxed, would be missed or an instance is idle."""
-        free = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :] if not g.running]
+        """New orders for all queues, where some group waits and the orders in force will not do."""
+        free = sum(not g.running for q in self.queues for g in q.groups[len(self.fixed(q)) :])
         if not free:
             self.v = 0.0
-            return
-        late_s = max(self.after(q, q.groups, now_s).late_s for q in self.queues)
-        if late_s <= self.v and all(q.groups for q in self.queues):
-            return
-        orders = self.edf(now_s)
-        v = self.relaxed(orders, now_s)
-        if self.solver == "milp" and len(free) > 1:
-            orders = self.solved(v, now_s) or orders
-            v = self.relaxed(orders, now_s)
-        self.v = v
-        for q, order in zip(self.queues, orders, strict=True):
-            q.groups = order
-            self.home.update((g.id, q) for g in order)
+        elif self.relaxed([q.groups for q in self.queues], now_s) > self.v or not all(q.groups for q in self.queues):
+            orders = self.edf(now_s)
+            self.v = self.relaxed(orders, now_s)
+            if self.solver == "milp" and free > 1 and (found := self.solved(self.v, now_s)) is not None:
+                orders, self.v = found, self.relaxed(found, now_s)
+            for q, order in zip(self.queues, orders, strict=True):
+                q.groups = order
+                for g in order:
+                    g.home = q
 
     def relaxed(self, orders: Sequence[Sequence[Group]], now_s: float) -> float:
-        """The v of an order for each queue."""
-        return max(0.0, *(self.after(q, order, now_s).late_s for q, order in zip(self.queues, orders, strict=True)))
+        """The v that an order for each queue needs."""
+        return max(0.0, *(self.after(q, groups, now_s).late_s for q, groups in zip(self.queues, orders, strict=True)))
 
     def fixed(self, q: Queue) -> list[Group]:
-        """Groups at the head that cannot be overtaken: the one whose model comes in; under drain, those that run."""
+        """Groups that cannot be overtaken: the one whose model comes in; under drain, those that run."""
         return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
 
     def edf(self, now_s: float) -> list[list[Group]]:
-        """By deadline, each to the queue that reaches it first; before running groups only what that saves."""
-        lead = [[*(f := self.fixed(q)), *(g for g in q.running() if g not in f)] for q in self.queues]
-        ends = [self.after(q, groups, now_s) for q, groups in zip(self.queues, lead, strict=True)]
-        orders = [list(groups) for groups in lead]
-        todo = [g for q, first in zip(self.queues, lead, strict=True) for g in q.groups if g not in first]
+        """By deadline, each to the queue that reaches it first; before what runs only if that alone meets its SLO."""
+        orders = [list(self.fixed(q)) for q in self.queues]
+        leads = [[g for g in q.running() if g not in order] for q, order in zip(self.queues, orders, strict=True)]
+        ends = [self.after(q, order, now_s) for q, order in zip(self.queues, orders, strict=True)]
+        placed = {g.id for groups in (*orders, *leads) for g in groups}
+        todo = [g for q in self.queues for g in q.groups if g.id not in placed]
         for g in sorted(todo, key=lambda g: (g.due_s, g.id)):
-            can = [(self.follow(ends[k], g, now_s), k) for k, q in enumerate(self.queues) if q in self.fitting(g)]
-            end, k = min(can, key=lambda at: (at[0].at_s, at[1]))
-            ends[k] = end
-            orders[k].append(g)
-        for k, q in enumerate(self.queues):
-            fixed, behind = self.fixed(q), orders[k][len(lead[k]) :]
-            if lead[k] != fixed and behind and behind[0].due_s < lead[k][len(fixed)].due_s:
-                g = behind[0]
-                late_s, soon_s = (self.penalty(q, first, g, now_s) for first in (lead[k], fixed))
-                if late_s > 0.0 >= soon_s:
-                    orders[k] = [*fixed, g, *(h for h in orders[k][len(fixed) :] if h is not g)]
-        return orders
-
-    def penalty(self, q: Queue, first: Sequence[Group], g: Group, now_s: float) -> float:
-        """p of g behind others."""
-        s = self.after(q, first, now_s)
-        return self.follow(s._replace(late_s=-math.inf), g, now_s).late_s
+            ways: list[tuple[float, int, bool]] = []
+            for k in (k for k, q in enumerate(self.queues) if q in self.fitting(g)):
+                lead = self.follow(ends[k], leads[k], now_s)
+                first, behind = self.follow(ends[k], [g], now_s), self.follow(lead, [g], now_s)
+                over = first.sum_s - ends[k].sum_s <= 0.0 < behind.sum_s - lead.sum_s
+                ways.append((first.at_s if over else behind.at_s, k, over))
+            _, k, over = min(ways)
+            order = [g] if over else [*leads[k], g]
+            leads[k] = leads[k] if over else []
+            orders[k] += order
+            ends[k] = self.follow(ends[k], order, now_s)
+        return [order + lead for order, lead in zip(orders, leads, strict=True)]
 
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
-        """The program over all orders whose largest penalty is at most v; None: too many of them, or no answer."""
-        orders: list[tuple[int, tuple[Group, ...], After]] = []
-        todo = {g.id: g for q in self.queues for g in q.groups[len(self.fixed(q)) :]}
-        for k, q in enumerate(self.queues):
-            fixed = self.fixed(q)
-            mine = [g for g in todo.values() if q in self.fitting(g)]
-            for order in self.listed(self.after(q, fixed, now_s), mine, v, now_s):
-                orders.append((k, (*fixed, *order[0]), order[1]))
-                if len(orders) > self.columns:
-                    return None
-        n, Q = len(orders), len(self.queues)
-        rows: dict[tuple[str, int], dict[int, float]] = {}
-        for j, (k, groups, end) in enumerate(orders):
-            for g in groups:
-                if g.id in todo:
-                    rows.setdefault(("group", g.id), {})[j] = 1.0
-            rows.setdefault(("queue", k), {})[j] = 1.0
-            rows.setdefault(("late", k), {n: -1.0})[j] = max(0.0, end.late_s)
-        upper = [0.0 if what == "late" else 1.0 for what, _ in rows]
-        lower = [-math.inf if what == "late" else 1.0 for what, _ in rows]
-        x = milp([*(end.sum_s for *_, end in orders), M], list(rows.values()), lower, upper, n, nodes=NODES, gap=GAP)
-        if x is None or len(rows) < len(todo) + 2 * Q:
+        """The program's orders, none with a penalty above v; None: too many to list, or no answer."""
+        loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
+        listed: list[list[tuple[list[Group], After]]] = []
+        for q in self.queues:
+            start, todo = self.after(q, self.fixed(q), now_s), [g for g in loose if q in self.fitting(g)]
+            listed.append(list(islice(self.listed(start, todo, v, now_s), self.columns)))
+            if len(listed[-1]) == self.columns:
+                return None
+        places = [[({g.id for g in order}, end.sum_s, max(0.0, end.late_s)) for order, end in of] for of in listed]
+        taken = partition(places, M, nodes=NODES, gap=GAP)
+        if taken is None:
             return None
-        return [list(groups) for (_, groups, _), taken in zip(orders, x, strict=False) if taken > 0.5]
+        return [self.fixed(q) + of[j][0] for q, of, j in zip(self.queues, listed, taken, strict=True)]
 
     def listed(
-        self, s: After, todo: Sequence[Group], v: float, now_s: float, order: tuple[Group, ...] = ()
-    ) -> Iterator[tuple[tuple[Group, ...], After]]:
-        """Orders of any of the groups behind s, each with where it ends; alike groups stay first come first served."""
-        yield order, s
+        self, s: After, todo: Sequence[Group], v: float, now_s: float, order: Sequence[Group] = ()
+    ) -> Iterator[tuple[list[Group], After]]:
+        """Orders of any of the groups behind s with their ends; those of a class stay first come first served."""
+        yield list(order), s
         for g in todo:
-            if not any((h.model, h.slo_s) == (g.model, g.slo_s) and h.id > g.id for h in order):
-                end = self.follow(s, g, now_s)
-                if end.late_s <= v + 1e-9:
-                    yield from self.listed(end, [h for h in todo if h is not g], v, now_s, (*order, g))
+            end = self.follow(s, [g], now_s)
+            younger = (h for h in order if h.id > g.id)
+            if end.late_s <= v + 1e-9 and (g.model, g.slo_s) not in {(h.model, h.slo_s) for h in younger}:
+                yield from self.listed(end, [h for h in todo if h is not g], v, now_s, (*order, g))
 
     # ------------------------------------------------------------ words
 
-    def batch_of(self, q: Queue, m: str) -> Batch:
-        """The batch of model m on an instance: the first of its GPUs, as many as m needs."""
-        return Batch(Inst(m, q.gpus[: self.cluster.models[m].tp]))
+    def batch_of(self, q: Queue) -> Batch:
+        """The batch of an instance's model: on the first of its GPUs, as many as the model needs."""
+        assert q.model is not None
+        return Batch(Inst(q.model, q.gpus[: self.cluster.models[q.model].tp]))
+
+    def at(self, inst: Inst) -> list[Queue]:
+        """The queue that waits for an instance's model or has it in; none, when it wants another by now."""
+        return [q for q in self.queues if q.model == inst.model and self.batch_of(q).inst == inst]
 
     def of(self, groups: Sequence[Group]) -> list[int]:
         """Requests of groups that were pulled and have not ended."""
@@ -431,35 +404,16 @@ class Qlm:
 
     def fitting(self, g: Group) -> list[Queue]:
         """Queues that may serve a group: its own once it has begun."""
-        tp = self.cluster.models[g.model].tp
-        return [self.home[g.id]] if g.running else [q for q in self.queues if len(q.gpus) >= tp]
+        return [g.home] if g.running else [q for q in self.queues if len(q.gpus) >= self.cluster.models[g.model].tp]
 
     def mean_batch(self, m: str, view: View) -> float:
         """Requests in a decode step of model m so far; before the first, those of its forecast (Little)."""
-        steps = [view.batch(self.batch_of(q, m)) for q in self.queues if len(q.gpus) >= self.cluster.models[m].tp]
+        r, tp = self.rates[m], self.cluster.models[m].tp
+        seen = [view.batch(Batch(Inst(m, q.gpus[:tp]))) for q in self.queues if len(q.gpus) >= tp]
+        steps = sum(b.steps for b in seen)
+        return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
+
+    def work(self, m: str) -> float:
+        """GPU-seconds a second that a model's forecast asks for."""
         r = self.rates[m]
-        if total := sum(s.steps for s in steps):
-            return sum(s.seq_steps for s in steps) / total
-        return r.rate_rps * (r.P + r.D)
-
-
-def instances(cluster: Cluster, rates: Mapping[str, Rates]) -> list[Gpus]:
-    """GPUs cut into instances: of the largest tensor-parallel degree first, as many as the work of its models asks for."""
-    free = {
-        node: [k for k, g in enumerate(cluster.gpus) if g.node == node] for node in {g.node: 0 for g in cluster.gpus}
-    }
-    degrees = sorted({model.tp for model in cluster.models.values()}, reverse=True)
-    cut: list[Gpus] = []
-    for tp in degrees:
-        work = {t: sum(rates[m].work for m, x in cluster.models.items() if x.tp == t) for t in degrees if t <= tp}
-        left = sum(len(gpus) for gpus in free.values())
-        share = work[tp] / sum(work.values()) if sum(work.values()) > 0 else 1 / len(work)
-        want = left if tp == degrees[-1] else max(1, round(share * left / tp))
-        for gpus in free.values():
-            while want and len(gpus) >= tp:
-                cut.append(tuple(gpus[:tp]))
-                del gpus[:tp]
-                want -= 1
-    if not any(len(gpus) == degrees[0] for gpus in cut):
-        raise Infeasible(f"no node has {degrees[0]} GPUs")
-    return cut
+        return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp
