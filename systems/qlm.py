@@ -17,10 +17,10 @@ groups, virtual queues, the waiting time (RWT) estimator, the global scheduler, 
 v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each), nor
 once one SLO is lost, which swaps of seconds make the rule. Here the bound yields for all alike, as little as it can:
 EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together, a binary for each order of
-groups that q may serve: an order's slots know their completions, so no transition bits and no big constants are left.
-Orders later than EDF's v are not listed, nor worse ones of the same groups; past `columns` of them for some q, and under
-solver=edf, EDF it is. The scheduler is asked when groups came or went, and acts where the estimator sees a penalty above
-the last v, or an instance is idle.
+groups that q may serve; an order's slots know their completions, so no transition bits and no big constants are left.
+Orders later than EDF's v are not listed, nor worse ones of the same groups. Where there are too many (GROUPS, ORDERS),
+and under solver=edf, EDF it is. The scheduler is asked when groups came or went, and acts where the estimator sees a
+penalty above the last v, or an instance is idle.
 
     way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose own way
               to do so today is its sleep mode. Prism (OSDI 2026) compared with an engine restart (`reload`: 41 s and
@@ -35,7 +35,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import ClassVar, NamedTuple
 
 from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
@@ -50,6 +50,7 @@ Z = 2.326  # 99 % of a normal distribution: the paper's SLOs are 99th percentile
 CV = 1.0  # sigma / O of an exponential: a forecast has the mean alone
 LOOSEST_S = 3600.0  # the paper's loosest class, Batch-2: a request without an SLO counts as one of it
 M = 100.0  # a second that all SLOs are relaxed weighs as so many of penalty
+GROUPS, ORDERS = 10, 300  # most groups that the program takes, and orders a queue: some 10 ms to list and solve
 NODES, GAP = 100, 1e-3  # where the solver stops
 
 
@@ -115,12 +116,12 @@ class Qlm:
     rwt: str = "clt"
     delta: float = 4.0  # assumed: the paper's value is not at hand
     batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: 10)
-    columns: int = 300  # most orders that are listed: some 5 ms
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
     rates: Mapping[str, Rates] = field(init=False)
     queues: list[Queue] = field(init=False)
+    fits: Mapping[str, list[int]] = field(init=False)  # by model: indices of queues
     open: dict[tuple[str, float], Group] = field(default_factory=dict, init=False)  # by model and SLO
     pulled: dict[int, Group] = field(default_factory=dict, init=False)  # by request, until it ends
     formed: int = field(default=0, init=False)
@@ -147,6 +148,9 @@ class Qlm:
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"} | evict | way)
         self.rates = {m: self.rated(m) for m in self.cluster.models}
         self.queues = [Queue(gpus) for gpus in instances(self.cluster, {m: self.work(m) for m in self.rates})]
+        self.fits = {
+            m: [k for k, q in enumerate(self.queues) if len(q.gpus) >= x.tp] for m, x in self.cluster.models.items()
+        }
 
     def rated(self, m: str) -> Rates:
         """The symbols of model m. Raises Infeasible where its GPUs do not hold it."""
@@ -207,7 +211,10 @@ class Qlm:
         self.formed += 1
         room = max(1, round(self.delta * self.mean_batch(m, view)))
         g = Group(self.formed, m, slo_s, request.arrival_s + slo_s, room - 1, deque([request.id]), self.queues[0])
-        g.home = min(self.fitting(g), key=lambda q: self.after(q, [*q.groups, g], view.now_s).at_s)
+        ends = [
+            (self.after(q, [*q.groups, g], view.now_s).at_s, k) for k, q in enumerate(self.queues) if k in self.fits[m]
+        ]
+        g.home = self.queues[min(ends)[1]]
         g.home.groups.append(g)
         self.open[m, slo_s] = g
         yield Wake(view.now_s, "schedule")
@@ -228,22 +235,17 @@ class Qlm:
     # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
 
     def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Requests of the groups at the head, as many as fit; another model where the head is another's."""
-        if q.in_s is not None or not q.groups:
-            return
-        if q.groups[0].model != q.model:
+        """Requests of the groups at the head, as many as fit; where the head is of another model, first that."""
+        if q.groups and q.groups[0].model != q.model and q.in_s is None:
             yield from self.swap(q, now_s)
-            return
-        batch, running = self.batch_of(q), sum(g.running for g in q.running())
-        for g in q.groups:
-            if g.model != q.model:
-                return
+        running = sum(g.running for g in q.running())
+        for g in takewhile(lambda g: g.model == q.model, q.groups):
             for _ in range(min(len(g.n), self.rates[g.model].B - running)):
                 rid = g.n.popleft()
                 self.pulled[rid] = g
                 g.running += 1
                 running += 1
-                yield Admit(rid, batch)
+                yield Admit(rid, self.batch_of(q))
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
         """The head's model for the one that is in; what still runs was overtaken, and is evicted."""
@@ -349,11 +351,15 @@ class Qlm:
         todo = [g for q in self.queues for g in q.groups if g.id not in placed]
         for g in sorted(todo, key=lambda g: (g.due_s, g.id)):
             ways: list[tuple[float, int, bool]] = []
-            for k in (k for k, q in enumerate(self.queues) if q in self.fitting(g)):
-                lead = self.follow(ends[k], leads[k], now_s)
-                first, behind = self.follow(ends[k], [g], now_s), self.follow(lead, [g], now_s)
-                over = first.sum_s - ends[k].sum_s <= 0.0 < behind.sum_s - lead.sum_s
-                ways.append((first.at_s if over else behind.at_s, k, over))
+            for k in self.fitting(g):
+                first = behind = self.follow(ends[k], [g], now_s)
+                if leads[k]:
+                    lead = self.follow(ends[k], leads[k], now_s)
+                    behind = self.follow(lead, [g], now_s)
+                    if first.sum_s - ends[k].sum_s <= 0.0 < behind.sum_s - lead.sum_s:
+                        ways.append((first.at_s, k, True))
+                        continue
+                ways.append((behind.at_s, k, False))
             _, k, over = min(ways)
             order = [g] if over else [*leads[k], g]
             leads[k] = leads[k] if over else []
@@ -364,11 +370,13 @@ class Qlm:
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
         """The program's orders, none with a penalty above v; None: too many to list, or no answer."""
         loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
+        if len(loose) > GROUPS:
+            return None
         listed: list[list[tuple[list[Group], After]]] = []
-        for q in self.queues:
-            start, todo = self.after(q, self.fixed(q), now_s), [g for g in loose if q in self.fitting(g)]
-            listed.append(list(islice(self.listed(start, todo, v, now_s), self.columns)))
-            if len(listed[-1]) == self.columns:
+        for k, q in enumerate(self.queues):
+            start, todo = self.after(q, self.fixed(q), now_s), [g for g in loose if k in self.fitting(g)]
+            listed.append(list(islice(self.listed(start, todo, v, now_s), ORDERS)))
+            if len(listed[-1]) == ORDERS:
                 return None
         places = [[({g.id for g in order}, end.sum_s, max(0.0, end.late_s)) for order, end in of] for of in listed]
         taken = partition(places, M, nodes=NODES, gap=GAP)
@@ -402,14 +410,14 @@ class Qlm:
         """Requests of groups that were pulled and have not ended."""
         return [rid for rid, g in self.pulled.items() if g in groups]
 
-    def fitting(self, g: Group) -> list[Queue]:
-        """Queues that may serve a group: its own once it has begun."""
-        return [g.home] if g.running else [q for q in self.queues if len(q.gpus) >= self.cluster.models[g.model].tp]
+    def fitting(self, g: Group) -> Sequence[int]:
+        """Indices of queues that may serve a group: of its own once it has begun."""
+        return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
 
     def mean_batch(self, m: str, view: View) -> float:
         """Requests in a decode step of model m so far; before the first, those of its forecast (Little)."""
         r, tp = self.rates[m], self.cluster.models[m].tp
-        seen = [view.batch(Batch(Inst(m, q.gpus[:tp]))) for q in self.queues if len(q.gpus) >= tp]
+        seen = [view.batch(Batch(Inst(m, self.queues[k].gpus[:tp]))) for k in self.fits[m]]
         steps = sum(b.steps for b in seen)
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
 
