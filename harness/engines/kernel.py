@@ -318,14 +318,17 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
 
 
 @jit
-def held_bytes(S: int, i: int, blocks: int) -> int:
-    """Bytes that an account holds for so many blocks: whole granules, with fragmentation, beyond its reserve.
-
-    The reserve (`kept`) is charged with the weights and used first, so it is a floor, not a surcharge.
-    """
+def kv_bytes(S: int, i: int, blocks: int) -> int:
+    """Bytes that so many blocks of an account take: whole granules, with fragmentation."""
     I = inst_at(S, i)
     d = 1024 * I.gblocks
-    return max(0, I.granule * ((blocks * (1024 + I.frag) + d - 1) // d) - I.kept)
+    return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+
+
+@jit
+def held_bytes(S: int, i: int, blocks: int) -> int:
+    """What they take beyond the account's reserve: that is charged with the weights and used first."""
+    return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
 
 
 @jit
@@ -2404,7 +2407,7 @@ def peek_used(S: int, i: int) -> int:
     for b in range(W.nB):
         if batch_at(S, b).inst == i:
             n -= ahead(S, b)
-    return held_bytes(S, i, n)
+    return kv_bytes(S, i, n)
 
 
 @jit
