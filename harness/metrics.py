@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -488,6 +489,28 @@ def crossing(curves: Mapping[int, Curve], level: float) -> Estimate:
     return _cut(interval(values), {sign for _, sign in found}, values)
 
 
+def least(curves: Mapping[int, Curve], level: float) -> Estimate:
+    """Smallest x with it and every larger one at >= level, interpolated; `crossing` on the mirrored axis."""
+    e = crossing({seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}, level)
+    low, high = (None if x is None else -x for x in (e.high, e.low))
+    return Estimate(-e.mean, low, high, e.n, _MIRROR[e.sign])
+
+
+def fewest(curves: Mapping[int, Curve], level: float) -> Estimate:
+    """Smallest x with it and every larger one at >= level in the mean over seeds, for an x that counts things.
+
+    Not interpolated and without an interval; (largest, ">") if even that is below.
+    """
+    xs = sorted(set.intersection(*(set(curve) for curve in curves.values())), reverse=True)
+    passed = list(takewhile(lambda x: np.mean([curve[x] for curve in curves.values()]) >= level, xs))
+    if not passed:
+        return Estimate(xs[0], None, None, len(curves), ">")
+    return Estimate(passed[-1], None, None, len(curves), "<" if len(passed) == len(xs) else "=")
+
+
+_MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
+
+
 def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float) -> Estimate:
     """Geometric mean over common seeds of our crossing / theirs, with its interval (t or BCa on logarithms)."""
     seeds = sorted(ours.keys() & theirs.keys())
@@ -496,7 +519,7 @@ def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level
     for seed in seeds:
         a, above = rate_at(list(ours[seed]), list(ours[seed].values()), level)
         b, below = rate_at(list(theirs[seed]), list(theirs[seed].values()), level)
-        signs |= {above, {"<": ">", ">": "<", "=": "="}[below]}
+        signs |= {above, _MIRROR[below]}
         logs.append(math.log(a / b))
     e = interval(logs)
     low, high = (None if x is None else math.exp(x) for x in (e.low, e.high))
@@ -516,6 +539,8 @@ def _cut(e: Estimate, signs: Iterable[str], values: Sequence[float]) -> Estimate
 
 
 # ------------------------------------------------------------------ the tidy table of a sweep
+
+WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
 
 
 @dataclass(frozen=True, slots=True)
@@ -677,7 +702,7 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
-    return found | {name: stats[name] for name in ("loads", "evicts", "moves", "preemptions") if name in stats}
+    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions") if name in stats}
 
 
 # ------------------------------------------------------------------ over the runs of a sweep
@@ -686,8 +711,10 @@ _SAME = ["trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity
 POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "definition"]
 
 
-def summary(table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",)) -> pd.DataFrame:
-    """Mean and interval over seeds of each point (`POINT`): columns mean, low, high, n (runs), infeasible.
+def summary(
+    table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
+) -> pd.DataFrame:
+    """Mean and interval over seeds of each point (`by`, the definition last): columns mean, low, high, n, infeasible.
 
     A point without a value has NaN, one without an interval NaN bounds.
     """
@@ -699,29 +726,30 @@ def summary(table: pa.Table, definitions: Sequence[str], over: Sequence[str] = (
     )
     frame = table.filter(pc.and_(wanted, pc.is_null(table.column("skipped")))).to_pandas()
     points = []
-    for key, group in frame.groupby(POINT, dropna=False, observed=True, sort=True):
+    for key, group in frame.groupby(list(by), dropna=False, observed=True, sort=True):
         values = group["value"].to_numpy(np.float64)
         bounds = (0.0, 1.0) if key[-1] in DEFINITIONS else (0.0, math.inf)
         e = interval(values, bounds)
         hollow = bool(group["infeasible"].notna().any())
         points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))
-    return pd.DataFrame(points, columns=[*POINT, "mean", "low", "high", "n", "infeasible"])
+    return pd.DataFrame(points, columns=[*by, "mean", "low", "high", "n", "infeasible"])
 
 
 def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:
     """Attainment by rate of each seed, for `crossing`: pooled values of `definition` over `axis`.
 
-    `axis` is rate_scale or offered_rps; an infeasible run, which offered nothing, takes the rate of its peers.
+    `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
-    frame = table.select(["label", "rate_scale", "seed", "definition", "over", "value"]).to_pandas()
-    frame = frame[frame["over"] == "pooled"]
+    by = "rate_scale" if axis == "offered_rps" else axis
+    frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
+    frame = frame[frame["over"] == "pooled"].rename(columns={by: "rate_scale"})
     offered = frame[(frame["definition"] == "offered_rps") & frame["value"].notna()]
     rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
     rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
     found: dict[int, dict[float, float]] = {}
     mine = frame[(frame["label"] == label) & (frame["definition"] == definition)]
     for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
-        x = scale if axis == "rate_scale" else rate.get((seed, scale), math.nan)
+        x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
         if not math.isnan(x):
             found.setdefault(int(seed), {})[float(x)] = float(value)
     return {seed: found[seed] for seed in sorted(found)}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -161,6 +162,33 @@ def read(path: Path) -> Spec:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
+
+
+_ASKED = re.compile(r"(?P<name>[^:+]*)(?::(?P<preset>\+*[^+=]*))?(?P<fields>(?:\+.*)?)", re.DOTALL)
+
+
+def asked(text: str) -> dict[str, Any]:
+    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; a preset may begin with + (`muxserve:++`).
+
+    Raises UserError for a field without a value.
+    """
+    match = _ASKED.fullmatch(text)
+    assert match
+    found: dict[str, Option] = {}
+    for pair in match["fields"].split("+")[1:]:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f'"{text}": +{pair} is not +FIELD=VALUE')
+        found[key] = toml_value(value)
+    return {"system": match["name"], "preset": match["preset"], "fields": found}
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value; a bare word is a string."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def meant(name: str, names: Iterable[str]) -> str:
