@@ -360,7 +360,7 @@ class _Work:
             "axis": row.axis,
             "trace": trace.name,
             "tier": trace.tier,
-            "models": Path(panel.models).stem,
+            "models": _short(panel.models),
             "count": len(models_of(panel.models).members),
             "gpus": None if row.axis == "gpus" else row.gpus[0],
             "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],
@@ -385,7 +385,7 @@ class _Work:
         """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
         first = self.entries[0].label
         return [
-            f"{first} holds {100 * LEVEL:g} % at no rate on {trace_of(p.trace).name}, {Path(p.models).stem}."
+            f"{first} holds {100 * LEVEL:g} % at no rate on {trace_of(p.trace).name}, {_short(p.models)}."
             for p in self._rate_panels()
             if self.held[p.trace, p.models] == self.rates[p.key, first][0]
         ]
@@ -393,6 +393,10 @@ class _Work:
 
 def _most(figure: Figure) -> int:
     return max(gpus for row in figure.rows for gpus in row.gpus)
+
+
+def _short(models: str) -> str:
+    return Path(models).stem if models.endswith(".toml") else models
 
 
 def _described(name: str) -> str:
