@@ -1,8 +1,9 @@
-"""What two papers share: placement by pressure on KV memory."""
+"""What several papers share: placement by pressure on KV memory, sequencing by deadline."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from heapq import heappop, heappush
 from itertools import combinations
 
 from harness.types import Cluster, Gpus, Infeasible, Model
@@ -70,3 +71,22 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
         if not low:
             return parts
         fixed |= low
+
+
+def moore_hodgson(due_s: Sequence[float], seconds: Sequence[float], start_s: float = 0.0) -> list[int]:
+    """Jobs of one machine that can end in time, as many as possible: indices in order; jobs come sorted by `due_s`.
+
+    Moore, "An n Job, One Machine Sequencing Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a job
+    ends too late, the longest one so far goes.
+    """
+    kept: list[tuple[float, int]] = []  # a heap, the longest first
+    gone: set[int] = set()
+    t_s = start_s
+    for k, (due, long) in enumerate(zip(due_s, seconds, strict=True)):
+        heappush(kept, (-long, k))
+        t_s += long
+        if t_s > due:
+            longest, which = heappop(kept)
+            t_s += longest
+            gone.add(which)
+    return [k for k in range(len(due_s)) if k not in gone]

@@ -351,7 +351,7 @@ class Sim:
 
     def idle(self) -> bool:
         """Whether every request has ended."""
-        return bool(self.S.s["left"] == 0) and not self._told
+        return self.S.left.item() == 0 and not self._told
 
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
@@ -362,10 +362,9 @@ class Sim:
             if code == state.GROW:
                 self._grow()
             elif code == state.TOLD:
-                w = self.S.s
-                e = self.S.E[w["ev_i"]]
-                w["ev_i"] += 1
-                event = self._event(int(e["kind"]), int(e["a"]), int(e["b"]), int(e["c"]))
+                i = self.S.ev_i.item()
+                self.S.ev_i[0] = i + 1
+                event = self._event(*self.S.E[i].item())
                 if event is not None:
                     return event
             elif until_s == math.inf and self._give_up():
@@ -714,7 +713,8 @@ class SimView:
     @property
     def now_s(self) -> float:
         """See View."""
-        return float(self._sim.S.s["now"])
+        now_s: float = self._sim.S.now.item()
+        return now_s
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""

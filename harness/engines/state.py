@@ -109,6 +109,8 @@ class State:
         self._world = seen(np.zeros(1, WORLD))
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
+        # fields that are read at every event: an array's `item` is four times as fast as a record's
+        self.now, self.left, self.ev_i = (self._world.view(np.ndarray)[f] for f in ("now", "left", "ev_i"))
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():

@@ -1,0 +1,534 @@
+"""Prism: GPU memory ballooning, models placed by pressure on KV memory, requests let in by deadline.
+
+Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving", arXiv 2505.04021 v1; its v3 (OSDI 2026)
+changes the numerator; released code: Multi-LLM/prism-research 595ec1f. Engines draw KV pages on demand.
+
+    r_j, s_j   request rate of model j over the last `window_s`, its SLO         d_j   its weighted rate (`numerator`):
+    w_j        its weights, and the KV pages that its engine keeps mapped        v1: r_j / s_j; osdi26: bytes / TPOT SLO
+    KVPR_i     sum of d on GPU i over shared_kv_i, its memory beside weights     tau   least gain of a migration
+    e_r        seconds of a prefill, p_r / c_r                                   a_r   an arrival; deadline a_r + s_r
+
+Alg. 1 runs every `interval_s`; a model that moves has a second copy until the first is drained. A model that is out
+comes back on its next request, where KVPR is lowest; for want of room models go that were idle for `idle_s`, lax SLOs
+first. Alg. 2 lets requests in, in the order of Moore and Hodgson, while the next step of their engine has room.
+
+The paper leaves open, and here: tau has no number: 0 beside `z` standard deviations of what Poisson noise in the rates
+does to the two ratios. A GPU without room for the weights and one longest request is no candidate (an overfull one has
+a negative ratio and would win). Where nobody was idle for long, any model without requests makes room; for one that
+has waited `idle_s`, a busy one, which drains. Requests that Alg. 2 drops go last (`dropped`: late, requeue, drop).
+`clock`: serial sums the prefills of a GPU, as Alg. 2 does; batched those of each engine. `heads`: how many requests
+Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
+Parts to switch off: `elastic` memory, `order` of requests, `placement`, `evict`, `overlap`, and the `way` of loading.
+`at_tick`: loads wait for the next interval; `workers`: engines a GPU, 0 is no bound. Preset `released` does what the
+code does instead: it balances memory per request, evicts what was idle for 50 s, loads at ticks, moves without overlap.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from heapq import merge
+from itertools import chain, islice
+from typing import ClassVar, NamedTuple
+
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
+from harness.algorithms import groups, moore_hodgson, one_request, shares
+from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
+from harness.view import View
+
+DECISION_S = 12e-6
+RESERVED_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
+BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, requests that wait in an engine
+UNSTABLE = 15.0  # released: scheduling/policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
+Entry = tuple[float, int, Request]  # by priority, then id
+
+
+class Demand(NamedTuple):
+    """A model as Alg. 1 sees it; `d` and `w` are of each of its `tp` parts."""
+
+    name: str
+    d: float
+    w: float
+    tp: int = 1
+    home: Gpus | None = None
+    reserve: float = 0.0
+
+
+def alg1(
+    models: Sequence[Demand], C: Sequence[float], nodes: Sequence[int], tau: float = 0.0, argmin: str = "before"
+) -> dict[str, Gpus]:
+    """Algorithm 1: a place for each model, parts on distinct GPUs of a node; who fits nowhere is left out."""
+    w_req_rate, shared_kv = [0.0] * len(C), list(C)
+    placed: dict[str, Gpus] = {}
+    for m in sorted(models, key=lambda m: -m.d):
+        d, w = (m.d, m.w) if argmin == "after" else (0.0, 0.0)
+        fits = [i for i in range(len(C)) if m.w + m.reserve <= shared_kv[i] and shared_kv[i] > w]
+        r = {i: (w_req_rate[i] + d) / (shared_kv[i] - w) for i in fits}
+        best: Gpus | None = None
+        for node in dict.fromkeys(nodes[i] for i in fits):
+            parts = sorted((i for i in fits if nodes[i] == node), key=r.__getitem__)[: m.tp]
+            if len(parts) == m.tp and (best is None or r[parts[-1]] < max(r[i] for i in best)):
+                best = tuple(sorted(parts))
+        if best is None:
+            continue
+        if m.home is not None and all(i in r for i in m.home):
+            if max(r[i] for i in m.home) - max(r[i] for i in best) <= tau:
+                best = m.home
+        placed[m.name] = best
+        for i in best:
+            w_req_rate[i] += m.d
+            shared_kv[i] -= m.w
+    return placed
+
+
+@dataclass(slots=True)
+class Tenant:
+    """What Prism knows of a model."""
+
+    name: str
+    model: Model
+    c: float  # prefill speed, tokens a second
+    home: Gpus | None = None  # where its requests go; None: it is out
+    next: Gpus | None = None  # where a second copy is on its way
+    d: float = 0.0
+    var: float = 0.0  # of d's estimate
+    queue: list[Entry] = field(default_factory=list)  # not let in yet
+    late: deque[Entry] = field(default_factory=deque)  # ... and past hope
+    filling: int = 0  # prompt tokens let in and not prefilled
+    waiting: int = 0  # requests that these belong to
+    live: int = 0  # requests let in and not finished
+    since_s: float = -math.inf  # idle since
+    seen: deque[tuple[float, float]] = field(default_factory=deque)  # (time, requests or tokens) of the window
+    flight: deque[int] = field(
+        default_factory=lambda: deque(maxlen=6)
+    )  # released: requests in flight, at ticks of 30 s
+
+    @property
+    def idle(self) -> bool:
+        """Without any request."""
+        return not (self.live or self.queue or self.late)
+
+
+@dataclass(slots=True)
+class Prism:
+    """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
+
+    cluster: Cluster
+    numerator: str = "v1"
+    argmin: str = "before"
+    tau: float = 0.0  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
+    z: float = 2.0
+    idle_s: float = 45.0  # OSDI 2026, appendix A.4
+    window_s: float = 60.0  # OSDI 2026, appendix A.4
+    interval_s: float = 5.0  # released: controller_global.py, SCHEDULE_INTERVAL
+    dropped: str = "late"
+    clock: str = "serial"
+    heads: int = 64
+    chunk: int = 2048
+    elastic: bool = True
+    order: str = "moore-hodgson"
+    placement: str = "kvpr"
+    evict: str = "pressure"
+    overlap: bool = True
+    way: str = "parallel"
+    at_tick: bool = False
+    workers: int = 0
+    hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(init=False)
+    models: dict[str, Tenant] = field(init=False)
+    copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
+    out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
+    inside: dict[int, tuple[Tenant, Request]] = field(default_factory=dict, init=False)
+    prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
+    short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
+    start_s: float = field(default=0.0, init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "paper": {},
+        "osdi26": {"numerator": "osdi26"},
+        "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
+                     "way": "pool", "at_tick": True, "workers": 4},
+    }  # fmt: skip
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "numerator": ("v1", "osdi26"), "argmin": ("before", "after"), "dropped": ("late", "requeue", "drop"),
+        "clock": ("serial", "batched"), "order": ("moore-hodgson", "slack", "fcfs"),
+        "placement": ("kvpr", "requests", "fixed"), "evict": ("pressure", "idle", "never"),
+        "way": ("parallel", "pool", "host", "sleep", "disk", "cold"),
+    }  # fmt: skip
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "tau": (0, 10), "z": (0, 5), "idle_s": (1, 600), "window_s": (5, 600), "interval_s": (0.5, 60),
+        "heads": (1, 1024), "chunk": (64, 8192), "workers": (0, 64),
+    }  # fmt: skip
+
+    def __post_init__(self) -> None:
+        profile, models = self.cluster.profile, self.cluster.models
+        self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo"}
+                              | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
+        self.options = {"kv": "elastic" if self.elastic else "paged"}
+        c = {m: self.chunk / profile.prefill_s(Inst(m, tuple(range(x.tp))), self.chunk) for m, x in models.items()}
+        self.models = {m: Tenant(m, x, c[m]) for m, x in models.items()}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Answer one event."""
+        match event:
+            case Arrived(r):
+                m = self.models[r.model]
+                if self.numerator == "v1":
+                    m.seen.append((r.arrival_s, 1.0))
+                insort(m.queue, (self.priority(r), r.id, r))
+                if m.home is None:
+                    self.out.setdefault(m.name, None)
+                    if not self.at_tick:
+                        yield from self.load(m, view)
+                elif m.filling < self.chunk:
+                    yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
+            case Prefilled(rid):
+                m = self.inside[rid][0]
+                self.prefilled(m, rid)
+                if m.home and (m.queue or m.late):
+                    yield Wake(view.now_s, f"gpu {m.home[0]}")
+            case Finished(rid) if rid in self.inside:
+                yield from self.finished(*self.inside.pop(rid), view)
+            case Woke("start" | "tick" as key):
+                yield Wake(view.now_s + self.interval_s, "tick")
+                yield from self.start(view.now_s) if key == "start" else self.tick(view)
+            case Woke(key):
+                yield from self.alg2(int(key[4:]), view)
+            case Done(Load(Inst(name, tuple(place))), failed):
+                yield from self.loaded(self.models[name], place, failed is None, view)
+            case Done(Evict(Inst(name, tuple(place)))):
+                self.copies.pop((name, place), None)
+                yield from self.load_all(view)
+                yield from (Wake(view.now_s, f"gpu {g}") for g in place)
+            case Done(Admit(int(rid))) if rid in self.inside:
+                m, r = self.inside.pop(rid)
+                self.prefilled(m, rid)
+                m.live -= 1
+                insort(m.queue, (self.priority(r), r.id, r))  # the next tick tries again
+
+    # ------------------------------------------------------------ where models live
+
+    def footprint(self, m: Tenant) -> int:
+        """w_j in bytes."""
+        return m.model.weight_bytes + (RESERVED_PAGES * m.model.page_bytes if self.elastic else 0)
+
+    def need(self, m: Tenant) -> int:
+        """Bytes that a GPU must have for a model to come: w_j and one longest request."""
+        return self.footprint(m) + one_request(m.model)
+
+    def shared_kv(self, g: int, *, soon: bool = False) -> int:
+        """Bytes of GPU g beside weights; `soon`: once those that are leaving have left."""
+        used = (self.footprint(self.models[name]) for (name, place), state in self.copies.items()
+                if g in place and not (soon and state == "leaving"))  # fmt: skip
+        return self.cluster.gpus[g].mem_bytes - sum(used)
+
+    def at(self, g: int) -> list[Tenant]:
+        """Models that live on GPU g, or have a part there."""
+        return [m for m in self.models.values() if m.home is not None and g in m.home]
+
+    def weigh(self, m: Tenant, now_s: float) -> None:
+        """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
+        while m.seen and m.seen[0][0] < now_s - self.window_s:
+            m.seen.popleft()
+        plan = self.cluster.plan.get(m.name)
+        before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s)) if plan else 0.0
+        n = len(m.seen) + before
+        if self.numerator == "v1":
+            m.d = n / self.window_s / m.model.ttft_slo_s
+        else:
+            tokens = sum(x for _, x in m.seen) + before * (plan.prompt_tokens + plan.output_tokens if plan else 0.0)
+            m.d = tokens / self.window_s * m.model.kv_token_bytes / GIB / m.model.tpot_slo_s
+        m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
+
+    def place(self, models: Sequence[Tenant]) -> dict[str, Gpus]:
+        """Alg. 1 on what is known now, in GiB."""
+        demands = [
+            Demand(m.name, m.d, self.footprint(m) / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models
+        ]
+        gpus = self.cluster.gpus
+        return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
+
+    def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float]:
+        """The largest KVPR of a placement, and the variance of its estimate."""
+        found = [(0.0, 0.0)]
+        for g, gpu in enumerate(self.cluster.gpus):
+            here = [m for m in models if g in at.get(m.name, ())]
+            shared_kv = (gpu.mem_bytes - sum(map(self.footprint, here))) / GIB
+            found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2))
+        return max(found)
+
+    def start(self, now_s: float) -> Iterator[Action]:
+        """Everybody for whom Alg. 1 finds a place is in at the start."""
+        self.start_s = now_s
+        for m in self.models.values():
+            m.since_s = now_s
+            self.weigh(m, now_s)
+        for name, place in self.place(list(self.models.values())).items():
+            yield from self.bring(self.models[name], place, "in")
+        yield from self.partition()
+
+    def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
+        """Load a model: as its home, or beside its home until that can be left."""
+        self.copies[m.name, place] = state
+        self.out.pop(m.name, None)
+        m.home, m.next = (place, None) if m.home is None else (m.home, place)
+        yield Load(Inst(m.name, place), self.way)
+        yield Run(Batch(Inst(m.name, place)))
+
+    def leave(self, m: Tenant) -> Iterator[Action]:
+        """Evict a model once those inside have finished; who still waits goes where it lives next."""
+        assert m.home is not None
+        self.copies[m.name, m.home] = "leaving"
+        yield Evict(Inst(m.name, m.home))
+        m.home, m.next = m.next, None
+        if m.home is None and (m.queue or m.late):
+            self.out[m.name] = None
+
+    def load_all(self, view: View) -> Iterator[Action]:
+        """Whoever is out and wanted tries to come back."""
+        for name in list(self.out):
+            if name in self.out:
+                yield from self.load(self.models[name], view)
+
+    def load(self, m: Tenant, view: View) -> Iterator[Action]:
+        """Bring a model back where KVPR is lowest, or make room for it there."""
+        need, decided = self.need(m), self.out[m.name]
+        self.weigh(m, view.now_s)
+        best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
+        for place in groups(self.cluster, m.model.tp) if decided is None else (decided,):
+            if (m.name, place) in self.copies:  # a copy is leaving there
+                continue
+            victims = [self.victims(m, g, need, view.now_s) for g in place]
+            gone = list({v.name: v for some in victims for v in some or ()}.values())
+            if None not in victims:
+                full = sum(view.free_bytes(g) < need for g in place)
+                kvpr = max(sum(x.d for x in self.at(g)) / max(self.shared_kv(g), 1) for g in place)
+                if best is None or (len(gone), full, kvpr) < best[0]:
+                    best = (len(gone), full, kvpr), place, gone
+        if best is None:
+            return
+        for v in best[2]:
+            yield from self.leave(v)
+        if all(self.shared_kv(g) >= need for g in best[1]):  # else once they have left
+            yield from self.bring(m, best[1])
+
+    def victims(self, m: Tenant, g: int, need: int, now_s: float) -> list[Tenant] | None:
+        """Whom to evict so that a model has room on GPU g; None: it cannot be."""
+        if self.workers and sum(g in place for _, place in self.copies) >= self.workers:
+            return None
+        here = [v for v in self.at(g) if v.home and self.copies[v.name, v.home] == "in"]
+        long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
+        rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
+        busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
+        starves = m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
+        found, lacks = [], need - self.shared_kv(g, soon=True)
+        for v in [*long, *(rest if self.evict == "pressure" else []), *(busy if starves else [])]:
+            if lacks <= 0 or self.evict == "never":
+                break
+            found.append(v)
+            lacks -= self.footprint(v)
+        return found if lacks <= 0 else None
+
+    def spare(self, m: Tenant, now_s: float) -> bool:
+        """Idle for long enough to go."""
+        return m.idle and now_s - m.since_s >= self.idle_s
+
+    def loaded(self, m: Tenant, place: Gpus, came: bool, view: View) -> Iterator[Action]:
+        """A model works from here, and leaves where it was; or the engine refused to load it."""
+        if came:
+            self.copies[m.name, place] = "in"
+            if m.next == place:
+                yield from self.leave(m)
+            yield from self.partition()
+            yield Wake(view.now_s, f"gpu {place[0]}")
+            return
+        self.copies.pop((m.name, place), None)
+        if m.next == place:
+            m.next = None
+        elif m.home == place:
+            m.home, m.next = m.next, None
+            self.out[m.name] = None  # the next tick tries again
+
+    def tick(self, view: View) -> Iterator[Action]:
+        """The interval of the global scheduler."""
+        for m in self.models.values():
+            self.weigh(m, view.now_s)
+        for (name, place), state in self.copies.items():
+            if state != "leaving" and view.lane(Batch(Inst(name, place)), "mixed") is None:
+                yield Run(Batch(Inst(name, place)))  # was refused
+        for g in sorted({m.home[0] for m in self.models.values() if m.home and (m.queue or m.late)}):
+            yield Wake(view.now_s, f"gpu {g}")
+        if self.evict == "idle":
+            for m in self.models.values():
+                if m.home and self.copies[m.name, m.home] == "in" and self.spare(m, view.now_s):
+                    yield from self.leave(m)
+        yield from self.load_all(view)
+        homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
+        if self.placement == "kvpr":
+            where = self.place(homes)
+            (r, var), (best, least) = self.worst(homes, {m.name: m.home or () for m in homes}), self.worst(homes, where)
+            if r - best > self.tau + self.z * math.sqrt(var + least):
+                yield from self.migrate(where, view)
+        elif self.placement == "requests":
+            yield from self.migrate(self.balance(homes), view)
+
+    def migrate(self, where: Mapping[str, Gpus], view: View) -> Iterator[Action]:
+        """Move whoever is placed elsewhere, if there is room for a second copy now."""
+        taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
+        for name, place in where.items():
+            m = self.models[name]
+            if m.home == place or m.next or (name, place) in self.copies:
+                continue
+            if not self.overlap:
+                yield from self.leave(m)
+                self.out[name] = place
+            elif all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place):
+                taken |= {g: taken[g] + self.need(m) for g in place}
+                yield from self.bring(m, place)
+
+    def balance(self, homes: Sequence[Tenant]) -> dict[str, Gpus]:
+        """Released instead of Alg. 1: the model with fewest requests moves if fewer pairs of GPUs are unstable then."""
+        for m in homes:
+            m.flight.append(m.live + len(m.queue))
+        n, at = len(self.cluster.gpus), {m.name: m.home or () for m in homes}
+
+        def unstable(at: Mapping[str, Gpus]) -> int:
+            each = []
+            for g in range(n):
+                here = [m for m in homes if g in at[m.name]]
+                free = self.cluster.gpus[g].mem_bytes - sum(map(self.need, here))
+                requests = sum(sum(m.flight) / len(m.flight) for m in here)
+                each.append((free / requests if requests else math.inf) if free >= 0 else 0.0)
+            return sum(a > UNSTABLE * b for a in each for b in each)
+
+        for m in sorted((m for m in homes if m.model.tp == 1), key=lambda m: m.flight[-1]):
+            for g in range(n):
+                if unstable(at | {m.name: (g,)}) < unstable(at):
+                    return {m.name: (g,)}
+        return {}
+
+    def partition(self) -> Iterator[Action]:
+        """Without elastic memory, what is beside weights is shared out by the forecast."""
+        for g in range(len(self.cluster.gpus)) if not self.elastic else ():
+            if here := self.at(g):
+                floor = [float(one_request(m.model)) for m in here]
+                weight = [self.cluster.plan[m.name].rate_rps * m.model.kv_token_bytes for m in here]
+                for m, part in zip(here, shares(self.shared_kv(g), floor, weight), strict=True):
+                    yield Limit(m.name, g, int(part))
+
+    # ------------------------------------------------------------ who is let in
+
+    def priority(self, r: Request) -> float:
+        """By deadline; released: less a guess of the prefill's seconds; fcfs: by arrival."""
+        if self.order == "fcfs":
+            return r.arrival_s
+        guess_s = min(max(r.prompt_tokens * 0.5 / 1024, 0.2), 2.0) if self.order == "slack" else 0.0
+        return r.arrival_s + r.ttft_slo_s - guess_s
+
+    def prefilled(self, m: Tenant, rid: int) -> None:
+        """A request no longer fills its engine's steps."""
+        if tokens := self.prefilling.pop(rid, 0):
+            m.filling -= tokens
+            m.waiting -= 1
+
+    def finished(self, m: Tenant, r: Request, view: View) -> Iterator[Action]:
+        """Memory came free, and perhaps a whole model."""
+        self.prefilled(m, r.id)
+        m.live -= 1
+        m.since_s = view.now_s
+        if self.numerator == "osdi26":
+            m.seen.append((view.now_s, r.prompt_tokens + view.request(r.id).made_tokens))
+        yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
+        if m.home and not self.short and (m.queue or m.late) and m.filling < self.chunk:
+            yield Wake(view.now_s, f"gpu {m.home[0]}")
+        if self.out and m.idle and not self.at_tick:
+            yield from self.load_all(view)
+
+    def alg2(self, g: int, view: View) -> Iterator[Action]:
+        """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
+        here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
+        open_ = {m.name: m for m in here if (m.queue or m.late) and m.filling < self.chunk}
+        self.short.discard(g)
+        if not open_:
+            return
+        S, dropped = self.sequence(here, list(open_.values()), view.now_s)
+        if self.dropped == "drop":
+            for e in dropped:
+                self.take(open_[e[2].model], e)
+                yield Drop(e[2].id)
+            dropped = []
+        elif self.dropped == "requeue" and any(m.live for m in here):
+            dropped = []
+        free: dict[int, int] = {}
+        for e in chain(S, dropped):
+            r = e[2]
+            m = open_.get(r.model)
+            if m is None or not m.home:
+                continue
+            if not self.has_room(m, r):
+                del open_[m.name]
+                if not open_:
+                    return
+                continue
+            if self.order == "moore-hodgson":
+                need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
+                for i in m.home:
+                    free.setdefault(i, view.free_bytes(i) if i not in free else 0)
+                    free[i] -= need
+                if min(free[i] for i in m.home) < m.model.page_bytes and any(x.live for x in here):
+                    self.short.add(g)
+                    idle = [v for v in self.at(g) if self.spare(v, view.now_s) and v.home and self.evict != "never"]
+                    if idle:
+                        yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
+                    return
+            self.take(m, e)
+            self.inside[r.id] = m, r
+            self.prefilling[r.id] = r.prompt_tokens
+            m.filling += r.prompt_tokens
+            m.waiting += 1
+            m.live += 1
+            yield Admit(r.id, Batch(Inst(m.name, m.home)))
+
+    def has_room(self, m: Tenant, r: Request) -> bool:
+        """Whether an engine would not make a request wait: its next step has room for the prompt."""
+        if self.order == "moore-hodgson":
+            return not m.filling or m.filling + r.prompt_tokens <= self.chunk
+        return self.order == "fcfs" or m.waiting <= BACKEND_MOST
+
+    def take(self, m: Tenant, e: Entry) -> None:
+        """Out of the queue."""
+        if m.late and m.late[0] is e:
+            m.late.popleft()
+        else:
+            m.queue.remove(e)
+
+    def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
+        """Alg. 2: the requests to let in, in order, and those that it drops."""
+        R = sorted(e for m in open_ for e in m.queue[: self.heads])[: self.heads]
+        if self.order != "moore-hodgson":
+            return R, []
+        seconds = [e[2].prompt_tokens / self.models[e[2].model].c for e in R]
+        busy = {m.name: m.filling / m.c for m in here}
+        on_time: set[int] = set()
+        if self.clock == "serial":
+            on_time = set(moore_hodgson([e[0] for e in R], seconds, now_s + sum(busy.values())))
+        else:
+            for m in open_:
+                mine = [k for k, e in enumerate(R) if e[2].model == m.name]
+                kept = moore_hodgson([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + busy[m.name])
+                on_time |= {mine[k] for k in kept}
+        dropped = []
+        for k, e in enumerate(R):
+            m = self.models[e[2].model]
+            if self.dropped == "late" and now_s + seconds[k] > e[0]:  # no order can save it
+                m.queue.remove(e)
+                m.late.append(e)
+            elif k not in on_time:
+                dropped.append(e)
+        late = [list(islice(m.late, self.heads)) for m in open_ if m.late]
+        return [R[k] for k in sorted(on_time)], merge(dropped, *late) if late else dropped
