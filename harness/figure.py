@@ -10,12 +10,13 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.spec import meant
 from harness.types import UserError
 
 HERE = Path(__file__).parent / "figures"
+T = TypeVar("T")
 AXES = ("rate_scale", "slo_scale", "gpus")
 WORDS = ("reached", "never")
 
@@ -96,7 +97,9 @@ class Figure:
         )
         sets = {one for row in self.rows for one in row.models}
         if unknown := next((one for one in models or () if one not in sets), None):
-            raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})')
+            raise UserError(
+                f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})'
+            )
         quick, full = (replace(one, seeds=seeds or one.seeds) for one in (self.quick, self.full))
         return replace(
             self, systems=systems or self.systems, traces=traces or self.traces, rows=rows, quick=quick, full=full
@@ -167,9 +170,9 @@ def _rates(found: Figure, row: Row) -> bool:
     )
 
 
-def _made(kind: type[Any], where: str, data: Mapping[str, Any]) -> Any:
+def _made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:
     """A dataclass of TOML values, lists as tuples; UserError for a key too many or too few."""
-    takes = {one.name: one for one in fields(kind)}
+    takes = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass
     if unknown := next((key for key in data if key not in takes), None):
         raise UserError(f'{where}unknown key "{unknown}"{meant(unknown, takes)}')
     needs = (name for name, one in takes.items() if one.default is MISSING)

@@ -597,8 +597,8 @@ def attainment(runs: Iterable[Run]) -> pa.Table:
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
 
-def score(run: Run) -> pa.Table:
-    """Rows of one run in the tidy table: every definition and measure, pooled and per model."""
+def score(run: Run, *, by_model: bool = True) -> pa.Table:
+    """Rows of one run in the tidy table: every definition and measure, pooled and (on request) per model."""
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
     values: list[tuple[str, str, str | None, int, float | None]] = []
@@ -607,7 +607,7 @@ def score(run: Run) -> pa.Table:
     elif infeasible:
         values += [(name, over, None, 0, 0.0) for name in DEFINITIONS for over in ("pooled", "mean", "worst")]
     else:
-        values += _values(run, spec)
+        values += _values(run, spec, by_model)
     about = {
         **spec,
         "run": run.name,
@@ -636,7 +636,9 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None, int, float | None]]:
+def _values(
+    run: Run, spec: Mapping[str, Any], by_model: bool
+) -> Iterator[tuple[str, str, str | None, int, float | None]]:
     """(definition, over, model, n, value)."""
     every = rows(run.table)
     window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
@@ -657,11 +659,11 @@ def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str |
         yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
         yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
         yield name, "jain", None, n, _known(jain(each.values()))
-        for model, value in each.items():
+        for model, value in each.items() if by_model else ():
             yield name, "model", model, int(counts[offered.models.index(model)]), value
     for name, value in measures(offered, slo, window_s).items():
         yield name, "pooled", None, n, _known(value)
-    for code in np.flatnonzero(counts):
+    for code in np.flatnonzero(counts) if by_model else ():
         own = offered.model == code
         for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)

@@ -1,7 +1,7 @@
 """A paper's figure, run again: every panel's grid of runs, scored into one table, beside what the paper says.
 
-The table (`record.SWEEP` in the figure's folder) has a row a (panel, x, run, definition) and alone draws the figure; its
-metadata holds what panels, caption and claims need.
+The table (`record.SWEEP` in the figure's folder) has a row a (panel, x, run, definition) and alone draws the figure;
+its metadata holds what panels, caption and claims need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Scope
 from harness.metrics import Estimate
-from harness.run import jobs_of, models_of, resolve, trace_of, traits
+from harness.run import jobs_of, models_of, resolve, trace_of
 from harness.spec import Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT
@@ -134,7 +134,8 @@ class _Work:
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
         """Every panel; their SLO bases are measured in one sweep."""
-        pairs = list(dict.fromkeys((t, m) for row in self.figure.rows for t in self.figure.traces for m in row.models))
+        named = {(t, m): self._named(t, m) for row in self.figure.rows for t in self.figure.traces for m in row.models}
+        pairs = [(trace, m) for (_, m), trace in named.items()]
         for trace, models in pairs:  # a mistake shows before anything is run
             for entry in self.entries:
                 jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=_most(self.figure), slo="")))
@@ -147,14 +148,22 @@ class _Work:
             Panel(i, trace, models, *self._window(trace, models), judges[trace, models])
             for i, row in enumerate(self.figure.rows)
             for models in row.models
-            for trace in self.figure.traces
+            for trace in (named[asked_, models] for asked_ in self.figure.traces)
         )
+
+    def _named(self, trace: str, models: str) -> str:
+        """The trace as runs of a set know it; a generator's as long as the window asked for."""
+        name = resolve(replace(self._spec(trace, models), gpus=_most(self.figure), slo="")).trace
+        found = trace_of(name)
+        if found.maker is None or found.span_s >= self.scope.window_s:
+            return name
+        return f"{found.maker}+span_s={self.scope.window_s:g}"
 
     def _spec(self, trace: str, models: str) -> Spec:
         return replace(self.entries[0].spec, trace=trace, models=models)
 
     def _judges(self, trace: str, models: str) -> dict[float, Judge]:
-        """The SLO at every scale of a trace and set; all let runs drain as long as the largest needs, to share them."""
+        """The SLO at every scale of a set, --full or not; runs drain as long as the largest needs, so all share."""
         rows = [row for row in self.figure.rows if models in row.models]
         scales = {float(s) for row in rows for s in (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))}
         quiet = sweep.Silent()
@@ -208,7 +217,7 @@ class _Work:
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float]:
-        """By trace and set, the highest rate scale at which the first system holds every definition; else the lowest."""
+        """The highest rate scale at which the first system holds every definition, else the lowest; by trace and set."""
         found = {}
         first = self.entries[0]
         cells = [
@@ -219,7 +228,9 @@ class _Work:
         for panel in self._rate_panels():
             met = []
             for x in self.rates[panel.key, first.label]:
-                own = [score for cell, score in zip(cells, scores, strict=True) if (cell.panel, cell.x) == (panel.key, x)]
+                own = [
+                    score for cell, score in zip(cells, scores, strict=True) if (cell.panel, cell.x) == (panel.key, x)
+                ]
                 if any(_mean(score[d] for score in own) < LEVEL for d in self.figure.definitions):
                     break
                 met.append(x)
@@ -402,7 +413,9 @@ def _short(models: str) -> str:
 def _described(name: str) -> str:
     trace = trace_of(name)
     note = f" ({trace.note})" if trace.note else ""
-    return f"{trace.name}: {trace.tier}{note}, {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
+    return (
+        f"{trace.name}: {trace.tier}{note}, {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
+    )
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -422,7 +435,7 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, 
         if min(seen[rate].values()) < LEVEL:
             break
         holds = rate
-    top = max(max(seen), low * 2**OCTAVES)
+    top = max(*seen, low * 2**OCTAVES)
     octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
     span = round(math.log2(top / holds)) or 1
     for density in count(2):
@@ -469,11 +482,10 @@ def scored(cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions:
     for cell, task in zip(cells, ready, strict=True):
         key = (task.spec.folder, cell.label, cell.under.rule)
         if key not in done:
-            rows = metrics.score(sweep.scorable(cell.label, out / task.spec.folder, cell.under))
-            wanted = pc.and_(
-                pc.is_in(rows["definition"].cast(pa.string()), kept), pc.not_equal(rows["over"].cast(pa.string()), "model")
+            rows = metrics.score(sweep.scorable(cell.label, out / task.spec.folder, cell.under), by_model=False)
+            done[key] = rows.filter(pc.is_in(rows["definition"].cast(pa.string()), kept)).cast(
+                pa.schema([f for f in plain if f.name not in {"panel", "x"}])
             )
-            done[key] = rows.filter(wanted).cast(pa.schema([f for f in plain if f.name not in {"panel", "x"}]))
         rows = done[key]
         place = [pa.array([cell.panel] * len(rows), pa.string()), pa.array([cell.x] * len(rows), pa.float64())]
         parts.append(pa.Table.from_arrays([*place, *rows.columns], schema=plain))
@@ -512,7 +524,7 @@ class Verdict(NamedTuple):
 
     claim: Claim
     panel: Mapping[str, Any]
-    here: Estimate | None
+    here: Estimate | None  # the crossing, or the ratio of two
     says: str  # agrees | differs | open | not run
 
 
@@ -531,27 +543,38 @@ def verdicts(found: Reproduced) -> list[Verdict]:
             if claim.over is None:
                 here = where(rows, panel, claim.system, claim.definition, about["level"])
             else:
-                pair = [metrics.curves(rows, label, claim.definition, "x") for label in (claim.system, claim.over)]
-                here = metrics.crossing_ratio(*pair, about["level"]) if all(pair) else None
-            out.append(Verdict(claim, panel, here, judged(claim, here)))
+                ours, theirs = (metrics.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
+                here = metrics.crossing_ratio(ours, theirs, about["level"]) if ours and theirs else None
+            if isinstance(claim.paper, str):
+                met = reached(rows, claim, about["level"])
+                says = "not run" if met is None else "agrees" if met == (claim.paper == "reached") else "differs"
+            else:
+                says = judged(claim.paper, here)
+            out.append(Verdict(claim, panel, here, says))
     return out
 
 
-def judged(claim: Claim, here: Estimate | None) -> str:
+def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
+    """Whether the mean over seeds is at the level where that is easiest: the lowest rate, the largest scale, all GPUs."""
+    curves = metrics.curves(rows, claim.system, claim.definition, "x")
+    if not curves:
+        return None
+    easiest = min if claim.axis == "rate_scale" else max
+    return _mean(curve[easiest(curve)] for curve in curves.values()) >= level
+
+
+def judged(paper: float, here: Estimate | None) -> str:
     """`agrees` where the paper's value lies in the interval (is the value, where there is none), else `differs`.
 
     `open` where the crossing lies beyond the grid and may be the paper's.
     """
     if here is None:
         return "not run"
-    if isinstance(claim.paper, str):
-        never = here.sign == ("<" if claim.axis == "rate_scale" else ">")
-        return "agrees" if never == (claim.paper == "never") else "differs"
     if here.sign == "~":
         return "open"
     low = -math.inf if here.sign == "<" else here.mean if here.low is None else here.low
     high = math.inf if here.sign == ">" else here.mean if here.high is None else here.high
-    if not low <= claim.paper <= high:
+    if not low <= paper <= high:
         return "differs"
     return "agrees" if here.sign == "=" else "open"
 
@@ -576,16 +599,23 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
     level = f"{100 * about['level']:g} %"
     yield f"{AXIS[axis]} at which each system {'holds' if axis == 'rate_scale' else 'reaches'} {level} ({fixed}{gpus})"
-    head = ["trace", "models", "req/s", "system", *(f"{level} {n}" for n in names)]
+    given = axis != "rate_scale"
+    head = ["trace", "models", *["req/s"] * given, "system", *(f"{level} {n}" for n in names)]
     rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
     for panel in panels:
         own = of_panel(found.table, panel["panel"])
         for label in about["systems"]:
-            rate = "-" if panel["rate_rps"] is None else f"{panel['rate_rps']:.3g}"
             crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
-            cells = [table.text(e, COLUMN[axis]) for e in crossed]
-            rows.append([panel["trace"], panel["models"], rate, label, *cells, "|", *_beside(own, panel, label, about)])
+            cells = [f"{panel['rate_rps']:.3g}", label] if given else [label]
+            cells += [_at(e, axis) for e in crossed]
+            rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])
     yield from table.aligned(rows)
+
+
+def _at(e: Estimate | None, axis: str) -> str:
+    """A crossing; where all that was asked is enough, "<" is "at most"."""
+    text = table.text(e, COLUMN[axis])
+    return text if axis == "rate_scale" else text.replace("<", "≤")
 
 
 COLUMN = {
@@ -623,11 +653,7 @@ def _claims(found: Reproduced) -> Iterator[str]:
     for one in every:
         c = one.claim
         what = f"{100 * found.about['level']:g} % {c.definition.upper()}"
-        said = (
-            f"{c.system} / {c.over}, rate at {what}"
-            if c.over
-            else f"{c.system}, {AXIS[c.axis]} for {what}"
-        )
+        said = f"{c.system} / {c.over}, rate at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
         paper = f"{c.paper:g}{'x' if c.over else ''}" if not isinstance(c.paper, str) else c.paper
         rows.append([said, one.panel["trace"], one.panel["models"], paper, _here(one), one.says])
     yield from table.aligned(rows)
@@ -640,10 +666,12 @@ def _here(one: Verdict) -> str:
     if e is None:
         return "-"
     if one.claim.over is None:
-        return table.text(e, COLUMN[one.claim.axis])
+        return _at(e, one.claim.axis)
     low, high = ("" if x is None else f"{x:.2f}" for x in (e.low, e.high))
     sign = "" if e.sign == "=" else e.sign
-    spread = f" [{low} - {high}]" if low and high else f" [{low} or more]" if low else f" [up to {high}]" if high else ""
+    spread = (
+        f" [{low} - {high}]" if low and high else f" [{low} or more]" if low else f" [up to {high}]" if high else ""
+    )
     return f"{sign}{e.mean:.2f}x{spread}"
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.transforms import offset_copy
 
 from harness import metrics
 from harness.record import SWEEP
@@ -27,9 +28,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
     from matplotlib.axes import Axes
+    from matplotlib.transforms import Transform
 
-LINE_IN = 0.78  # height of a line of panels, with what stands below it
+LINE_IN = 0.82  # height of a line of panels, with what stands below it
 MARKER = 2.9  # points
+CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs"}
 CAPTION = 104  # characters of a line of the caption
 
@@ -49,7 +52,7 @@ def drawn(sweep: Path) -> bool:
 
 
 def points(table: pa.Table, facts: Mapping[str, Any]) -> pd.DataFrame:
-    """Return what is drawn: one row a (panel, system, x) with every definition's mean, low and high, and the weights."""
+    """Return what is drawn: one row a (panel, system, x), each definition's mean, low and high, and weights moved."""
     import pandas as pd
 
     names = [*facts["definitions"], "both"]
@@ -60,7 +63,7 @@ def points(table: pa.Table, facts: Mapping[str, Any]) -> pd.DataFrame:
         panel, first = panels[str(key)], group.iloc[0]
         values = group.set_index("definition")
         row: dict[str, Any] = {name: panel[name] for name in ("panel", "axis", "trace", "tier", "models")}
-        row |= {"label": str(label), "x": x, "shown_x": x * _unit(panel)}
+        row |= {"label": str(label), "x": x, "shown_x": first["x"] * _unit(panel)}
         row |= {name: first[name] for name in ("gpus", "rate_scale", "slo", "fidelity", "n", "infeasible")}
         for name in dict.fromkeys(names):
             row |= {f"{name}_{part}": values.loc[name, part] if name in values.index else np.nan
@@ -105,7 +108,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     below = 0.1 + 0.078 * (1 + text.count("\n"))
     height = len(lines) * LINE_IN + 0.62 + below
     figure = Figure(figsize=(style.COLUMN_IN, height))
-    gap = 0.44
+    gap = 0.5
     grid = figure.add_gridspec(len(lines), len(columns), left=0.105, right=0.985, top=1 - 0.5 / height,
                                bottom=(below + 0.24) / height, hspace=gap, wspace=0.13)  # fmt: skip
     for i, (row, models) in enumerate(lines):
@@ -113,9 +116,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         for j, (trace, definition) in enumerate(columns):
             axis = figure.add_subplot(grid[i, j])
             axes.append(axis)
-            panel = next(
-                (p for p in panels if (p["row"], p["models"], p["trace"]) == (row, models, trace)), None
-            )
+            panel = next((p for p in panels if (p["row"], p["models"], p["trace"]) == (row, models, trace)), None)
             if panel is None:
                 axis.set_axis_off()
                 continue
@@ -142,8 +143,19 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
                       **_marks(looks[label])) for label in series]  # fmt: skip
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),
                           label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
-    figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False, fontsize=6,
-                  handlelength=2.0, columnspacing=0.9, borderaxespad=0.1, labelspacing=0.25, handletextpad=0.4)  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=4,
+        frameon=False,
+        fontsize=6,
+        handlelength=2.0,
+        columnspacing=0.9,
+        borderaxespad=0.1,
+        labelspacing=0.25,
+        handletextpad=0.4,
+    )
     figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
@@ -154,7 +166,10 @@ def _name(label: str) -> str:
 
 def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
     marks = look.marks(hollow=hollow)
-    return marks | {"markersize": MARKER * (1.4 if look.marker == "*" else 1.0), "markeredgewidth": 0.7 if hollow else 0.3}
+    return marks | {
+        "markersize": MARKER * (1.4 if look.marker == "*" else 1.0),
+        "markeredgewidth": 0.7 if hollow else 0.3,
+    }
 
 
 def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.DataFrame, definition: str,
@@ -175,13 +190,23 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
                 axis.axvline(at, color=look.color, linewidth=0.7, linestyle=(0, (3, 1.5)), zorder=2)
         for which in (False, True):
             some = hollow == which
-            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which))
+            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
+                      transform=_beside(axis, label, facts))  # fmt: skip
     lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
-    axis.set_ylim(min(80.0, 20 * np.floor(lowest / 20)), 103)
+    axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
     axis.spines[["top", "right"]].set_visible(False)
     axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
     axis.tick_params(labelsize=5.5, length=2, pad=1.5)
     _ticks(axis, sorted(frame["shown_x"].unique()), panel["axis"])
+
+
+def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
+    """Controls stand left and right of their x, or one would hide the other."""
+    controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
+    if label not in controls:
+        return axis.transData
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
+    return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
 
 
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
@@ -220,14 +245,24 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     told = [
         f"After {facts['paper']}.",
         style.caption(runs, frame["n"]),
-        *(f"{XLABEL[p['axis']]}: {p['models']} on {p['trace']} at {p['rate_rps']:.3g} req/s."
-          for p in facts["panels"] if p["rate_rps"] is not None),
+        *_rates(facts["panels"]),
         "Markers without a line: controls, at the ends.",
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
         *facts["notes"],
         note,
     ]  # fmt: skip
     return " ".join(part for part in told if part)
+
+
+def _rates(panels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At which rate the panels stand that do not vary it."""
+    given = [p for p in panels if p["rate_rps"] is not None]
+    return [
+        f"{XLABEL[axis]}: at "
+        + ", ".join(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
+        + " req/s."
+        for axis in dict.fromkeys(p["axis"] for p in given)
+    ]
 
 
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
