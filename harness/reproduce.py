@@ -217,7 +217,7 @@ class _Work:
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float]:
-        """The highest rate scale at which the first system holds every definition, else the lowest; by trace and set."""
+        """By trace and set, the highest rate scale at which the first system holds every definition, else the lowest."""
         found = {}
         first = self.entries[0]
         cells = [
@@ -555,7 +555,7 @@ def verdicts(found: Reproduced) -> list[Verdict]:
 
 
 def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
-    """Whether the mean over seeds is at the level where that is easiest: the lowest rate, the largest scale, all GPUs."""
+    """Whether the mean over seeds holds where it is easiest: at the lowest rate, the largest scale, with all GPUs."""
     curves = metrics.curves(rows, claim.system, claim.definition, "x")
     if not curves:
         return None
