@@ -31,6 +31,7 @@ class Row:
     slo_scale: tuple[float, ...]
     rate_scale: float | None = None  # None: searched along rate_scale, else as the row of rates found it
     full: tuple[float, ...] = ()  # more x for --full
+    traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
 
     @property
     def x(self) -> tuple[float, ...]:
@@ -91,7 +92,7 @@ class Figure:
     ) -> Figure:
         """The figure with other systems, traces or seeds, or a part of its model sets. UserError for an unknown set."""
         rows = tuple(
-            replace(row, models=kept)
+            replace(row, models=kept, traces=() if traces else row.traces)
             for row in self.rows
             if (kept := row.models if models is None else tuple(one for one in row.models if one in models))
         )
@@ -155,6 +156,8 @@ def _whole(found: Figure) -> None:
     """UserError where rows or claims ask for what is not there."""
     axes = [row.axis for row in found.rows]
     for i, row in enumerate(found.rows, 1):
+        if len(row.traces) not in {0, len(found.traces)}:
+            raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
         if row.axis != "rate_scale" and row.rate_scale is None and not _rates(found, row):
             raise UserError(f"row {i}: no rate_scale, and no row along rate_scale with its models, GPUs and SLO scale")
     for i, claim in enumerate(found.claims, 1):

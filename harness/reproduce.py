@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import metrics, record, sweep, table
-from harness.figure import Claim, Figure, Scope
+from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
 from harness.run import jobs_of, models_of, resolve, trace_of
 from harness.spec import Spec, asked, canonical, digest, from_dict
@@ -38,6 +38,7 @@ class Panel(NamedTuple):
     """One trace and model set of a row, with what its runs share."""
 
     row: int
+    column: int
     trace: str
     models: str
     window_s: float
@@ -47,7 +48,7 @@ class Panel(NamedTuple):
     @property
     def key(self) -> str:
         """How the table names it."""
-        return f"{self.row + 1}/{self.trace}/{self.models}"
+        return f"{self.row + 1}/{self.column + 1}/{_short(self.models)}"
 
 
 class Cell(NamedTuple):
@@ -134,8 +135,8 @@ class _Work:
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
         """Every panel; their SLO bases are measured in one sweep."""
-        named = {(t, m): self._named(t, m) for row in self.figure.rows for t in self.figure.traces for m in row.models}
-        pairs = [(trace, m) for (_, m), trace in named.items()]
+        named = {(t, m): self._named(t, m) for row in self.figure.rows for t in self._traces(row) for m in row.models}
+        pairs = list(dict.fromkeys((trace, m) for (_, m), trace in named.items()))
         for trace, models in pairs:  # a mistake shows before anything is run
             for entry in self.entries:
                 jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=_most(self.figure), slo="")))
@@ -145,11 +146,14 @@ class _Work:
                 sweep.sweep(bases, self.out, workers=self.workers, teller=self.teller, what="SLO bases")
             judges = {pair: self._judges(*pair) for pair in pairs}
         return tuple(
-            Panel(i, trace, models, *self._window(trace, models), judges[trace, models])
+            Panel(i, k, trace, models, *self._window(trace, models), judges[trace, models])
             for i, row in enumerate(self.figure.rows)
             for models in row.models
-            for trace in (named[asked_, models] for asked_ in self.figure.traces)
+            for k, trace in enumerate(named[asked_, models] for asked_ in self._traces(row))
         )
+
+    def _traces(self, row: Row) -> tuple[str, ...]:
+        return row.traces or self.figure.traces
 
     def _named(self, trace: str, models: str) -> str:
         """The trace as runs of a set know it; a generator's as long as the window asked for."""
@@ -217,7 +221,7 @@ class _Work:
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float]:
-        """By trace and set, the highest rate scale at which the first system holds every definition, else the lowest."""
+        """By trace and set, the highest rate scale at which the first system holds all definitions, else the lowest."""
         found = {}
         first = self.entries[0]
         cells = [
@@ -300,7 +304,7 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: traces, bases, rates, the grid, the table."""
-        self.teller.say("; ".join(map(_described, self.figure.traces)))
+        self.teller.say("; ".join(map(_described, self._asked())))
         for notice in self._notices():
             self.teller.say(notice)
         if not sweep.compiled():
@@ -319,7 +323,10 @@ class _Work:
         return self._scored(cells, panels)
 
     def _notices(self) -> list[str]:
-        return [notice for name in self.figure.traces if (notice := trace_of(name).notice)]
+        return [notice for name in self._asked() if (notice := trace_of(name).notice)]
+
+    def _asked(self) -> list[str]:
+        return list(dict.fromkeys(trace for row in self.figure.rows for trace in self._traces(row)))
 
     # -------------------------------------------------------------- the table
 
@@ -368,9 +375,11 @@ class _Work:
         return {
             "panel": panel.key,
             "row": panel.row,
+            "column": panel.column,
             "axis": row.axis,
             "trace": trace.name,
             "tier": trace.tier,
+            "note": trace.note,
             "models": _short(panel.models),
             "count": len(models_of(panel.models).members),
             "gpus": None if row.axis == "gpus" else row.gpus[0],

@@ -98,7 +98,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         raise UserError("nothing to draw: every run of this figure was skipped (bench list tells why)")
     panels: list[dict[str, Any]] = facts["panels"]
     lines = list(dict.fromkeys((panel["row"], panel["models"]) for panel in panels))
-    traces = list(dict.fromkeys(panel["trace"] for panel in panels))
+    traces = sorted({panel["column"] for panel in panels})
     columns = [(trace, definition) for trace in traces for definition in facts["definitions"]]
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
     series = [label for label in series if not label.endswith(" (A/A)")]
@@ -116,7 +116,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         for j, (trace, definition) in enumerate(columns):
             axis = figure.add_subplot(grid[i, j])
             axes.append(axis)
-            panel = next((p for p in panels if (p["row"], p["models"], p["trace"]) == (row, models, trace)), None)
+            panel = next((p for p in panels if (p["row"], p["models"], p["column"]) == (row, models, trace)), None)
             if panel is None:
                 axis.set_axis_off()
                 continue
@@ -135,10 +135,10 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
     for k, trace in enumerate(traces):
-        tier = next(p["tier"] for p in panels if p["trace"] == trace)
+        name = " / ".join(dict.fromkeys(f"{p['trace']} ({p['tier']})" for p in panels if p["column"] == trace))
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
-        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, f"{trace} ({tier})", ha="center", fontsize=6.5)
+        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
     handles = [Line2D([], [], linestyle="" if label in facts["controls"] else looks[label].line, label=_name(label),
                       **_marks(looks[label])) for label in series]  # fmt: skip
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),
@@ -242,6 +242,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     span = f"{scales[0]:g} to {scales[-1]:g}" if len(scales) > 1 else f"{scales[0]:g}"
     gpus = sorted({int(x) for x in runs.loc[~runs["label"].isin(facts["controls"]), "gpus"]})
     runs["slo"], runs["gpus"] = f"{span} x {base}", f"{gpus[0]} to {gpus[-1]}" if len(gpus) > 1 else str(gpus[0])
+    runs["trace"] = runs["trace"].map({key: key.partition("+")[0] for key in runs["trace"].unique()})
     told = [
         f"After {facts['paper']}.",
         style.caption(runs, frame["n"]),
