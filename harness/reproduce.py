@@ -290,14 +290,15 @@ class _Work:
         return tuple(sorted({*row.x, *(row.full if self.full else ())}))
 
     def cells(self) -> list[Cell]:
-        """Every cell of the figure; controls stand at the ends of the first system's axis."""
+        """Every cell of the figure; controls stand at the ends of the first system's axis, the A/A copy along rates."""
         found = []
         for panel in self.panels:
             for entry in self.entries:
                 for x in self._xs(panel, entry.label):
                     found += self._seeds(panel, entry, **self._at(panel, x))
             xs = self._xs(panel, self.entries[0].label)
-            for entry in self.controls:
+            rated = self.figure.rows[panel.row].axis == "rate_scale"
+            for entry in (one for one in self.controls if rated or not one.label.endswith(AA)):
                 for x in dict.fromkeys((xs[0], xs[-1])):
                     found += self._seeds(panel, entry, **self._at(panel, x))
         return found

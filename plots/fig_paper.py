@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
 LINE_IN = 0.82  # height of a line of panels, with what stands below it
+TOP_IN = 0.58  # legend and titles
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs"}
@@ -106,10 +108,10 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     text = textwrap.fill(_caption(table, facts, frame, note), CAPTION)
 
     below = 0.1 + 0.078 * (1 + text.count("\n"))
-    height = len(lines) * LINE_IN + 0.62 + below
+    height = len(lines) * LINE_IN + TOP_IN + 0.12 + below
     figure = Figure(figsize=(style.COLUMN_IN, height))
     gap = 0.5
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.105, right=0.985, top=1 - 0.5 / height,
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.105, right=0.985, top=1 - TOP_IN / height,
                                bottom=(below + 0.24) / height, hspace=gap, wspace=0.13)  # fmt: skip
     for i, (row, models) in enumerate(lines):
         axes = []
@@ -126,7 +128,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                axis.set_ylabel(f"({'abcdefgh'[i]}) {models}", fontsize=6, labelpad=2)
+                axis.set_ylabel(f"({LETTERS[i]}) {models}", fontsize=6, labelpad=2)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
@@ -135,7 +137,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
     for k, trace in enumerate(traces):
-        name = " / ".join(dict.fromkeys(f"{p['trace']} ({p['tier']})" for p in panels if p["column"] == trace))
+        name = _title([p for p in panels if p["column"] == trace], lines)
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
         figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
@@ -158,6 +160,15 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     )
     figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
+
+
+def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[tuple[int, str]]) -> str:
+    """The trace of a column; where lines of it have another, that one with their letters below."""
+    of: dict[str, list[str]] = {}
+    for p in panels:
+        of.setdefault(f"{p['trace']} ({p['tier']})", []).append(LETTERS[lines.index((p["row"], p["models"]))])
+    first, *others = of
+    return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
 
 def _name(label: str) -> str:
@@ -210,17 +221,18 @@ def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
 
 
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
-    """Few labels: GPUs in steps of 2, rates and scales on a logarithm at powers of 2 or 10."""
+    """Three labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
     if kind == "gpus":
         axis.set_xlim(xs[0] - 0.3, xs[-1] + 0.3)
         axis.xaxis.set_major_locator(FixedLocator([x for x in xs if (x - xs[0]) % 2 == 0]))
         axis.xaxis.set_minor_locator(NullLocator())
         return
     axis.set_xscale("log", base=2)
-    axis.set_xlim(xs[0] / 1.15, xs[-1] * 1.15)
+    axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
     octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
     step = max(1, -(-len(octaves) // 3))
-    axis.xaxis.set_major_locator(FixedLocator(octaves[::step]))
+    shown = octaves[::step] if kind == "rate_scale" else [xs[0], xs[len(xs) // 2], xs[-1]]
+    axis.xaxis.set_major_locator(FixedLocator(shown))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axis.xaxis.set_minor_formatter(NullFormatter())
@@ -236,16 +248,36 @@ def _xlabel(panel: Mapping[str, Any]) -> str:
 
 def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, note: str) -> str:
     """The paper, the facts of all figures, what stands still in each row, and what a reader could be misled by."""
-    runs = table.filter(table.column("skipped").is_null()).select([name for name, _ in metrics.RUN_SCHEMA]).to_pandas()
-    scales = sorted({float(slo.partition("x")[0]) for slo in runs["slo"]})
-    base = str(runs["slo"].iloc[0]).partition("x")[2]
-    span = f"{scales[0]:g} to {scales[-1]:g}" if len(scales) > 1 else f"{scales[0]:g}"
-    gpus = sorted({int(x) for x in runs.loc[~runs["label"].isin(facts["controls"]), "gpus"]})
-    runs["slo"], runs["gpus"] = f"{span} x {base}", f"{gpus[0]} to {gpus[-1]}" if len(gpus) > 1 else str(gpus[0])
-    runs["trace"] = runs["trace"].map({key: key.partition("+")[0] for key in runs["trace"].unique()})
+    runs = table.filter(table.column("skipped").is_null()).to_pandas()
+    own = runs[~runs["label"].isin(facts["controls"])]
+    fits = {key: " and ".join(sorted(x["fit"].dropna().unique())) for key, x in own.groupby("panel", observed=True)
+            } if "fit" in own else {}  # fmt: skip
+
+    def traced(panel: Mapping[str, Any]) -> str:
+        fit = fits.get(panel["panel"])
+        return f"{panel['trace']} ({panel['tier']}{f', fit {fit}' if fit else ''})"
+
+    def each(values: Iterable[object]) -> str:
+        return ", ".join(str(x) for x in dict.fromkeys(values))
+
+    def span(values: Iterable[float]) -> str:
+        every = sorted(values)
+        low, high = every[0], every[-1]
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+    rules = [str(slo).partition("x") for slo in own["slo"].unique()]
+    seeds = int(frame["n"].max())
     told = [
         f"After {facts['paper']}.",
-        style.caption(runs, frame["n"]),
+        " · ".join([
+            each(map(traced, facts["panels"])),
+            each(panel["models"] for panel in facts["panels"]),
+            f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
+            each(own["fidelity"].unique()),
+            f"SLO {span(float(scale) for scale, _, _ in rules)} x {each(base for _, _, base in rules)}",
+            f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
+            f"plans from the {each(own['plan_origin'].unique())}",
+        ]) + ".",
         *_rates(facts["panels"]),
         "Markers without a line: controls, at the ends.",
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
@@ -259,7 +291,7 @@ def _rates(panels: Sequence[Mapping[str, Any]]) -> list[str]:
     """At which rate the panels stand that do not vary it."""
     given = [p for p in panels if p["rate_rps"] is not None]
     return [
-        f"{XLABEL[axis]}: at "
+        f"Over {XLABEL[axis]}: at "
         + ", ".join(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
         + " req/s."
         for axis in dict.fromkeys(p["axis"] for p in given)
