@@ -630,7 +630,7 @@ def plot(sweep: Path | None, out: Path | None) -> None:
         sweep = stored[-1].parent
     sweep = sweep.resolve()
     draw, name = (
-        (fig_paper.render, sweep.name) if fig_paper.drawn(sweep) else
+        (fig_paper.render, sweep.name.rpartition("-")[0]) if fig_paper.drawn(sweep) else
         (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
     )  # fmt: skip
     stem = (out.with_suffix("") if out else FIGURES / name).resolve()

@@ -220,8 +220,8 @@ class _Work:
         raise AssertionError
 
     @cached_property
-    def held(self) -> Mapping[tuple[str, str], float]:
-        """By trace and set, the highest rate scale at which the first system holds all definitions, else the lowest."""
+    def held(self) -> Mapping[tuple[str, str], float | None]:
+        """By trace and set, the highest rate scale at which the first system holds every definition, if any."""
         found = {}
         first = self.entries[0]
         cells = [
@@ -238,7 +238,7 @@ class _Work:
                 if any(_mean(score[d] for score in own) < LEVEL for d in self.figure.definitions):
                     break
                 met.append(x)
-            found[panel.trace, panel.models] = met[-1] if met else self.rates[panel.key, first.label][0]
+            found[panel.trace, panel.models] = met[-1] if met else None
         return found
 
     def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
@@ -281,7 +281,9 @@ class _Work:
     def _fixed(self, panel: Panel) -> float:
         """The rate scale of a panel that does not vary it."""
         row = self.figure.rows[panel.row]
-        return self.held[panel.trace, panel.models] if row.rate_scale is None else row.rate_scale
+        if row.rate_scale is not None:
+            return row.rate_scale
+        return self.held[panel.trace, panel.models] or self._lowest(panel)
 
     def _xs(self, panel: Panel, label: str) -> tuple[float, ...]:
         row = self.figure.rows[panel.row]
@@ -372,7 +374,8 @@ class _Work:
         row, trace = self.figure.rows[panel.row], trace_of(panel.trace)
         fixed = math.nan if row.axis == "rate_scale" else self._fixed(panel)
         usual = next((one.slo_scale[0] for one in self.figure.rows if one.axis != "slo_scale"), row.slo_scale[0])
-        at = {"rate_scale": self.held.get((panel.trace, panel.models)), "slo_scale": usual}.get(row.axis)
+        held = self.held.get((panel.trace, panel.models)) or self._lowest(panel)
+        at = {"rate_scale": held, "slo_scale": usual}.get(row.axis)
         return {
             "panel": panel.key,
             "row": panel.row,
@@ -393,14 +396,14 @@ class _Work:
 
     def _cuts(self, panels: Sequence[Panel]) -> list[str]:
         """Say where a window is not the trace's own span."""
-        found = {}
+        found = []
         for panel in panels:
             trace = trace_of(panel.trace)
             if panel.window_s < trace.span_s:
-                found[trace.name] = f"{trace.name}: windows cut to {panel.window_s:g} of {trace.span_s:g} s."
+                found.append(f"{trace.name}: windows cut to {panel.window_s:g} of {trace.span_s:g} s.")
             elif panel.window_s > trace.span_s:
-                found[trace.name] = f"{trace.name}: {trace.span_s:g} s repeated to fill {panel.window_s:g} s."
-        return list(found.values())
+                found.append(f"{trace.name}: {trace.span_s:g} s repeated to fill {panel.window_s:g} s.")
+        return list(dict.fromkeys(found))
 
     def _unheld(self) -> list[str]:
         """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
@@ -408,7 +411,7 @@ class _Work:
         return [
             f"{first} holds {100 * LEVEL:g} % at no rate on {trace_of(p.trace).name}, {_short(p.models)}."
             for p in self._rate_panels()
-            if self.held[p.trace, p.models] == self.rates[p.key, first][0]
+            if self.held[p.trace, p.models] is None
         ]
 
 
@@ -436,8 +439,9 @@ def _mean(values: Iterable[float]) -> float:
 def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, ...]:
     """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
-    Finer from the last octave that it holds (with every lower one, by every definition) to the last one seen, at least
-    two a octave and `least` in all; one that fell at once is followed `OCTAVES` further.
+    Finer from the last octave that it holds (with every lower one, by every definition) to the last one seen: halves,
+    then quarters, ... of an octave until there are `least`, so that more rates hold the fewer ones. A system that fell
+    at once is followed `OCTAVES` further.
     """
     low = min(seen)
     holds = low
@@ -448,7 +452,7 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, 
     top = max(*seen, low * 2**OCTAVES)
     octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
     span = round(math.log2(top / holds)) or 1
-    for density in count(2):
+    for density in (2**k for k in count(1)):
         steps = [top * 2.0 ** (-k / density) for k in range(1, span * density) if k % density]
         rates = octaves | {float(f"{step:.3g}") for step in steps}
         if len(rates) >= least:

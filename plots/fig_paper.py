@@ -199,6 +199,7 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
             at = crossed(table, panel, label, definition, level)
             if at is not None:
                 axis.axvline(at, color=look.color, linewidth=0.7, linestyle=(0, (3, 1.5)), zorder=2)
+                axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
         for which in (False, True):
             some = hollow == which
             axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
