@@ -167,16 +167,14 @@ class _Work:
         return replace(self.entries[0].spec, trace=trace, models=models)
 
     def _judges(self, trace: str, models: str) -> dict[float, Judge]:
-        """The SLO at every scale of a set, --full or not; runs drain as long as the largest needs, so all share."""
+        """The SLO at every scale of a set, --full or not."""
         rows = [row for row in self.figure.rows if models in row.models]
         scales = {float(s) for row in rows for s in (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))}
         quiet = sweep.Silent()
-        found = {
+        return {
             s: sweep.judge(self._spec(trace, models), f"{s:g}x{self.figure.slo}", self.out, teller=quiet)
             for s in sorted(scales)
         }
-        drain_s = max(one.drain_s for one in found.values())
-        return {s: one._replace(drain_s=drain_s) for s, one in found.items()}
 
     def _window(self, trace: str, models: str) -> tuple[float, float]:
         """Seconds that count, and requests per second at rate scale 1."""
@@ -265,6 +263,9 @@ class _Work:
             window_s=panel.window_s if cut else None,
             warmup_s=self.figure.warmup_s if cut else None,
         )
+        if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
+            scales = (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))
+            spec = replace(spec, drain_s=max(panel.judges[float(s)].drain_s for s in scales))
         return Cell(panel.key, x, entry.label, under, under.spec(spec))
 
     def _seeds(self, panel: Panel, entry: Entry, **at: Any) -> list[Cell]:
@@ -328,6 +329,10 @@ class _Work:
     def _notices(self) -> list[str]:
         return [notice for name in self._asked() if (notice := trace_of(name).notice)]
 
+    def _stand_ins(self) -> list[str]:
+        """Say which fitted trace is there for which real one."""
+        return [f"{trace_of(name).name} stands in for {name}." for name in self._asked() if trace_of(name).notice]
+
     def _asked(self) -> list[str]:
         return list(dict.fromkeys(trace for row in self.figure.rows for trace in self._traces(row)))
 
@@ -366,7 +371,7 @@ class _Work:
             "seeds": self.scope.seeds,
             "panels": [self._panel(panel) for panel in panels],
             "claims": [asdict(claim) for claim in self.figure.claims],
-            "notes": [*self._cuts(panels), *self._unheld(), *self.figure.notes, *self._notices()],
+            "notes": [*self._cuts(panels), *self._unheld(), *self._stand_ins(), *self.figure.notes],
             "runs": dict(sorted((task.spec.folder, cell.label) for cell, task in zip(cells, ready, strict=True))),
         }
 
