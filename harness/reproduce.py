@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
-from harness.run import jobs_of, models_of, resolve, trace_of
+from harness.run import jobs_of, models_of, resolve, trace_of, traits
 from harness.spec import Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -164,23 +163,17 @@ def read(path: Path) -> Spec:
         raise UserError(f"{path}: {error}") from None
 
 
-_ASKED = re.compile(r"(?P<name>[^:+]*)(?::(?P<preset>\+*[^+=]*))?(?P<fields>(?:\+.*)?)", re.DOTALL)
-
-
 def asked(text: str) -> dict[str, Any]:
-    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; a preset may begin with + (`muxserve:++`).
-
-    Raises UserError for a field without a value.
-    """
-    match = _ASKED.fullmatch(text)
-    assert match
+    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; UserError for a field without a value."""
+    first, *pairs = text.split("+")
+    name, colon, preset = first.partition(":")
     found: dict[str, Option] = {}
-    for pair in match["fields"].split("+")[1:]:
+    for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f'"{text}": +{pair} is not +FIELD=VALUE')
         found[key] = toml_value(value)
-    return {"system": match["name"], "preset": match["preset"], "fields": found}
+    return {"system": name, "preset": preset if colon else None, "fields": found}
 
 
 def toml_value(text: str) -> Any:

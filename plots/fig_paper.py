@@ -172,7 +172,7 @@ def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[tuple[int, str]]
 
 
 def _name(label: str) -> str:
-    return label.replace(":++", "++")
+    return label.replace(":plusplus", "++")
 
 
 def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:

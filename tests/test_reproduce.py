@@ -20,7 +20,7 @@ from harness import figure, metrics, record, reproduce
 from harness.metrics import Estimate
 from harness.reproduce import Reproduced, grid, judged, lines
 from harness.run import execute, resolve
-from harness.spec import Spec, asked
+from harness.spec import Spec
 from harness.types import UserError
 from plots import fig_paper, style
 from tests.test_sweep import files
@@ -75,7 +75,7 @@ def mine(tmp_path: Path) -> Path:
 
 def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = figure.figure("fig7")
-    assert fig7.systems == ("prism", "muxserve:++", "static", "qlm")
+    assert fig7.systems == ("prism", "muxserve:plusplus", "static", "qlm")
     assert [row.axis for row in fig7.rows] == ["rate_scale", "slo_scale", "gpus"]
     assert {row.models for row in fig7.rows[:2]} == {("light8", "heavy8")}
     assert fig7.rows[2].gpus == tuple(range(2, 9))
@@ -129,19 +129,6 @@ def test_an_unknown_figure_or_set_is_named() -> None:
         ("slo_scale", ("heavy8",), ()),
     ]
     assert part.quick.seeds == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [
-        ("static", ("static", None, {})),
-        ("muxserve:++", ("muxserve", "++", {})),
-        ("muxserve:+++tau=2", ("muxserve", "++", {"tau": 2})),
-        ("static:equal+size=rate", ("static", "equal", {"size": "rate"})),
-    ],
-)
-def test_presets_may_begin_with_a_plus(text: str, want: tuple[str, str | None, Mapping[str, Any]]) -> None:
-    assert tuple(asked(text).values()) == want
 
 
 # ------------------------------------------------------------------ rates
