@@ -7,6 +7,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON = python3
 SYSTEMS = dedicated,static,chunked,ideal
 TRACE = arena-chat
+FULL =
 
 PY := .venv/bin/python
 BENCH := $(PY) -m harness
@@ -35,11 +36,14 @@ define stage
 [ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
 endef
 
+reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more rates, scales, seeds, longer windows
+	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
+
 compare: $(READY) ## (plain `make`) compare the first four systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-15s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## .venv from requirements.lock; does nothing while the lock is unchanged
 	@echo "environment  .venv, $$($(PY) --version), requirements.lock $(LOCK)"
@@ -101,4 +105,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare help setup test test-fast test-slow lint types smoke bench gallery fit ci lock clean
+.PHONY: compare reproduce-fig7 help setup test test-fast test-slow lint types smoke bench gallery fit ci lock clean

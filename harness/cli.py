@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from harness.sweep import Compared, Entry, Judge
     from harness.table import View
-    from harness.types import Option
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
@@ -172,6 +171,7 @@ def _rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tu
 
 def _settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
     """`--set KEY=VALUE` as TOML values; a bare word is a string."""
+    from harness.spec import toml_value
     from harness.types import UserError
 
     found = {}
@@ -179,17 +179,8 @@ def _settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ..
         key, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f'"{pair}" is not KEY=VALUE')
-        found[key.strip()] = _value(value.strip())
+        found[key.strip()] = toml_value(value.strip())
     return found
-
-
-def _value(text: str) -> Any:
-    import tomllib
-
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def _grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -237,22 +228,14 @@ def _rule(slo: str, scale: float) -> str:
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
     """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
-    from harness.spec import as_dict, from_dict
+    from harness.spec import as_dict, asked, from_dict
     from harness.sweep import Entry
     from harness.types import UserError
 
+    settings = {key: value for key, value in common.items() if value is not None}
     found = []
-    for asked in systems:
-        first, *pairs = asked.split("+")
-        name, colon, preset = first.partition(":")
-        fields: dict[str, Option] = {}
-        for pair in pairs:
-            key, equals, value = pair.partition("=")
-            if not equals:
-                raise UserError(f'"{asked}": +{pair} is not +FIELD=VALUE')
-            fields[key] = _value(value)
-        settings = {key: value for key, value in common.items() if value is not None}
-        spec = from_dict({**settings, "system": name, "preset": preset if colon else None, "fields": fields})
+    for text in systems:
+        spec = from_dict({**settings, **asked(text)})
         assert as_dict(spec)
         found.append(Entry(spec.label, spec))
     labels = [entry.label for entry in found]
@@ -532,6 +515,64 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
     }
 
 
+# ------------------------------------------------------------------ reproduce
+
+
+def _figures() -> list[str]:
+    return _stems("harness/figures")
+
+
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    return tuple(part.strip() for part in text.split(",") if part.strip()) if text else None
+
+
+@main.command(**_examples(
+    "bench reproduce fig7",
+    "bench reproduce fig7 --full",
+    "bench reproduce fig7 --systems prism,static --traces arena-chat --models heavy8",
+))  # fmt: skip
+@click.argument("figure", shell_complete=_complete(_figures), metavar="NAME|FILE.toml")
+@click.option("--full", is_flag=True, help="More rates, SLO scales and seeds, longer windows.")
+@click.option("--systems", metavar="LIST", shell_complete=_complete(_systems, many=True),
+              help="Instead of the figure's; the first one sets the rate of other rows.")  # fmt: skip
+@click.option("--traces", metavar="LIST", shell_complete=_complete(_traces, many=True),
+              help="Instead of the figure's.")  # fmt: skip
+@click.option("--models", metavar="LIST", help="Only the rows' model sets that are listed.")
+@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Runs of each point, instead of the figure's.")
+@click.option("--no-plot", is_flag=True, help="No figure.")
+@WORKERS
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR",
+              help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
+def reproduce(
+    *,
+    figure: str,
+    full: bool,
+    systems: str | None,
+    traces: str | None,
+    models: str | None,
+    seeds: int | None,
+    no_plot: bool,
+    workers: int | None,
+    out: Path | None,
+) -> None:
+    """Run a paper's figure again, and put what comes out beside what the paper says."""
+    from harness import figure as figures
+    from harness import reproduce as again
+
+    asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
+    folder = (out or RESULTS / asked.name).resolve()
+    with Terminal() as teller:
+        found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)
+    click.echo("\n".join(again.lines(found)))
+    sys.stdout.flush()
+    if not no_plot:
+        from plots import fig_paper
+
+        stem = (FIGURES if out is None else folder) / asked.name
+        paths = fig_paper.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
+        click.echo(" · ".join(_shown(path) for path in (found.folder, *paths[:2])))
+
+
 # ------------------------------------------------------------------ run, plot, explain
 
 
@@ -586,7 +627,7 @@ def plot(sweep: Path | None, out: Path | None) -> None:
     """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
     from harness.record import SWEEP
     from harness.types import UserError
-    from plots import fig_compare
+    from plots import fig_compare, fig_paper
 
     if sweep is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
@@ -594,9 +635,13 @@ def plot(sweep: Path | None, out: Path | None) -> None:
             raise UserError(f"no sweep in {_shown(RESULTS)}: bench compare makes one")
         sweep = stored[-1].parent
     sweep = sweep.resolve()
-    stem = (out.with_suffix("") if out else FIGURES / f"compare-{sweep.name.rpartition('-')[2]}").resolve()
+    draw, name = (
+        (fig_paper.render, sweep.name.rpartition("-")[0]) if fig_paper.drawn(sweep) else
+        (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
+    )  # fmt: skip
+    stem = (out.with_suffix("") if out else FIGURES / name).resolve()
     note = _stale(sweep)
-    for path in fig_compare.render(sweep, stem, f"bench plot {_shown(sweep)}", note):
+    for path in draw(sweep, stem, f"bench plot {_shown(sweep)}", note):
         click.echo(_shown(path))
     if note:
         click.echo(f"{note} (bench compare runs them again)", err=True)

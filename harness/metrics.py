@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -488,6 +489,28 @@ def crossing(curves: Mapping[int, Curve], level: float) -> Estimate:
     return _cut(interval(values), {sign for _, sign in found}, values)
 
 
+def least(curves: Mapping[int, Curve], level: float) -> Estimate:
+    """Smallest x with it and every larger one at >= level, interpolated; `crossing` on the mirrored axis."""
+    e = crossing({seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}, level)
+    low, high = (None if x is None else -x for x in (e.high, e.low))
+    return Estimate(-e.mean, low, high, e.n, _MIRROR[e.sign])
+
+
+def fewest(curves: Mapping[int, Curve], level: float) -> Estimate:
+    """Smallest x with it and every larger one at >= level in the mean over seeds, for an x that counts things.
+
+    Not interpolated and without an interval; (largest, ">") if even that is below.
+    """
+    xs = sorted(set.intersection(*(set(curve) for curve in curves.values())), reverse=True)
+    passed = list(takewhile(lambda x: np.mean([curve[x] for curve in curves.values()]) >= level, xs))
+    if not passed:
+        return Estimate(xs[0], None, None, len(curves), ">")
+    return Estimate(passed[-1], None, None, len(curves), "<" if len(passed) == len(xs) else "=")
+
+
+_MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
+
+
 def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float) -> Estimate:
     """Geometric mean over common seeds of our crossing / theirs, with its interval (t or BCa on logarithms)."""
     seeds = sorted(ours.keys() & theirs.keys())
@@ -496,7 +519,7 @@ def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level
     for seed in seeds:
         a, above = rate_at(list(ours[seed]), list(ours[seed].values()), level)
         b, below = rate_at(list(theirs[seed]), list(theirs[seed].values()), level)
-        signs |= {above, {"<": ">", ">": "<", "=": "="}[below]}
+        signs |= {above, _MIRROR[below]}
         logs.append(math.log(a / b))
     e = interval(logs)
     low, high = (None if x is None else math.exp(x) for x in (e.low, e.high))
@@ -516,6 +539,8 @@ def _cut(e: Estimate, signs: Iterable[str], values: Sequence[float]) -> Estimate
 
 
 # ------------------------------------------------------------------ the tidy table of a sweep
+
+WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,8 +598,8 @@ def attainment(runs: Iterable[Run]) -> pa.Table:
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
 
-def score(run: Run) -> pa.Table:
-    """Rows of one run in the tidy table: every definition and measure, pooled and per model."""
+def score(run: Run, *, by_model: bool = True) -> pa.Table:
+    """Rows of one run in the tidy table: every definition and measure, pooled and (on request) per model."""
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
     values: list[tuple[str, str, str | None, int, float | None]] = []
@@ -583,7 +608,7 @@ def score(run: Run) -> pa.Table:
     elif infeasible:
         values += [(name, over, None, 0, 0.0) for name in DEFINITIONS for over in ("pooled", "mean", "worst")]
     else:
-        values += _values(run, spec)
+        values += _values(run, spec, by_model)
     about = {
         **spec,
         "run": run.name,
@@ -613,7 +638,9 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str | None, int, float | None]]:
+def _values(
+    run: Run, spec: Mapping[str, Any], by_model: bool
+) -> Iterator[tuple[str, str, str | None, int, float | None]]:
     """(definition, over, model, n, value)."""
     every = rows(run.table)
     window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
@@ -634,11 +661,11 @@ def _values(run: Run, spec: Mapping[str, Any]) -> Iterator[tuple[str, str, str |
         yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
         yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
         yield name, "jain", None, n, _known(jain(each.values()))
-        for model, value in each.items():
+        for model, value in each.items() if by_model else ():
             yield name, "model", model, int(counts[offered.models.index(model)]), value
     for name, value in measures(offered, slo, window_s).items():
         yield name, "pooled", None, n, _known(value)
-    for code in np.flatnonzero(counts):
+    for code in np.flatnonzero(counts) if by_model else ():
         own = offered.model == code
         for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)
@@ -679,7 +706,7 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
-    return found | {name: stats[name] for name in ("loads", "evicts", "moves", "preemptions") if name in stats}
+    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions") if name in stats}
 
 
 # ------------------------------------------------------------------ over the runs of a sweep
@@ -688,8 +715,10 @@ _SAME = ["trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity
 POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "definition"]
 
 
-def summary(table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",)) -> pd.DataFrame:
-    """Mean and interval over seeds of each point (`POINT`): columns mean, low, high, n (runs), infeasible.
+def summary(
+    table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
+) -> pd.DataFrame:
+    """Mean and interval over seeds of each point (`by`, the definition last): columns mean, low, high, n, infeasible.
 
     A point without a value has NaN, one without an interval NaN bounds.
     """
@@ -701,29 +730,30 @@ def summary(table: pa.Table, definitions: Sequence[str], over: Sequence[str] = (
     )
     frame = table.filter(pc.and_(wanted, pc.is_null(table.column("skipped")))).to_pandas()
     points = []
-    for key, group in frame.groupby(POINT, dropna=False, observed=True, sort=True):
+    for key, group in frame.groupby(list(by), dropna=False, observed=True, sort=True):
         values = group["value"].to_numpy(np.float64)
         bounds = (0.0, 1.0) if key[-1] in DEFINITIONS else (0.0, math.inf)
         e = interval(values, bounds)
         hollow = bool(group["infeasible"].notna().any())
         points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))
-    return pd.DataFrame(points, columns=[*POINT, "mean", "low", "high", "n", "infeasible"])
+    return pd.DataFrame(points, columns=[*by, "mean", "low", "high", "n", "infeasible"])
 
 
 def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:
     """Attainment by rate of each seed, for `crossing`: pooled values of `definition` over `axis`.
 
-    `axis` is rate_scale or offered_rps; an infeasible run, which offered nothing, takes the rate of its peers.
+    `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
-    frame = table.select(["label", "rate_scale", "seed", "definition", "over", "value"]).to_pandas()
-    frame = frame[frame["over"] == "pooled"]
+    by = "rate_scale" if axis == "offered_rps" else axis
+    frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
+    frame = frame[frame["over"] == "pooled"].rename(columns={by: "rate_scale"})
     offered = frame[(frame["definition"] == "offered_rps") & frame["value"].notna()]
     rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
     rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
     found: dict[int, dict[float, float]] = {}
     mine = frame[(frame["label"] == label) & (frame["definition"] == definition)]
     for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
-        x = scale if axis == "rate_scale" else rate.get((seed, scale), math.nan)
+        x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
         if not math.isnan(x):
             found.setdefault(int(seed), {})[float(x)] = float(value)
     return {seed: found[seed] for seed in sorted(found)}

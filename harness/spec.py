@@ -163,6 +163,27 @@ def read(path: Path) -> Spec:
         raise UserError(f"{path}: {error}") from None
 
 
+def asked(text: str) -> dict[str, Any]:
+    """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; UserError for a field without a value."""
+    first, *pairs = text.split("+")
+    name, colon, preset = first.partition(":")
+    found: dict[str, Option] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f'"{text}": +{pair} is not +FIELD=VALUE')
+        found[key] = toml_value(value)
+    return {"system": name, "preset": preset if colon else None, "fields": found}
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value; a bare word is a string."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
 def meant(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` where some name is close, else nothing."""
     close = get_close_matches(name, list(names), 1)

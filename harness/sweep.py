@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -52,7 +53,7 @@ class Teller(Protocol):
         ...
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` runs of a phase stand."""
+        """`done` of `total` runs of a phase stand; a phase begins with those that stood before."""
         ...
 
 
@@ -118,7 +119,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
-    if not _compiled():
+    if not compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     execute(first.spec, out, first.code)
@@ -135,7 +136,14 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
         yield
 
 
-def _compiled() -> bool:
+def compile_once() -> None:
+    """Make the simulator's machine code, by a run that is not kept."""
+    spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
+    with tempfile.TemporaryDirectory() as folder:
+        execute(spec, Path(folder), "")
+
+
+def compiled() -> bool:
     """Tell whether the simulator's machine code is on disk, as far as can be seen without loading it."""
     from harness.engines.jit import CACHE, DISABLED
 
@@ -436,12 +444,12 @@ def attained(folder: Path, under: Judge) -> float:
     """Pooled attainment of a run; 0 where it could not run."""
     import pyarrow.compute as pc
 
-    table = metrics.score(_run("", folder, under))
+    table = metrics.score(scorable("", folder, under))
     here = pc.and_(pc.equal(table["definition"], under.definition), pc.equal(table["over"], "pooled"))
     return float(table.filter(here)["value"][0].as_py() or 0.0)
 
 
-def _run(label: str, folder: Path, under: Judge) -> metrics.Run:
+def scorable(label: str, folder: Path, under: Judge) -> metrics.Run:
     """A run as metrics scores it under a rule."""
     about = record.meta(folder)
     about["spec"] = about["spec"] | {"slo": under.rule}
@@ -478,6 +486,6 @@ def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tup
             stored = (pq.read_metadata(path).metadata or {}).get(b"key", b"")
             if stored == record.dumps(about["key"]).encode():
                 return folder, pq.read_table(path)
-    table = metrics.attainment(_run(entry.label, out / task.spec.folder, under) for entry, task in cells)
+    table = metrics.attainment(scorable(entry.label, out / task.spec.folder, under) for entry, task in cells)
     record.write_table(path, table, about)
     return folder, table

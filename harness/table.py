@@ -65,6 +65,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
         Column("loads", "weights", "loads", "", 1, None, "loads"),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
+        Column("migrations", "weights", "moved", "", 1, None, "migrations"),
     )
 
 

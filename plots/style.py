@@ -44,14 +44,16 @@ BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = sns.color_pal
 MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o")  # all filled: hollow means infeasible
 _SOLID: Line = "-"
 _DASHED: Line = (0.0, (4.0, 1.5))
+_LONG: Line = (0.0, (8.0, 1.2))
+_SHORT: Line = (0.0, (1.8, 1.0))
 _DOTTED: Line = (0.0, (1.0, 1.2))
 _MIXED: Line = (0.0, (5.0, 1.2, 1.0, 1.2))
 
 SYSTEMS: Mapping[str, Look] = {
     "prism": Look(BLUE, "o", _SOLID),
-    "muxserve": Look(ORANGE, "s", _SOLID),
-    "qlm": Look(GREEN, "^", _SOLID),
-    "static": Look(RED, "v", _SOLID),
+    "muxserve": Look(ORANGE, "s", _LONG),
+    "qlm": Look(GREEN, "^", _SHORT),
+    "static": Look(RED, "v", _DASHED),
     "serverlessllm": Look(BROWN, "P", _SOLID),
     "aegaeon": Look(PURPLE, "D", _SOLID),
     "weaver": Look(SKY, "X", _SOLID),

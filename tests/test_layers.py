@@ -26,9 +26,9 @@ LAYERS = (
     {"replay", "record"},
     {"metrics"},
     {"spec"},
-    {"table", "run"},
+    {"table", "run", "figure"},
     {"sweep"},
-    {"check", "explain", "new"},
+    {"check", "explain", "new", "reproduce"},
     {"cli"},
     {"__main__"},
 )

@@ -204,6 +204,8 @@ class Sim:
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
         self._limits: dict[tuple[str, int], int | None] = {}
+        self._migrations = 0
+        self._left: dict[str, tuple[Inst, float]] = {}  # model -> the place that it left last, and when
         self._orders: dict[tuple[int, int], Run] = {}
         self._actions: list[Action] = []
         self._transfers: dict[int, int] = {}  # action -> transfer under way
@@ -511,6 +513,8 @@ class Sim:
         else:
             rung = self._ways[way]
             self._actions.append(action)
+            if self._elsewhere(action.inst, state.DRAINING, state.LEAVING) or self._just_left(action.inst):
+                self._migrations += 1
             x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
             for link, size in self._parts(i, gpus, rung.source):
                 kernel.add_part(S.at, x, link, size)
@@ -550,9 +554,24 @@ class Sim:
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
+        if now != state.DRAINING:  # else it was counted when it began to leave
+            self._migrations += self._elsewhere(action.inst, state.IN, state.QUEUED, state.LOADING)
+            self._left[action.inst.model] = action.inst, float(self.S.s["now"])
         self._actions.append(action)
         kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
         return None
+
+    def _elsewhere(self, inst: Inst, *states: int) -> bool:
+        """Whether the model's weights are on other GPUs in one of these states."""
+        return any(
+            other.model == inst.model and other != inst and not row["is_host"] and row["state"] in states
+            for other, row in ((other, self.S.I[i]) for other, i in self._inst.items())
+        )
+
+    def _just_left(self, inst: Inst) -> bool:
+        """Whether the model left another place at this very instant."""
+        other, when_s = self._left.get(inst.model, (inst, -math.inf))
+        return other != inst and when_s == float(self.S.s["now"])
 
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
         if model not in self._model or not 0 <= gpu < self.config.gpus:
@@ -640,6 +659,7 @@ class Sim:
             "steps": float(w["steps"]),
             "loads": float(w["loads"]),
             "evicts": float(w["evicts"]),
+            "migrations": float(self._migrations),  # weights that left a place for another, see `_load` and `_evict`
             "moves": float(w["moves"]),
             "preemptions": float(w["preempts"]),
             "gpu_busy_s": float(gpus["busy_s"].sum()),

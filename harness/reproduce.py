@@ -1,0 +1,715 @@
+"""A paper's figure, run again: every panel's grid of runs, scored into one table, beside what the paper says.
+
+The table (`record.SWEEP` in the figure's folder) has a row a (panel, x, run, definition) and alone draws the figure;
+its metadata holds what panels, caption and claims need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness import metrics, record, sweep, table
+from harness.figure import Claim, Figure, Row, Scope
+from harness.metrics import Estimate
+from harness.run import jobs_of, models_of, resolve, trace_of, traits
+from harness.spec import Spec, asked, canonical, digest, from_dict
+from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
+from harness.system import ROOT
+from harness.types import UserError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TOP = 256.0  # rate scale, in multiples of the lowest, at which a search gives up
+OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
+AXIS = {"rate_scale": "rate (req/s)", "slo_scale": "SLO scale", "gpus": "GPUs"}
+SCORERS = ("metrics.py", "record.py", "sweep.py", "figure.py", "reproduce.py")
+
+
+class Panel(NamedTuple):
+    """One trace and model set of a row, with what its runs share."""
+
+    row: int
+    column: int
+    trace: str
+    models: str
+    window_s: float
+    unit_rps: float  # requests per second at rate scale 1
+    judges: Mapping[float, Judge]  # by SLO scale
+
+    @property
+    def key(self) -> str:
+        """How the table names it."""
+        return f"{self.row + 1}/{self.column + 1}/{_short(self.models)}"
+
+
+class Cell(NamedTuple):
+    """A run as a panel shows it at x, judged by its rule; one run may stand in many cells."""
+
+    panel: str
+    x: float
+    label: str
+    under: Judge
+    spec: Spec
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """A scored figure."""
+
+    folder: Path
+    table: pa.Table
+    about: Mapping[str, Any]
+
+
+class _Counted:
+    """A teller that remembers how much of a phase stood before."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self.phases: dict[str, tuple[int, int]] = {}
+
+    def say(self, line: str) -> None:
+        """See Teller."""
+        self._teller.say(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """See Teller."""
+        self.phases.setdefault(what, (done, total))
+        self._teller.progress(what, done, total)
+
+    @contextmanager
+    def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
+        """Say a step's seconds once it is done, unless there was nothing to do."""
+        before, begun = dict(self.phases), perf_counter()
+        yield
+        new = {what: phase for what, phase in self.phases.items() if what not in before}
+        if not new or any(done < total for done, total in new.values()):
+            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+
+
+def reproduce(
+    figure: Figure, out: Path, *, full: bool = False, workers: int | None = None, teller: Teller | None = None
+) -> Reproduced:
+    """Run and score a figure; what stands in `out` and is current is kept. Raises UserError."""
+    work = _Work(figure, out, figure.full if full else figure.quick, full, workers, _Counted(teller or sweep.Silent()))
+    return work.done()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One call of `reproduce`: its arguments, and the stages that follow from them."""
+
+    figure: Figure
+    out: Path
+    scope: Scope
+    full: bool
+    workers: int | None
+    teller: _Counted
+
+    # -------------------------------------------------------------- who, on what
+
+    @cached_property
+    def entries(self) -> tuple[Entry, ...]:
+        """The contestants."""
+        specs = [from_dict({**asked(text), "gpu": self.figure.gpu}) for text in self.figure.systems]
+        return tuple(Entry(spec.label, spec) for spec in specs)
+
+    @cached_property
+    def controls(self) -> tuple[Entry, ...]:
+        """Those that stand at the ends of each axis, and contend for nothing."""
+        label, first = self.entries[0]
+        names = {entry.label for entry in self.entries}
+        others = [Entry(name, replace(first, system=name, preset=None, fields=())) for name in CONTROLS]
+        copy = Entry(label + AA, replace(first, seed=first.seed + AA_SEED))
+        return (*(entry for entry in others if entry.label not in names), copy)
+
+    @cached_property
+    def panels(self) -> tuple[Panel, ...]:
+        """Every panel; their SLO bases are measured in one sweep."""
+        named = {(t, m): self._named(t, m) for row in self.figure.rows for t in self._traces(row) for m in row.models}
+        pairs = list(dict.fromkeys((trace, m) for (_, m), trace in named.items()))
+        for trace, models in pairs:  # a mistake shows before anything is run
+            for entry in self.entries:
+                jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=_most(self.figure), slo="")))
+        with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
+            if self.figure.slo == "P95":
+                bases = [one for t, m in pairs for one in sweep.base_specs(self._spec(t, m))]
+                sweep.sweep(bases, self.out, workers=self.workers, teller=self.teller, what="SLO bases")
+            judges = {pair: self._judges(*pair) for pair in pairs}
+        return tuple(
+            Panel(i, k, trace, models, *self._window(trace, models), judges[trace, models])
+            for i, row in enumerate(self.figure.rows)
+            for models in row.models
+            for k, trace in enumerate(named[asked_, models] for asked_ in self._traces(row))
+        )
+
+    def _traces(self, row: Row) -> tuple[str, ...]:
+        return row.traces or self.figure.traces
+
+    def _named(self, trace: str, models: str) -> str:
+        """The trace as runs of a set know it; a generator's as long as the window asked for."""
+        name = resolve(replace(self._spec(trace, models), gpus=_most(self.figure), slo="")).trace
+        found = trace_of(name)
+        if found.maker is None or found.span_s >= self.scope.window_s:
+            return name
+        return f"{found.maker}+span_s={self.scope.window_s:g}"
+
+    def _spec(self, trace: str, models: str) -> Spec:
+        return replace(self.entries[0].spec, trace=trace, models=models)
+
+    def _judges(self, trace: str, models: str) -> dict[float, Judge]:
+        """The SLO at every scale of a set, --full or not."""
+        rows = [row for row in self.figure.rows if models in row.models]
+        scales = {float(s) for row in rows for s in (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))}
+        quiet = sweep.Silent()
+        return {
+            s: sweep.judge(self._spec(trace, models), f"{s:g}x{self.figure.slo}", self.out, teller=quiet)
+            for s in sorted(scales)
+        }
+
+    def _window(self, trace: str, models: str) -> tuple[float, float]:
+        """Seconds that count, and requests per second at rate scale 1."""
+        found = trace_of(trace)
+        once = replace(self._spec(trace, models), gpus=_most(self.figure), slo="", warmup_s=0.0)
+        unit_rps = len(jobs_of(resolve(once))) / found.span_s
+        asked_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
+        fixed = [row.rate_scale for row in self.figure.rows if models in row.models and row.rate_scale is not None]
+        needed_s = (self.figure.requests / (rate * unit_rps) for rate in fixed)  # where the rate is no choice
+        return max([asked_s, *map(math.ceil, needed_s)]), unit_rps
+
+    # -------------------------------------------------------------- rates
+
+    def _rate_panels(self) -> list[Panel]:
+        return [panel for panel in self.panels if self.figure.rows[panel.row].axis == "rate_scale"]
+
+    def _lowest(self, panel: Panel) -> float:
+        """The lowest power of 2 at which the window holds the requests asked for."""
+        return float(2.0 ** math.ceil(math.log2(self.figure.requests / (panel.window_s * panel.unit_rps))))
+
+    @cached_property
+    def rates(self) -> Mapping[tuple[str, str], tuple[float, ...]]:
+        """Rate scales of each panel and contestant: doubled until it falls, then sampled around its knee."""
+        seen: dict[tuple[str, str], dict[float, Mapping[str, float]]] = {}
+        lowest = {panel.key: self._lowest(panel) for panel in self._rate_panels()}
+        open_ = [(panel, entry) for panel in self._rate_panels() for entry in self.entries]
+        for k in count():
+            cells = [
+                self._cell(panel, entry, 0, rate=lowest[panel.key] * 2.0**k, x=lowest[panel.key] * 2.0**k)
+                for panel, entry in open_
+            ]
+            for cell, found in zip(cells, self._attained(cells, f"search, rate x {2**k}"), strict=True):
+                seen.setdefault((cell.panel, cell.label), {})[cell.x] = found
+            open_ = [
+                (panel, entry)
+                for panel, entry in open_
+                if seen[panel.key, entry.label][lowest[panel.key] * 2.0**k][self.figure.definitions[0]] >= LOW
+            ]
+            if not open_ or 2.0 ** (k + 1) > TOP:
+                return {key: grid(found, self.scope.rates) for key, found in seen.items()}
+        raise AssertionError
+
+    @cached_property
+    def held(self) -> Mapping[tuple[str, str], float | None]:
+        """By trace and set, the highest rate scale at which the first system holds every definition, if any."""
+        found = {}
+        first = self.entries[0]
+        cells = [
+            cell for panel in self._rate_panels() for x in self.rates[panel.key, first.label]
+            for cell in self._seeds(panel, first, rate=x, x=x)
+        ]  # fmt: skip
+        scores = self._attained(cells, f"knee of {first.label}")
+        for panel in self._rate_panels():
+            met = []
+            for x in self.rates[panel.key, first.label]:
+                own = [
+                    score for cell, score in zip(cells, scores, strict=True) if (cell.panel, cell.x) == (panel.key, x)
+                ]
+                if any(_mean(score[d] for score in own) < LEVEL for d in self.figure.definitions):
+                    break
+                met.append(x)
+            found[panel.trace, panel.models] = met[-1] if met else None
+        return found
+
+    def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
+        """Run cells; their pooled attainment by definition."""
+        folders = sweep.sweep(
+            [cell.spec for cell in cells], self.out, workers=self.workers, teller=self.teller, what=what
+        )
+        return [attained(f, cell.under, self.figure.definitions) for f, cell in zip(folders, cells, strict=True)]
+
+    # -------------------------------------------------------------- the grid
+
+    def _cell(self, panel: Panel, entry: Entry, seed: int, *, x: float, rate: float, gpus: int = 0,
+              scale: float = 0.0) -> Cell:  # fmt: skip
+        row = self.figure.rows[panel.row]
+        under = panel.judges[scale or row.slo_scale[0]]
+        cut = panel.window_s != trace_of(panel.trace).span_s
+        spec = replace(
+            entry.spec,
+            trace=panel.trace,
+            models=panel.models,
+            gpus=gpus or row.gpus[0],
+            rate_scale=rate,
+            seed=entry.spec.seed + seed,
+            window_s=panel.window_s if cut else None,
+            warmup_s=self.figure.warmup_s if cut else None,
+        )
+        if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
+            scales = (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))
+            spec = replace(spec, drain_s=max(panel.judges[float(s)].drain_s for s in scales))
+        return Cell(panel.key, x, entry.label, under, under.spec(spec))
+
+    def _seeds(self, panel: Panel, entry: Entry, **at: Any) -> list[Cell]:
+        return [self._cell(panel, entry, seed, **at) for seed in range(self.scope.seeds)]
+
+    def _at(self, panel: Panel, x: float) -> dict[str, Any]:
+        """What x means on a panel's axis."""
+        row = self.figure.rows[panel.row]
+        if row.axis == "rate_scale":
+            return {"x": x, "rate": x}
+        rate = self._fixed(panel)
+        return {"x": x, "rate": rate, "gpus": int(x)} if row.axis == "gpus" else {"x": x, "rate": rate, "scale": x}
+
+    def _fixed(self, panel: Panel) -> float:
+        """The rate scale of a panel that does not vary it."""
+        row = self.figure.rows[panel.row]
+        if row.rate_scale is not None:
+            return row.rate_scale
+        return self.held[panel.trace, panel.models] or self._lowest(panel)
+
+    def _xs(self, panel: Panel, label: str) -> tuple[float, ...]:
+        row = self.figure.rows[panel.row]
+        if row.axis == "rate_scale":
+            return self.rates[panel.key, label]
+        return tuple(sorted({*row.x, *(row.full if self.full else ())}))
+
+    def cells(self) -> list[Cell]:
+        """Every cell of the figure; controls stand at the ends of the first system's axis, the A/A copy along rates."""
+        found = []
+        for panel in self.panels:
+            for entry in self.entries:
+                for x in self._xs(panel, entry.label):
+                    found += self._seeds(panel, entry, **self._at(panel, x))
+            xs = self._xs(panel, self.entries[0].label)
+            rated = self.figure.rows[panel.row].axis == "rate_scale"
+            for entry in (one for one in self.controls if rated or not one.label.endswith(AA)):
+                for x in dict.fromkeys((xs[0], xs[-1])):
+                    found += self._seeds(panel, entry, **self._at(panel, x))
+        return found
+
+    def done(self) -> Reproduced:
+        """All of it, in order: traces, bases, rates, the grid, the table."""
+        self.teller.say("; ".join(map(_described, self._asked())))
+        for notice in self._notices():
+            self.teller.say(notice)
+        if not sweep.compiled():
+            with self.teller.step("compile", lambda: "the simulator, once"):
+                sweep.compile_once()
+        panels = self.panels
+        with self.teller.step("rates", lambda: "doubled until each system falls, then sampled around its knee"):
+            assert self.held is not None
+        cells = self.cells()
+        with self.teller.step("grid"):
+            sweep.sweep([cell.spec for cell in cells], self.out, workers=self.workers, teller=self.teller,
+                        what=self.figure.name)  # fmt: skip
+        stood, total = self.teller.phases[self.figure.name]
+        if all(done == of for done, of in self.teller.phases.values()):
+            self.teller.say(f"{stood} of {total} points current, nothing to do")
+        return self._scored(cells, panels)
+
+    def _notices(self) -> list[str]:
+        return [notice for name in self._asked() if (notice := trace_of(name).notice)]
+
+    def _stand_ins(self) -> list[str]:
+        """Say which fitted trace is there for which real one."""
+        return [f"{trace_of(name).name} stands in for {name}." for name in self._asked() if trace_of(name).notice]
+
+    def _asked(self) -> list[str]:
+        return list(dict.fromkeys(trace for row in self.figure.rows for trace in self._traces(row)))
+
+    # -------------------------------------------------------------- the table
+
+    def _scored(self, cells: Sequence[Cell], panels: Sequence[Panel]) -> Reproduced:
+        """The figure's folder and table; scored anew only if a run, a rule or the scoring changed."""
+        import pyarrow.parquet as pq
+
+        ready = sweep.tasks(cell.spec for cell in cells)
+        asked_ = [[c.panel, c.x, c.label, c.under.rule, canonical(t.spec)] for c, t in zip(cells, ready, strict=True)]
+        seconds = [[panel.key, scale, one.seconds] for panel in panels for scale, one in panel.judges.items()]
+        sources = [(ROOT / "harness" / name).read_bytes().hex() for name in SCORERS]
+        folder = self.out / f"{self.figure.name}-{digest(record.dumps([asked_, seconds]))}"
+        about = self._about(cells, ready, panels)
+        about["key"] = digest(record.dumps([sorted((t.spec.folder, t.code) for t in ready), sources, about]))
+        path = folder / record.SWEEP
+        if path.is_file():
+            with suppress(Exception):  # whatever stands there, it is made anew
+                if (pq.read_metadata(path).metadata or {}).get(b"key") == record.dumps(about["key"]).encode():
+                    return Reproduced(folder, pq.read_table(path), about)
+        with self.teller.step("scores"):
+            rows = scored(cells, ready, self.out, self.figure.definitions)
+        record.write_table(path, rows, about)
+        return Reproduced(folder, rows, about)
+
+    def _about(self, cells: Sequence[Cell], ready: Sequence[Task], panels: Sequence[Panel]) -> dict[str, Any]:
+        """What readers of the table need to know beside its rows."""
+        return {
+            "figure": self.figure.name,
+            "paper": self.figure.paper,
+            "level": LEVEL,
+            "definitions": self.figure.definitions,
+            "systems": [entry.label for entry in self.entries],
+            "controls": [entry.label for entry in self.controls],
+            "seeds": self.scope.seeds,
+            "panels": [self._panel(panel) for panel in panels],
+            "claims": [asdict(claim) for claim in self.figure.claims],
+            "notes": [*self._cuts(panels), *self._unheld(), *self._stand_ins(), *self.figure.notes],
+            "runs": dict(sorted((task.spec.folder, cell.label) for cell, task in zip(cells, ready, strict=True))),
+        }
+
+    def _panel(self, panel: Panel) -> dict[str, Any]:
+        row, trace = self.figure.rows[panel.row], trace_of(panel.trace)
+        fixed = math.nan if row.axis == "rate_scale" else self._fixed(panel)
+        usual = next((one.slo_scale[0] for one in self.figure.rows if one.axis != "slo_scale"), row.slo_scale[0])
+        held = self.held.get((panel.trace, panel.models)) or self._lowest(panel)
+        at = {"rate_scale": held, "slo_scale": usual}.get(row.axis)
+        return {
+            "panel": panel.key,
+            "row": panel.row,
+            "column": panel.column,
+            "axis": row.axis,
+            "trace": trace.name,
+            "tier": trace.tier,
+            "note": trace.note,
+            "models": _short(panel.models),
+            "count": len(models_of(panel.models).members),
+            "gpus": None if row.axis == "gpus" else row.gpus[0],
+            "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],
+            "rate_rps": None if row.axis == "rate_scale" else fixed * panel.unit_rps,
+            "unit_rps": panel.unit_rps,
+            "at": at,
+            "window_s": panel.window_s,
+        }
+
+    def _cuts(self, panels: Sequence[Panel]) -> list[str]:
+        """Say where a window is not the trace's own span."""
+        found = []
+        for panel in panels:
+            trace = trace_of(panel.trace)
+            if panel.window_s < trace.span_s:
+                found.append(f"{trace.name}: windows cut to {panel.window_s:g} of {trace.span_s:g} s.")
+            elif panel.window_s > trace.span_s:
+                found.append(f"{trace.name}: {trace.span_s:g} s repeated to fill {panel.window_s:g} s.")
+        return list(dict.fromkeys(found))
+
+    def _unheld(self) -> list[str]:
+        """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
+        first = self.entries[0].label
+        return [
+            f"{first} holds {100 * LEVEL:g} % at no rate on {trace_of(p.trace).name}, {_short(p.models)}."
+            for p in self._rate_panels()
+            if self.held[p.trace, p.models] is None
+        ]
+
+
+def _most(figure: Figure) -> int:
+    return max(gpus for row in figure.rows for gpus in row.gpus)
+
+
+def _short(models: str) -> str:
+    return Path(models).stem if models.endswith(".toml") else models
+
+
+def _described(name: str) -> str:
+    trace = trace_of(name)
+    note = f" ({trace.note})" if trace.note else ""
+    return (
+        f"{trace.name}: {trace.tier}{note}, {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    every = list(values)
+    return sum(every) / len(every)
+
+
+def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, ...]:
+    """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
+
+    Finer from the last octave that it holds (with every lower one, by every definition) to the last one seen: halves,
+    then quarters, ... of an octave until there are `least`, so that more rates hold the fewer ones. A system that fell
+    at once is followed `OCTAVES` further.
+    """
+    low = min(seen)
+    holds = low
+    for rate in sorted(seen):
+        if min(seen[rate].values()) < LEVEL:
+            break
+        holds = rate
+    top = max(*seen, low * 2**OCTAVES)
+    octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
+    span = round(math.log2(top / holds)) or 1
+    for density in (2**k for k in count(1)):
+        steps = [top * 2.0 ** (-k / density) for k in range(1, span * density) if k % density]
+        rates = octaves | {float(f"{step:.3g}") for step in steps}
+        if len(rates) >= least:
+            return tuple(sorted(rates))
+    raise AssertionError
+
+
+def attained(folder: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:
+    """Pooled attainment of a run by definition; 0 where it could not run."""
+    about = record.meta(folder)
+    if about["skipped"] or about["infeasible"]:
+        return dict.fromkeys(definitions, 0.0)
+    spec = from_dict(about["spec"])
+    rows = metrics.rows(record.read(folder))
+    counted = metrics.in_window(rows, spec.window_s or math.inf)
+    slo = metrics.limits(rows, sweep.limits(spec, under)).take(counted)
+    offered = metrics.take(rows, counted)
+    found = {name: metrics.DEFINITIONS[name](offered, slo) for name in definitions}
+    if missing := next((name for name, scores in found.items() if scores is None), None):
+        raise UserError(f"{folder.name} has no token times, which {missing} needs")
+    return {name: metrics.share(scores) for name, scores in found.items() if scores is not None}
+
+
+def schema() -> pa.Schema:
+    """Columns of a figure's table: panel and x before those of `metrics.TABLE_SCHEMA`."""
+    import pyarrow as pa
+
+    word = metrics.TABLE_SCHEMA.field("run").type
+    return pa.schema([("panel", word), ("x", pa.float64()), *metrics.TABLE_SCHEMA])
+
+
+def scored(cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions: Collection[str]) -> pa.Table:
+    """The rows of all cells, pooled and over models, sorted by panel, x and spec; each run is scored once a rule."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kept = pa.array([*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS], pa.string())
+    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()])
+    parts: list[pa.Table] = []
+    done: dict[tuple[str, str, str], pa.Table] = {}
+    for cell, task in zip(cells, ready, strict=True):
+        key = (task.spec.folder, cell.label, cell.under.rule)
+        if key not in done:
+            rows = metrics.score(sweep.scorable(cell.label, out / task.spec.folder, cell.under), by_model=False)
+            done[key] = rows.filter(pc.is_in(rows["definition"].cast(pa.string()), kept)).cast(
+                pa.schema([f for f in plain if f.name not in {"panel", "x"}])
+            )
+        rows = done[key]
+        place = [pa.array([cell.panel] * len(rows), pa.string()), pa.array([cell.x] * len(rows), pa.float64())]
+        parts.append(pa.Table.from_arrays([*place, *rows.columns], schema=plain))
+    order = [(name, "ascending") for name in ("panel", "x", *metrics.ORDER)]
+    return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
+
+
+# ------------------------------------------------------------------ crossings and claims
+
+
+def of_panel(rows: pa.Table, panel: str) -> pa.Table:
+    """A panel's rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return rows.filter(pc.equal(rows["panel"].cast(pa.string()), panel))
+
+
+def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> Estimate | None:
+    """Where a label crosses the level on a panel, in units of its axis; None where it was not run.
+
+    Of rates the last that holds with every lower one; of SLO scales and GPUs the first with every larger one.
+    """
+    curves = metrics.curves(rows, label, definition, "x")
+    if not curves:
+        return None
+    if panel["axis"] == "rate_scale":
+        e, unit = metrics.crossing(curves, level), panel["unit_rps"]
+        low, high = (None if x is None else x * unit for x in (e.low, e.high))
+        return Estimate(e.mean * unit, low, high, e.n, e.sign)
+    return (metrics.fewest if panel["axis"] == "gpus" else metrics.least)(curves, level)
+
+
+class Verdict(NamedTuple):
+    """A claim beside what came out on one panel."""
+
+    claim: Claim
+    panel: Mapping[str, Any]
+    here: Estimate | None  # the crossing, or the ratio of two
+    says: str  # agrees | differs | open | not run
+
+
+def verdicts(found: Reproduced) -> list[Verdict]:
+    """Every claim on every panel that it is about; of systems that take part."""
+    about = found.about
+    out = []
+    for claim in (Claim(**one) for one in about["claims"]):
+        who = {claim.system, claim.over or claim.system}
+        if not who <= set(about["systems"]) or claim.definition not in about["definitions"]:
+            continue
+        for panel in about["panels"]:
+            if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
+                continue
+            rows = of_panel(found.table, panel["panel"])
+            if claim.over is None:
+                here = where(rows, panel, claim.system, claim.definition, about["level"])
+            else:
+                ours, theirs = (metrics.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
+                here = metrics.crossing_ratio(ours, theirs, about["level"]) if ours and theirs else None
+            if isinstance(claim.paper, str):
+                met = reached(rows, claim, about["level"])
+                says = "not run" if met is None else "agrees" if met == (claim.paper == "reached") else "differs"
+            else:
+                says = judged(claim.paper, here)
+            out.append(Verdict(claim, panel, here, says))
+    return out
+
+
+def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
+    """Whether the mean over seeds holds where it is easiest: at the lowest rate, the largest scale, with all GPUs."""
+    curves = metrics.curves(rows, claim.system, claim.definition, "x")
+    if not curves:
+        return None
+    easiest = min if claim.axis == "rate_scale" else max
+    return _mean(curve[easiest(curve)] for curve in curves.values()) >= level
+
+
+def judged(paper: float, here: Estimate | None) -> str:
+    """`agrees` where the paper's value lies in the interval (is the value, where there is none), else `differs`.
+
+    `open` where the crossing lies beyond the grid and may be the paper's.
+    """
+    if here is None:
+        return "not run"
+    if here.sign == "~":
+        return "open"
+    low = -math.inf if here.sign == "<" else here.mean if here.low is None else here.low
+    high = math.inf if here.sign == ">" else here.mean if here.high is None else here.high
+    if not low <= paper <= high:
+        return "differs"
+    return "agrees" if here.sign == "=" else "open"
+
+
+# ------------------------------------------------------------------ text
+
+
+def lines(found: Reproduced) -> Iterator[str]:
+    """What is printed: a block of crossings a row, the claims beside the paper's, the controls."""
+    for row in sorted({panel["row"] for panel in found.about["panels"]}):
+        yield from _block(found, [panel for panel in found.about["panels"] if panel["row"] == row])
+        yield ""
+    yield from _claims(found)
+    yield from _copies(found)
+
+
+def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    about, axis = found.about, panels[0]["axis"]
+    names = [d.upper() for d in about["definitions"]]
+    each = [f"{panel['slo_scale']:g}x" for panel in panels if panel["slo_scale"]]
+    fixed = f"SLO {' and '.join(dict.fromkeys(each))}" if each else "at the rate that the first system holds"
+    gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
+    level = f"{100 * about['level']:g} %"
+    yield f"{AXIS[axis]} at which each system {'holds' if axis == 'rate_scale' else 'reaches'} {level} ({fixed}{gpus})"
+    given = axis != "rate_scale"
+    head = ["trace", "models", *["req/s"] * given, "system", *(f"{level} {n}" for n in names)]
+    rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
+    for panel in panels:
+        own = of_panel(found.table, panel["panel"])
+        for label in about["systems"]:
+            crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
+            cells = [f"{panel['rate_rps']:.3g}", label] if given else [label]
+            cells += [_at(e, axis) for e in crossed]
+            rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])
+    yield from table.aligned(rows)
+
+
+def _at(e: Estimate | None, axis: str) -> str:
+    """A crossing; where all that was asked is enough, "<" is "at most"."""
+    text = table.text(e, COLUMN[axis])
+    return text if axis == "rate_scale" else text.replace("<", "≤")
+
+
+COLUMN = {
+    axis: table.Column(axis, "", "", unit, 1, True, "")
+    for axis, unit in (("rate_scale", "req/s"), ("slo_scale", "x"), ("gpus", ""))
+}
+SHARE = table.Column("", "", "", "%", 1, True, "")
+
+
+def _beside(rows: pa.Table, panel: Mapping[str, Any], label: str, about: Mapping[str, Any]) -> list[str]:
+    """Attainment at a telling x, and how often weights came, went and moved there: means over seeds."""
+    curves = {d: metrics.curves(rows, label, d, "x") for d in (*about["definitions"], *metrics.WEIGHTS)}
+    xs = sorted(set().union(*(curve for curve in curves[about["definitions"][0]].values())))
+    if not xs:
+        return ["-"] * (1 + len(curves))
+    at = panel["at"]
+    if at is None:  # where the first system crosses
+        first = where(rows, panel, about["systems"][0], about["definitions"][0], about["level"])
+        at = first.mean if first else xs[-1]
+    x = max((one for one in xs if one <= at), default=xs[0])
+    unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
+    cells = [f"{x * unit:.3g}"]
+    for d, curve in curves.items():
+        values = [one[x] for one in curve.values() if x in one and not math.isnan(one[x])]
+        share = d in about["definitions"]
+        cells.append("-" if not values else f"{100 * _mean(values):.1f}" if share else f"{_mean(values):.0f}")
+    return cells
+
+
+def _claims(found: Reproduced) -> Iterator[str]:
+    every = verdicts(found)
+    if not every:
+        return
+    rows = [[f"claim ({found.about['paper']})", "trace", "models", "paper", "here", ""]]
+    for one in every:
+        c = one.claim
+        what = f"{100 * found.about['level']:g} % {c.definition.upper()}"
+        said = f"{c.system} / {c.over}, rate at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
+        paper = f"{c.paper:g}{'x' if c.over else ''}" if not isinstance(c.paper, str) else c.paper
+        rows.append([said, one.panel["trace"], one.panel["models"], paper, _here(one), one.says])
+    yield from table.aligned(rows)
+    counts = {says: sum(one.says == says for one in every) for says in ("agrees", "differs", "open", "not run")}
+    yield ", ".join(f"{n} {says}" for says, n in counts.items() if n)
+
+
+def _here(one: Verdict) -> str:
+    e = one.here
+    if e is None:
+        return "-"
+    if one.claim.over is None:
+        return _at(e, one.claim.axis)
+    low, high = ("" if x is None else f"{x:.2f}" for x in (e.low, e.high))
+    sign = "" if e.sign == "=" else e.sign
+    spread = (
+        f" [{low} - {high}]" if low and high else f" [{low} or more]" if low else f" [up to {high}]" if high else ""
+    )
+    return f"{sign}{e.mean:.2f}x{spread}"
+
+
+def _copies(found: Reproduced) -> Iterator[str]:
+    """The A/A line: how often the first system differs from its copy on other seeds by more than chance."""
+    label = found.about["systems"][0]
+    covers, worst = [], 0.0
+    for panel in found.about["panels"]:
+        rows = of_panel(found.table, panel["panel"])
+        for d in found.about["definitions"]:
+            ours, theirs = (metrics.curves(rows, name, d, "x") for name in (label, label + AA))
+            for x in sorted({x for curve in theirs.values() for x in curve}):
+                pair = [[curve[x] for curve in side.values() if x in curve] for side in (ours, theirs)]
+                gap = metrics.paired(*(dict(enumerate(values)) for values in pair))
+                worst = max(worst, abs(gap.mean))
+                if gap.low is not None and gap.high is not None:
+                    covers.append(gap.low <= 0 <= gap.high)
+    if covers:
+        yield (
+            f"A/A: {label} against its copy on other seeds: {sum(covers)} of {len(covers)} differences cover 0, "
+            f"the largest is {100 * worst:.2f} points"
+        )

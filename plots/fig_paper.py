@@ -1,0 +1,314 @@
+"""A paper's figure from its stored table alone: a line of panels a row and model set, a column a trace and definition.
+
+python -m plots.fig_paper results/fig7/fig7-3f9c01ab plots/out/fig7
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.transforms import offset_copy
+
+from harness import metrics
+from harness.record import SWEEP
+from harness.types import UserError
+from plots import style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Transform
+
+LINE_IN = 0.82  # height of a line of panels, with what stands below it
+TOP_IN = 0.58  # legend and titles
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MARKER = 2.9  # points
+CONTROL_POINTS = 4.0  # between controls of one x
+XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs"}
+CAPTION = 104  # characters of a line of the caption
+
+
+def about(sweep: Path) -> dict[str, Any]:
+    """Facts of a stored figure; UserError where there is none."""
+    path = sweep / SWEEP
+    if not path.is_file():
+        raise UserError(f"{sweep}: no figure here ({SWEEP} is missing); bench reproduce makes one")
+    return {key.decode(): json.loads(value) for key, value in (pq.read_metadata(path).metadata or {}).items()
+            if not key.startswith((b"ARROW", b"pandas"))}  # fmt: skip
+
+
+def drawn(sweep: Path) -> bool:
+    """Tell whether a folder holds a paper's figure, not a comparison."""
+    return (sweep / SWEEP).is_file() and "figure" in about(sweep)
+
+
+def points(table: pa.Table, facts: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what is drawn: one row a (panel, system, x), each definition's mean, low and high, and weights moved."""
+    import pandas as pd
+
+    names = [*facts["definitions"], "both"]
+    frame = metrics.summary(table, [*names, *metrics.WEIGHTS], by=["panel", "x", *metrics.POINT])
+    panels = {panel["panel"]: panel for panel in facts["panels"]}
+    rows = []
+    for (key, label, x), group in frame.groupby(["panel", "label", "x"], observed=True, sort=True):
+        panel, first = panels[str(key)], group.iloc[0]
+        values = group.set_index("definition")
+        row: dict[str, Any] = {name: panel[name] for name in ("panel", "axis", "trace", "tier", "models")}
+        row |= {"label": str(label), "x": x, "shown_x": first["x"] * _unit(panel)}
+        row |= {name: first[name] for name in ("gpus", "rate_scale", "slo", "fidelity", "n", "infeasible")}
+        for name in dict.fromkeys(names):
+            row |= {f"{name}_{part}": values.loc[name, part] if name in values.index else np.nan
+                    for part in ("mean", "low", "high")}  # fmt: skip
+        row |= {name: values.loc[name, "mean"] if name in values.index else np.nan for name in metrics.WEIGHTS}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _unit(panel: Mapping[str, Any]) -> float:
+    return float(panel["unit_rps"]) if panel["axis"] == "rate_scale" else 1.0
+
+
+def crossed(table: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> float | None:
+    """The x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    own = table.filter(pc.equal(table["panel"].cast(pa.string()), panel["panel"]))
+    curves = metrics.curves(own, label, definition, "x")
+    if not curves:
+        return None
+    find = {"rate_scale": metrics.crossing, "slo_scale": metrics.least, "gpus": metrics.fewest}[panel["axis"]]
+    e = find(curves, level)
+    return e.mean * _unit(panel) if e.sign == "=" else None
+
+
+def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    frame = points(table, facts)
+    if not len(frame):
+        raise UserError("nothing to draw: every run of this figure was skipped (bench list tells why)")
+    panels: list[dict[str, Any]] = facts["panels"]
+    lines = list(dict.fromkeys((panel["row"], panel["models"]) for panel in panels))
+    traces = sorted({panel["column"] for panel in panels})
+    columns = [(trace, definition) for trace in traces for definition in facts["definitions"]]
+    series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
+    series = [label for label in series if not label.endswith(" (A/A)")]
+    looks = style.looks(series)
+    text = textwrap.fill(_caption(table, facts, frame, note), CAPTION)
+
+    below = 0.1 + 0.078 * (1 + text.count("\n"))
+    height = len(lines) * LINE_IN + TOP_IN + 0.12 + below
+    figure = Figure(figsize=(style.COLUMN_IN, height))
+    gap = 0.5
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.105, right=0.985, top=1 - TOP_IN / height,
+                               bottom=(below + 0.24) / height, hspace=gap, wspace=0.13)  # fmt: skip
+    for i, (row, models) in enumerate(lines):
+        axes = []
+        for j, (trace, definition) in enumerate(columns):
+            axis = figure.add_subplot(grid[i, j])
+            axes.append(axis)
+            panel = next((p for p in panels if (p["row"], p["models"], p["column"]) == (row, models, trace)), None)
+            if panel is None:
+                axis.set_axis_off()
+                continue
+            _panel(axis, table, panel, frame[frame["panel"] == panel["panel"]], definition, looks, facts)
+            if i == 0:
+                axis.set_title(definition.upper(), pad=3, fontsize=6)
+            if j:
+                axis.tick_params(labelleft=False)
+            else:
+                axis.set_ylabel(f"({LETTERS[i]}) {models}", fontsize=6, labelpad=2)
+        low = min(axis.get_ylim()[0] for axis in axes)
+        for axis in axes:
+            axis.set_ylim(low, 100 + 0.06 * (100 - low))
+        box = axes[0].get_position(), axes[-1].get_position()
+        panel = next(p for p in panels if (p["row"], p["models"]) == (row, models))
+        figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
+                    fontsize=6)  # fmt: skip
+    for k, trace in enumerate(traces):
+        name = _title([p for p in panels if p["column"] == trace], lines)
+        first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
+                       (0, len(facts["definitions"]) - 1))  # fmt: skip
+        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
+    handles = [Line2D([], [], linestyle="" if label in facts["controls"] else looks[label].line, label=_name(label),
+                      **_marks(looks[label])) for label in series]  # fmt: skip
+    handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),
+                          label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
+    figure.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 1.0),
+        ncols=4,
+        frameon=False,
+        fontsize=6,
+        handlelength=2.0,
+        columnspacing=0.9,
+        borderaxespad=0.1,
+        labelspacing=0.25,
+        handletextpad=0.4,
+    )
+    figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
+    return figure
+
+
+def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[tuple[int, str]]) -> str:
+    """The trace of a column; where lines of it have another, that one with their letters below."""
+    of: dict[str, list[str]] = {}
+    for p in panels:
+        of.setdefault(f"{p['trace']} ({p['tier']})", []).append(LETTERS[lines.index((p["row"], p["models"]))])
+    first, *others = of
+    return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
+
+
+def _name(label: str) -> str:
+    return label.replace(":plusplus", "++")
+
+
+def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
+    marks = look.marks(hollow=hollow)
+    return marks | {
+        "markersize": MARKER * (1.4 if look.marker == "*" else 1.0),
+        "markeredgewidth": 0.7 if hollow else 0.3,
+    }
+
+
+def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.DataFrame, definition: str,
+           looks: Mapping[str, style.Look], facts: Mapping[str, Any]) -> None:  # fmt: skip
+    level = facts["level"]
+    axis.axhline(100 * level, color="#808080", linewidth=0.5, zorder=1.5)
+    for depth, (label, look) in enumerate(reversed(list(looks.items()))):
+        own, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
+        x = own["shown_x"].to_numpy(np.float64)
+        y, low, high = (100 * own[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
+        hollow = own["infeasible"].to_numpy(bool)
+        if label not in facts["controls"]:
+            sure = np.isfinite(low)
+            axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
+            axis.plot(x, y, color=look.color, linestyle=look.line, linewidth=0.9, zorder=z)
+            at = crossed(table, panel, label, definition, level)
+            if at is not None:
+                axis.axvline(at, color=look.color, linewidth=0.7, linestyle=(0, (3, 1.5)), zorder=2)
+                axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
+        for which in (False, True):
+            some = hollow == which
+            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
+                      transform=_beside(axis, label, facts))  # fmt: skip
+    lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
+    axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
+    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
+    _ticks(axis, sorted(frame["shown_x"].unique()), panel["axis"])
+
+
+def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
+    """Controls stand left and right of their x, or one would hide the other."""
+    controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
+    if label not in controls:
+        return axis.transData
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
+    return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
+
+
+def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
+    """Three labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
+    if kind == "gpus":
+        axis.set_xlim(xs[0] - 0.3, xs[-1] + 0.3)
+        axis.xaxis.set_major_locator(FixedLocator([x for x in xs if (x - xs[0]) % 2 == 0]))
+        axis.xaxis.set_minor_locator(NullLocator())
+        return
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
+    octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
+    step = max(1, -(-len(octaves) // 3))
+    shown = octaves[::step] if kind == "rate_scale" else [xs[0], xs[len(xs) // 2], xs[-1]]
+    axis.xaxis.set_major_locator(FixedLocator(shown))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _xlabel(panel: Mapping[str, Any]) -> str:
+    """Name the axis, and what stands still."""
+    facts = [f"{panel['count']} models"]
+    facts += [f"{panel['gpus']} GPUs"] if panel["gpus"] else []
+    facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
+    return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
+
+
+def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, note: str) -> str:
+    """The paper, the facts of all figures, what stands still in each row, and what a reader could be misled by."""
+    runs = table.filter(table.column("skipped").is_null()).to_pandas()
+    own = runs[~runs["label"].isin(facts["controls"])]
+    fits = {key: " and ".join(sorted(x["fit"].dropna().unique())) for key, x in own.groupby("panel", observed=True)
+            } if "fit" in own else {}  # fmt: skip
+
+    def traced(panel: Mapping[str, Any]) -> str:
+        fit = fits.get(panel["panel"])
+        return f"{panel['trace']} ({panel['tier']}{f', fit {fit}' if fit else ''})"
+
+    def each(values: Iterable[object]) -> str:
+        return ", ".join(str(x) for x in dict.fromkeys(values))
+
+    def span(values: Iterable[float]) -> str:
+        every = sorted(values)
+        low, high = every[0], every[-1]
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+    rules = [str(slo).partition("x") for slo in own["slo"].unique()]
+    seeds = int(frame["n"].max())
+    told = [
+        f"After {facts['paper']}.",
+        " · ".join([
+            each(map(traced, facts["panels"])),
+            each(panel["models"] for panel in facts["panels"]),
+            f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
+            each(own["fidelity"].unique()),
+            f"SLO {span(float(scale) for scale, _, _ in rules)} x {each(base for _, _, base in rules)}",
+            f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
+            f"plans from the {each(own['plan_origin'].unique())}",
+        ]) + ".",
+        *_rates(facts["panels"]),
+        "Markers without a line: controls, at the ends.",
+        "Hollow: the models do not fit." if frame["infeasible"].any() else "",
+        *facts["notes"],
+        note,
+    ]  # fmt: skip
+    return " ".join(part for part in told if part)
+
+
+def _rates(panels: Sequence[Mapping[str, Any]]) -> list[str]:
+    """At which rate the panels stand that do not vary it."""
+    given = [p for p in panels if p["rate_rps"] is not None]
+    return [
+        f"Over {XLABEL[axis]}: at "
+        + ", ".join(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
+        + " req/s."
+        for axis in dict.fromkeys(p["axis"] for p in given)
+    ]
+
+
+def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw the figure stored in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
+
+    Raises UserError where there is none or the disk refuses.
+    """
+    facts = about(sweep)
+    table = pq.read_table(sweep / SWEEP)
+    with style.theme():
+        return style.save(draw(table, facts, note), stem, points(table, facts), command)
+
+
+if __name__ == "__main__":
+    render(Path(sys.argv[1]), Path(sys.argv[2]), "python -m plots.fig_paper " + " ".join(sys.argv[1:]))

@@ -1,0 +1,448 @@
+"""A paper's figure as data: the grid that follows, crossings beside the paper's, a second call that redoes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure as Drawing
+
+from harness import figure, metrics, record, reproduce
+from harness.metrics import Estimate
+from harness.reproduce import Reproduced, grid, judged, lines
+from harness.run import execute, resolve
+from harness.spec import Spec
+from harness.types import UserError
+from plots import fig_paper, style
+from tests.test_sweep import files
+
+# ------------------------------------------------------------------ figures as data
+
+MINE = """
+paper = "A test"
+systems = ["chunked", "static"]
+traces = ["sample"]
+definitions = ["ttft", "tpot"]
+requests = 100
+warmup_s = 10.0
+quick = { seeds = 2, rates = 6, window_s = 50.0, replayed_s = 50.0 }
+full = { seeds = 3, rates = 12, window_s = 60.0, replayed_s = 60.0 }
+
+[[row]]
+axis = "rate_scale"
+models = "llama-3.1-8b*3"
+gpus = 1
+slo_scale = 2.0
+
+[[row]]
+axis = "slo_scale"
+models = "llama-3.1-8b*3"
+gpus = 1
+slo_scale = [1.0, 2.0]
+full = [1.5]
+
+[[row]]
+axis = "gpus"
+models = "llama-3.1-8b*5"
+gpus = [1, 2]
+slo_scale = 2.0
+rate_scale = 1.0
+
+[[claim]]
+axis = "rate_scale"
+definition = "ttft"
+system = "chunked"
+over = "static"
+paper = 2.3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.toml"
+    path.write_text(MINE)
+    return path
+
+
+def test_figure_7_is_as_large_as_promised() -> None:
+    fig7 = figure.figure("fig7")
+    assert fig7.systems == ("prism", "muxserve:plusplus", "static", "qlm")
+    assert [row.axis for row in fig7.rows] == ["rate_scale", "slo_scale", "gpus"]
+    assert {row.models for row in fig7.rows[:2]} == {("light8", "heavy8")}
+    assert fig7.rows[2].gpus == tuple(range(2, 9))
+    assert fig7.requests >= 700
+    assert (fig7.quick.seeds, fig7.full.seeds) == (5, 10)
+    assert (fig7.quick.rates, fig7.full.rates) >= (6, 12)
+    assert min(fig7.quick.window_s, fig7.quick.replayed_s) >= 600
+    assert fig7.full.window_s >= 7200
+    scales = fig7.rows[1]
+    assert 5.0 in scales.slo_scale
+    assert len(scales.slo_scale) >= 5
+    assert len(set(scales.slo_scale + scales.full)) >= 10
+    assert {claim.paper for claim in fig7.claims} == {2.3, 3.5, "reached", "never", 4, 5}
+
+
+@pytest.mark.parametrize(
+    ("line", "instead", "says"),
+    [
+        ('paper = "A test"', "", 'the key "paper" is missing'),
+        ("warmup_s", "warmups", 'unknown key "warmups"; did you mean warmup_s?'),
+        ('axis = "gpus"', 'axis = "gpu"', 'row 3: axis is "gpu"; did you mean gpus?'),
+        ("gpus = [1, 2]", "gpus = 1\nslo = 2", 'row 3: unknown key "slo"'),
+        ("slo_scale = [1.0, 2.0]", "slo_scale = [1.0, 2.0]\ngpu = 2", "row 2: unknown key"),
+        ("paper = 2.3", 'paper = "always"', 'claim 1: paper is "always"'),
+        (
+            'models = "llama-3.1-8b*3"\ngpus = 1\nslo_scale = [',
+            'models = "x"\ngpus = 1\nslo_scale = [',
+            "row 2: no rate",
+        ),
+        ("[[row]]", "[[row", "mine.toml"),
+    ],
+)
+def test_a_mistake_in_a_figure_is_one_line(mine: Path, line: str, instead: str, says: str) -> None:
+    assert line in MINE
+    mine.write_text(MINE.replace(line, instead))
+    with pytest.raises(UserError) as error:
+        figure.figure(str(mine))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(("mine.toml: ", str(mine)))
+
+
+def test_an_unknown_figure_or_set_is_named() -> None:
+    with pytest.raises(UserError, match=r'no figure "fig77"; did you mean fig7\?'):
+        figure.figure("fig77")
+    with pytest.raises(UserError, match="has no model set"):
+        figure.figure("fig7").only(models=("light9",))
+    part = figure.figure("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
+    assert [(row.axis, row.models, row.traces) for row in part.rows] == [
+        ("rate_scale", ("heavy8",), ()),
+        ("slo_scale", ("heavy8",), ()),
+    ]
+    assert part.quick.seeds == 1
+
+
+# ------------------------------------------------------------------ rates
+
+
+def seen(holds: int, falls: int, lowest: float = 1.0) -> dict[float, dict[str, float]]:
+    """What a search saw of a system that holds `holds` octaves and is below 90 % after `falls`."""
+    return {
+        lowest * 2.0**k: {"ttft": 1.0 if k < holds else 0.95 if k < falls else 0.5, "tpot": 1.0}
+        for k in range(falls + 1)
+    }
+
+
+@given(st.integers(0, 6), st.integers(0, 3), st.integers(2, 14), st.sampled_from([0.25, 1.0, 2.0]))
+def test_rates_reach_from_the_lowest_to_the_fall(holds: int, more: int, least: int, lowest: float) -> None:
+    found = seen(holds, holds + more, lowest)
+    rates = grid(found, least)
+    assert len(rates) >= least
+    assert list(rates) == sorted(set(rates))
+    assert set(found) <= set(rates)  # what was searched is not run in vain
+    assert (rates[0], rates[-1]) == (lowest, max(*found, 4 * lowest))
+    assert set(rates) <= set(grid(found, 2 * least))  # --full holds the default
+
+
+def test_rates_are_finer_around_the_knee() -> None:
+    assert grid(seen(3, 4), 6) == (1, 2, 4, 5.66, 8, 11.3, 16)
+    assert len(grid(seen(0, 0), 6)) == 9  # fell at once: quarters of the two octaves above
+
+
+# ------------------------------------------------------------------ crossings and claims
+
+
+def test_the_least_that_holds_with_all_that_is_larger() -> None:
+    curve = {1.0: 0.5, 2.0: 0.98, 4.0: 1.0, 8.0: 1.0}
+    assert metrics.least({0: curve}, 0.99).mean == pytest.approx(3.0)
+    assert metrics.fewest({0: curve}, 0.99) == Estimate(4.0, None, None, 1, "=")
+    assert metrics.least({0: curve | {8.0: 0.98}}, 0.99) == Estimate(8.0, 8.0, None, 1, ">")
+    assert metrics.fewest({0: curve | {8.0: 0.98}}, 0.99).sign == ">"
+    assert metrics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99) == Estimate(2.0, None, None, 1, "<")
+    assert metrics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).mean == 2.0  # of the mean over seeds
+
+
+@given(st.dictionaries(st.floats(1, 9), st.floats(0, 1), min_size=1, max_size=6))
+def test_least_mirrors_the_last_rate(curve: dict[float, float]) -> None:
+    up, down = metrics.least({0: curve}, 0.9), metrics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
+    assert up.mean == -down.mean
+    assert (up.sign, down.sign) in {("=", "="), ("<", ">"), (">", "<")}
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (Estimate(2.0, 1.5, 2.5, 5), "agrees"),
+        (Estimate(2.0, 1.9, 2.1, 5), "differs"),
+        (Estimate(2.3, None, None, 1), "agrees"),
+        (Estimate(4.0, None, None, 1), "differs"),
+        (Estimate(1.5, 1.2, None, 5, ">"), "open"),  # at least 1.2: it may be 2.3
+        (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
+        (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
+        (Estimate(1.0, None, None, 5, "~"), "open"),
+        (None, "not run"),
+    ],
+)
+def test_the_paper_is_held_against_the_interval(here: Estimate | None, says: str) -> None:
+    assert judged(2.3, here) == says
+
+
+PANELS: list[dict[str, Any]] = [
+    {"panel": "1/1/heavy8", "row": 0, "column": 0, "axis": "rate_scale", "gpus": 2, "slo_scale": 5.0, "rate_rps": None,
+     "unit_rps": 1.5, "at": 4.0, "trace": "hyperbolic-like"},
+    {"panel": "2/1/heavy8", "row": 1, "column": 0, "axis": "slo_scale", "gpus": 2, "slo_scale": None, "rate_rps": 6.0,
+     "unit_rps": 1.5, "at": 5.0, "trace": "hyperbolic-like"},
+    {"panel": "3/1/heavy8", "row": 2, "column": 0, "axis": "gpus", "gpus": None, "slo_scale": 5.0, "rate_rps": 1.5,
+     "unit_rps": 1.5, "at": None, "trace": "hyperbolic-like"},
+]  # fmt: skip
+CLAIMS: list[dict[str, Any]] = [
+    {"axis": "rate_scale", "system": "prism", "over": "static", "paper": 2.3, "definition": "ttft", "trace": "hyper"},
+    {"axis": "rate_scale", "system": "prism", "over": "static", "paper": 4.0, "definition": "ttft", "trace": ""},
+    {"axis": "rate_scale", "system": "prism", "over": "static", "paper": 4.0, "definition": "ttft", "trace": "arena"},
+    {"axis": "slo_scale", "system": "prism", "over": None, "paper": "reached", "definition": "ttft", "trace": ""},
+    {"axis": "slo_scale", "system": "static", "over": None, "paper": "never", "definition": "ttft", "trace": ""},
+    {"axis": "gpus", "system": "prism", "over": None, "paper": 4, "definition": "ttft", "trace": ""},
+    {"axis": "gpus", "system": "static", "over": None, "paper": "never", "definition": "ttft", "trace": ""},
+]
+ABOUT: dict[str, Any] = {
+    "figure": "fig7",
+    "paper": "A paper, figure 7",
+    "level": 0.99,
+    "definitions": ["ttft", "tpot"],
+    "systems": ["prism", "static"],
+    "controls": ["ideal", "prism (A/A)"],
+    "seeds": 3,
+    "panels": [{"models": "heavy8", "tier": "synthetic", "count": 8, "window_s": 600.0} | one for one in PANELS],
+    "claims": CLAIMS,
+    "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."],
+    "runs": {},
+    "key": "x",
+}
+
+
+def cells() -> Iterator[dict[str, Any]]:
+    """Made-up scores: prism holds 4 x the rate of static, 99 % from SLO scale 2, 4 GPUs; static neither."""
+    for label, knee, infeasible in (("prism", 8.0, None), ("static", 2.0, "no room")):
+        for seed in range(3):
+            for x in (1.0, 2.0, 4.0, 8.0, 16.0):
+                yield {"panel": "1/1/heavy8", "x": x, "label": label, "seed": seed, "ttft": 1.0 if x <= knee else 0.5}
+            for x in (1.0, 2.0, 5.0):
+                met = label == "prism" and x >= 2
+                yield {"panel": "2/1/heavy8", "x": x, "label": label, "seed": seed, "ttft": 1.0 if met else 0.8}
+            for x in (2.0, 3.0, 4.0, 5.0):
+                met = label == "prism" and x >= 4
+                none = infeasible if x == 2 else None
+                yield {"panel": "3/1/heavy8", "x": x, "label": label, "seed": seed, "infeasible": none,
+                       "ttft": 1.0 if met else 0.0 if none else 0.8}  # fmt: skip
+    for label in ("ideal", "prism (A/A)"):
+        for seed in range(3):
+            for x in (1.0, 16.0):
+                yield {"panel": "1/1/heavy8", "x": x, "label": label, "seed": seed, "ttft": 1.0}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows of a figure's table, as `reproduce.scored` makes them."""
+    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in reproduce.schema()])
+    out = []
+    for row in rows:
+        base = {"run": "r", "system": row["label"], "trace": "hyperbolic-like", "models": "heavy8", "gpu": "h100",
+                "gpus": 2, "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 9,
+                "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
+        base |= {key: value for key, value in row.items() if key != "ttft"}
+        values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
+        out += [base | {"definition": name, "value": value} for name, value in values.items()]
+    return pa.Table.from_pylist(out, schema=plain).cast(reproduce.schema())
+
+
+ROWS = table(list(cells()))
+
+
+def test_crossings_stand_beside_the_papers() -> None:
+    text = "\n".join(lines(Reproduced(Path("x"), ROWS, ABOUT)))
+    said = [" ".join(line.split()) for line in text.splitlines()]
+    assert "hyperbolic-like heavy8 prism 12.2 ±0.0 >24.0 | 6 100.0 100.0 7 6 2" in said  # 8 + 1/50 of 8 octaves, x 1.5
+    assert "prism / static, rate at 99 % TTFT hyperbolic-like heavy8 2.3x 4.00x [4.00 - 4.00] differs" in said
+    assert sum("4x 4.00x" in line for line in said) == 1  # not of the other trace
+    assert any(line.startswith("prism, SLO scale for 99 % TTFT") and line.endswith("agrees") for line in said)
+    assert "static, SLO scale for 99 % TTFT hyperbolic-like heavy8 never >5.00 agrees" in said
+    assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 4 4 agrees" in said
+    assert "static, GPUs for 99 % TTFT hyperbolic-like heavy8 never >5 agrees" in said
+    assert "5 agrees, 1 differs" in said
+    assert any(line.startswith("A/A: prism against its copy") for line in said)
+
+
+def test_a_never_that_some_seed_reaches_is_judged_by_the_mean() -> None:
+    lucky = [
+        row | ({"ttft": 1.0} if row["panel"][0] == "2" and row["x"] == 5 and row["seed"] == 0 else {})
+        for row in cells()
+    ]
+    found = reproduce.verdicts(Reproduced(Path("x"), table(lucky), ABOUT))
+    never = next(one for one in found if one.claim.paper == "never" and one.claim.axis == "slo_scale")
+    assert never.says == "agrees"
+
+
+# ------------------------------------------------------------------ the figure
+
+
+def stored(path: Path, rows: pa.Table) -> Path:
+    record.write_table(path / record.SWEEP, rows, ABOUT)
+    return path
+
+
+def test_equal_tables_are_equal_bytes(tmp_path: Path) -> None:
+    shuffled = ROWS.take(pa.array(np.random.default_rng(0).permutation(len(ROWS))))
+    one = fig_paper.render(stored(tmp_path / "a", ROWS), tmp_path / "a" / "fig7", "bench plot x")
+    mpl.rcParams["font.size"] = 30  # another's settings change nothing
+    two = fig_paper.render(stored(tmp_path / "b", shuffled), tmp_path / "b" / "fig7", "bench plot x")
+    mpl.rcdefaults()
+    assert [path.name for path in one] == ["fig7.pdf", "fig7.png", "fig7.csv"]
+    for a, b in zip(one, two, strict=True):
+        assert a.read_bytes() == b.read_bytes(), a.name
+    csv = one[2].read_text().splitlines()
+    assert csv[0] == "# bench plot x"
+    assert {"loads", "evicts", "migrations", "ttft_mean", "ttft_low", "infeasible"} <= set(csv[1].split(","))
+    assert fig_paper.drawn(tmp_path / "a")
+
+
+def drawing() -> Drawing:
+    with style.theme():
+        return fig_paper.draw(ROWS, ABOUT, "2 runs are stale.")
+
+
+def test_the_figure_says_what_it_shows() -> None:
+    said = " ".join(" ".join(text.get_text() for text in drawing().texts).split())
+    facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 x h100 | simulated | SLO 5 x P95
+        | 3 seeds | plans from the trace | at 6 (heavy8, hyperbolic-like) | windows cut to 600 of 7200 s | Hollow
+        | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)"""
+    for fact in map(str.strip, facts.split("|")):
+        assert fact in said, fact
+
+
+def test_crossings_are_dashed_and_infeasible_is_hollow() -> None:
+    figure = drawing()
+    upright = [
+        [float(x) for x in np.asarray(line.get_xdata(), np.float64)]
+        for axis in figure.axes
+        for line in axis.lines
+        if list(np.asarray(line.get_ydata(), np.float64)) == [0, 1] and line.is_dashed()
+    ]
+    assert sorted({round(xs[0], 2) for xs in upright}) == [1.95, 3.06, 4.0, 12.24]
+    faces = {line.get_markerfacecolor() for line in figure.axes[4].lines}
+    assert "white" in faces
+    assert len(figure.axes) == 6  # 3 rows x (1 trace x 2 definitions)
+
+
+def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no figure here"):
+        fig_paper.render(tmp_path, tmp_path / "f", "x")
+    assert not fig_paper.drawn(tmp_path)
+
+
+# ------------------------------------------------------------------ all of it, on the sample
+
+
+class Heard:
+    """A teller that remembers."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.ran = 0
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.ran += done < total
+
+
+def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
+    asked = replace(figure.figure(str(mine)), rows=figure.figure(str(mine)).rows[::2]).only(seeds=1)
+    first, second = Heard(), Heard()
+    one = reproduce.reproduce(asked, tmp_path / "out", workers=1, teller=first)
+    kept = files(tmp_path / "out")
+    two = reproduce.reproduce(asked, tmp_path / "out", workers=1, teller=second)
+    assert first.ran
+    assert not second.ran
+    total = len(one.about["runs"])
+    assert second.said[-1] == f"{total} of {total} points current, nothing to do"
+    assert files(tmp_path / "out") == kept
+    assert two.table.equals(one.table)
+    assert list(lines(one)) == list(lines(two))
+    panels = {panel["panel"]: panel for panel in one.about["panels"]}
+    assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
+    assert "sample: windows cut to 50 of 60 s." in one.about["notes"]
+    scores = metrics.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
+    assert len(scores) >= 6
+    assert scores[min(scores)] == 1.0
+    assert scores[max(scores)] < 0.9
+    rows = reproduce.of_panel(one.table, "2/1/llama-3.1-8b*5").to_pylist()
+    hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
+    assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
+
+
+@pytest.mark.slow
+def test_rows_share_runs_and_slo_blind_systems_are_scored_again(mine: Path, tmp_path: Path) -> None:
+    found = reproduce.reproduce(figure.figure(str(mine)), tmp_path / "out")
+    by_panel: dict[str, set[str]] = {}
+    for row in found.table.select(["panel", "run", "label"]).to_pylist():
+        if row["label"] in {"chunked", "static"}:
+            by_panel.setdefault(row["panel"][0], set()).add(row["run"])
+    assert by_panel["2"] <= by_panel["1"]  # another SLO is no other run, and its rate is one of row 1
+    assert not by_panel["3"] & by_panel["1"]
+    assert {line.split()[0] for line in lines(found) if line.startswith("sample")} == {"sample"}
+    full = reproduce.reproduce(figure.figure(str(mine)), tmp_path / "out", full=True)
+    assert full.folder != found.folder
+    assert math.isclose(full.about["seeds"], 3)
+
+
+# ------------------------------------------------------------------ migrations
+
+MOVES = '''
+"""A system of a test: its one model goes to GPU 1 after 10 s, comes back after 20 s, is away from 30 to 40 s."""
+
+from harness.actions import Admit, Evict, Load, Run, Wake
+from harness.events import Woke
+from harness.types import Batch, Inst
+
+
+class Moves:
+    presets = {}
+    hears = frozenset({Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Evict", "Evict.drain", "Wake"})
+    options = {"kv": "paged"}
+
+    def __init__(self, cluster):
+        self.name = next(iter(cluster.models))
+
+    def on(self, event, view):
+        here, there = Inst(self.name, (0,)), Inst(self.name, (1,))
+        match event.key:
+            case "start":
+                yield from (Load(here), Run(Batch(here)), Run(Batch(there)), Admit(self.name, Batch(here)))
+                yield from (Wake(10.0 * k, str(k)) for k in range(1, 5))
+            case "1":  # a second copy first
+                yield from (Load(there), Evict(here), Admit(self.name, Batch(there)))
+            case "2":  # out, and in elsewhere at once
+                yield from (Evict(there, drain=False), Load(here), Admit(self.name, Batch(here)))
+            case "3":
+                yield Evict(here)
+            case "4":
+                yield Load(here)
+'''
+
+
+def test_migrations_are_counted_and_swaps_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "moves.py"
+    path.write_text(MOVES)
+    spec = resolve(Spec(str(path), trace="sample", models="llama-3.2-1b", gpus=2, slo="", control_s=0.0, drain_s=64.0))
+    stats = record.meta(execute(spec, tmp_path, ""))["stats"]
+    assert (stats["loads"], stats["evicts"], stats["migrations"]) == (3, 3, 2)
