@@ -1,8 +1,10 @@
-"""What several papers share: placement by pressure on KV memory, sequencing by deadline."""
+"""What several papers share: placement by pressure on KV memory, sequences by deadline, programs with whole numbers."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from itertools import combinations
 
@@ -52,6 +54,14 @@ def spread(cluster: Cluster) -> Mapping[str, Gpus]:
     return {name: homes[name] for name in order}
 
 
+KEPT_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
+
+
+def footprint(model: Model, elastic: bool) -> int:
+    """Bytes that a loaded model takes on each of its GPUs without a request; with elastic KV, the pages kept mapped."""
+    return model.weight_bytes + (KEPT_PAGES * model.page_bytes if elastic else 0)
+
+
 def one_request(model: Model) -> int:
     """KV bytes of one longest request, and a granule to spare."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
@@ -90,3 +100,96 @@ def moore_hodgson(due_s: Sequence[float], seconds: Sequence[float], start_s: flo
             t_s += longest
             gone.add(which)
     return [k for k in range(len(due_s)) if k not in gone]
+
+
+def instances(cluster: Cluster, work: Mapping[str, float]) -> list[Gpus]:
+    """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
+
+    `work` is GPU-seconds a second by model. Raises Infeasible where no node holds the largest degree.
+    """
+    free: dict[int, list[int]] = {}
+    for k, gpu in enumerate(cluster.gpus):
+        free.setdefault(gpu.node, []).append(k)
+    degrees = sorted({model.tp for model in cluster.models.values()}, reverse=True)
+    cut: list[Gpus] = []
+    for j, tp in enumerate(degrees):
+        asked = [sum(work[m] for m, model in cluster.models.items() if model.tp == t) for t in degrees[j:]]
+        part = asked[0] / sum(asked) if sum(asked) > 0 else 1 / len(asked)
+        want = max(1, round(part * sum(map(len, free.values())) / tp))
+        for gpus in free.values():
+            for _ in range(min(want, len(gpus) // tp)):
+                cut.append(tuple(gpus[:tp]))
+                del gpus[:tp]
+                want -= 1
+    if not cut or len(cut[0]) < degrees[0]:
+        raise Infeasible(f"no node has {degrees[0]} GPUs")
+    return cut
+
+
+def milp(
+    cost: Sequence[float],
+    rows: Sequence[Mapping[int, float]],
+    low: Sequence[float],
+    high: Sequence[float],
+    binaries: int,
+    *,
+    nodes: int,
+    gap: float,
+) -> list[float] | None:
+    """Least cost x >= 0 with low <= rows x <= high, the first `binaries` of x 0 or 1; None: no point found.
+
+    A row maps columns to coefficients. HiGHS stops by a count of nodes and a relative gap, never by a clock: the same
+    problem has the same answer on every machine.
+    """
+    import numpy as np  # here, for scipy takes half a second to come in and most systems solve nothing
+    from scipy import optimize
+
+    A = np.zeros((len(rows), len(cost)))
+    for i, row in enumerate(rows):
+        A[i, list(row)] = list(row.values())
+    whole = np.arange(len(cost)) < binaries
+    found = optimize.milp(
+        np.asarray(cost),
+        integrality=whole.astype(np.int64),
+        bounds=optimize.Bounds(0.0, np.where(whole, 1.0, np.inf)),
+        constraints=optimize.LinearConstraint(A, np.asarray(low), np.asarray(high)),
+        options={"node_limit": nodes, "mip_rel_gap": gap},
+    )
+    return None if found.x is None else [float(x) for x in found.x]
+
+
+Place = tuple[AbstractSet[int], float, float]  # jobs, a sum and a largest penalty
+
+
+def partition(options: Sequence[Sequence[Place]], weight: float, *, nodes: int, gap: float) -> list[int] | None:
+    """For each machine one of its options, so that every job is done once: least sum of sums + weight x the largest.
+
+    Options of the same jobs that another beats in both are left out beforehand. None: no answer within the limits.
+    """
+    keep = [(k, j) for k, places in enumerate(options) for j in unbeaten(places)]
+    once: dict[tuple[str, int], dict[int, float]] = {}
+    late: list[dict[int, float]] = [{len(keep): -1.0} for _ in options]
+    for x, (k, j) in enumerate(keep):
+        jobs, _, largest = options[k][j]
+        late[k][x] = largest
+        for row in (("machine", k), *(("job", job) for job in sorted(jobs))):
+            once.setdefault(row, {})[x] = 1.0
+    low, high = [1.0] * len(once) + [-math.inf] * len(late), [1.0] * len(once) + [0.0] * len(late)
+    cost = [*(options[k][j][1] for k, j in keep), weight]
+    found = milp(cost, [*once.values(), *late], low, high, len(keep), nodes=nodes, gap=gap)
+    return None if found is None else [j for (_, j), x in zip(keep, found, strict=False) if x > 0.5]
+
+
+def unbeaten(places: Sequence[Place]) -> list[int]:
+    """Indices of the options that no other of the same jobs beats in both sum and largest."""
+    same: dict[AbstractSet[int], list[int]] = {}
+    for j, (jobs, _, _) in enumerate(places):
+        same.setdefault(frozenset(jobs), []).append(j)
+    kept: list[int] = []
+    for group in same.values():
+        least = math.inf
+        for j in sorted(group, key=lambda j: places[j][1:]):
+            if places[j][2] < least:
+                least = places[j][2]
+                kept.append(j)
+    return kept

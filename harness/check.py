@@ -51,6 +51,7 @@ QUERIES = {name for name in vars(View) if not name.startswith("_")}
 REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
+SWAPS = 16  # and so many loads by the slowest rung that a system uses: eight models, each twice
 MOST_PER_S, MOST_PER_REQUEST, MOST = 500, 100, 1000  # decisions; polling every 10 ms makes 100 a second
 MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view's first compilation included
 SEEDS, LONG = 3, 8  # of --full: workloads of each case, and how many times longer they are
@@ -408,7 +409,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     probe = Probe(policy, engine.cluster, len(jobs))
     stand = Stand(engine, case.refuse, probe.note)
     if end_s is None:
-        end_s = PATIENCE_S + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
+        end_s = patience_s(probe.uses) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
     try:
         replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s)
@@ -422,6 +423,12 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         seen=int(engine.S.s["nxt"]),
         kv_blocks=int(engine.S.I["blocks"].sum()),
     )
+
+
+def patience_s(uses: frozenset[str]) -> float:
+    """Seconds after the last arrival by which every request must have ended."""
+    ways = cost.ladder("h100")
+    return PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 
 def needs(action: Action) -> Iterator[str]:
@@ -694,7 +701,7 @@ def _lost(trial: Trial) -> Iterator[Breach]:
     for row in trial.rows:
         if row["state"] == "unfinished" and not excused & {row["id"], row["model"]}:
             stood = "in no batch" if row["admit_ns"] is None else f"with {row['made_tokens']} of its tokens"
-            yield _about(trial, row, f"stands {stood}, {PATIENCE_S:g} s after the last arrival")
+            yield _about(trial, row, f"stands {stood}, {patience_s(trial.uses):g} s after the last arrival")
 
 
 def _differ(one: Sequence[Any], other: Sequence[Any]) -> int | None:

@@ -204,7 +204,7 @@ SLO = _grouped(
 )  # fmt: skip
 SETTING = _grouped(
     click.option("--trace", default="arena-chat", show_default=True, shell_complete=_complete(_traces),
-                 metavar="NAME|FILE", help="Trace by name, or a canonical Parquet."),
+                 metavar="NAME|FILE", help="Trace by name, a generator's as NAME+FIELD=VALUE, or a canonical Parquet."),
     click.option("--models", default="heavy8", show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=_complete(lambda: _stems("workloads/sets")),
                  help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
@@ -381,14 +381,14 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
-    from harness.run import models_of, trace_of
+    from harness.run import fit_of, models_of, trace_of
     from workloads.build import plan
 
     spec = found.reference
     trace, models = trace_of(spec.trace), models_of(spec.models)
     forecast = plan(trace, models)
     count = round(trace.span_s * sum(one.rate_rps for one in forecast.values()))
-    tier = trace.tier + (f" ({trace.note})" if trace.note else "")
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
@@ -402,6 +402,11 @@ def _headline(found: Compared, shown: View) -> Iterator[str]:
     of = f", of {rates}" if len(found.rates) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
     yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+
+
+def _fit(fit: str | None) -> str:
+    """How near a synthetic trace comes to what it is fitted to, where that was measured."""
+    return f", fit {fit}" if fit else ""
 
 
 def _gaps(found: Compared, shown: View) -> str:
@@ -486,12 +491,13 @@ def _asked(entry: Entry) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    from harness.run import trace_of
+    from harness.run import fit_of, models_of, trace_of
 
     trace = trace_of(found.reference.trace)
     return {
         "trace": trace.name,
         "tier": trace.tier,
+        "fit": fit_of(trace, models_of(found.reference.models)),
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
@@ -737,17 +743,17 @@ def list_(ctx: click.Context) -> None:
 def traces() -> None:
     """List traces: what is here, its tier, models, requests, span, licence, and how to fetch the rest."""
     from harness import table
-    from traces.load import manifest, present
+    from traces.load import drawn, manifest, present
 
     lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
     missing = []
     for name, entry in manifest().items():
-        here = present(name) is not None
+        here = drawn(name) or present(name) is not None
         if not here and "fetch" in entry:
             missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
-        lines.append((name, "yes" if here else "no", entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"],
-                      entry["note"]))  # fmt: skip
+        mark = "drawn" if "drawn" in entry else "yes" if here else "no"
+        lines.append((name, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
     click.echo("\n".join(table.aligned(lines)))
     for line in missing:
         click.echo(line)
@@ -834,34 +840,44 @@ def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) ->
 
 
 def _makers() -> list[str]:
-    from workloads.fitted import MAKERS
+    from workloads.fitted import PRESETS
 
-    return list(MAKERS)
+    return list(PRESETS)
 
 
-@trace.command(**_examples("bench trace make arena-like --seed 7 -o mine.parquet"))
-@click.argument("name", shell_complete=_complete(_makers))
+@trace.command(**_examples("bench trace make hyperbolic-like --models 18 --span 7200",
+                           "bench trace make arena-like --models 8 --seed 7 -o mine.parquet",
+                           "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet"))  # fmt: skip
+@click.argument("name", shell_complete=_complete(_makers), metavar="NAME[+FIELD=VALUE...]")
+@click.option("--models", type=click.IntRange(1), metavar="N", help="Its streams.  [default: the preset's]")
+@click.option("--span", "span_s", type=float, metavar="S", help="Its seconds.  [default: the preset's]")
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all its draws.")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
-)
-def make(name: str, seed: int, out: Path) -> None:
-    """Draw a synthetic trace from a fitted generator (arena-like, sample)."""
-    from harness.spec import meant
-    from harness.types import UserError
-    from traces import convert as converter
-    from traces import schema
-    from workloads.fitted import MAKERS
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
+def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
+    """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
+    from harness.run import drawn, judged
+    from harness.table import aligned
+    from traces import fit, schema
+    from traces.load import of_table
+    from workloads import fitted
 
-    if name not in MAKERS:
-        raise UserError(f'no generator "{name}"{meant(name, MAKERS)} ({", ".join(MAKERS)})')
-    if out.suffix != ".parquet":
+    asked = {"models": models, "span_s": span_s}
+    p = fitted.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
+    if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    drawn = MAKERS[name](seed)
-    rows = converter.synthetic(name, *drawn, seed=seed)
-    schema.write(rows, out)
-    click.echo(f"{rows.num_rows} requests of {len(drawn.models)} models in {drawn.span_s:g} s")
-    click.echo(_shown(out))
+    found = judged(str(p))
+    rows = drawn(str(p), seed, None if found is None else found.verdict)
+    click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
+    if found is None:
+        click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
+    else:
+        own = fit.measure(of_table(rows, str(p)), found.target)
+        click.echo("\n".join(aligned(fit.table(own, found.mean, found.target))))
+        click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
+        click.echo(f"fit {found.verdict}")
+    if out is not None:
+        schema.write(rows, out)
+        click.echo(_shown(out))
 
 
 # ------------------------------------------------------------------ check, new

@@ -572,6 +572,7 @@ RUN_SCHEMA = [
     ("slo", _WORD),
     ("plan_origin", _WORD),
     ("tier", _WORD),
+    ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
     ("fidelity", _WORD),
     ("skipped", _WORD),  # reason; its rows have no value
     ("infeasible", _WORD),  # reason; its attainment is 0
@@ -614,6 +615,7 @@ def score(run: Run, *, by_model: bool = True) -> pa.Table:
         "label": run.label or ":".join(x for x in (spec.get("system"), spec.get("preset")) if x and x != "default"),
         "plan_origin": run.meta.get("plan_origin") or spec.get("plan"),
         "tier": run.meta.get("tier"),
+        "fit": run.meta.get("fit"),
         "fidelity": run.meta.get("fidelity"),
         "skipped": skipped,
         "infeasible": infeasible,

@@ -35,8 +35,8 @@ SWEEP = "attainment.parquet"
 STATES = ("done", "dropped", "failed", "unfinished")
 WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
 META = (
-    "spec", "spec_hash", "code_hash", "fidelity", "tier", "plan_origin", "stats", "skipped", "infeasible", "counts",
-    "end_s",
+    "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped", "infeasible",
+    "counts", "end_s",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
@@ -346,7 +346,7 @@ def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> 
         params = {f"p_{key}": _cell(value) for key, value in _flat(about.get("spec") or {})}
         facts.append(
             {"run": folder.name, **params}
-            | {key: about.get(key) for key in ("fidelity", "tier", "skipped", "infeasible", "end_s")}
+            | {key: about.get(key) for key in ("fidelity", "tier", "fit", "skipped", "infeasible", "end_s")}
             | {f"n_{key}": value for key, value in (about.get("counts") or {}).items()}
             | {f"s_{key}": value for key, value in (about.get("stats") or {}).items()}
         )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol
 
-from harness.actions import Action, Evict, Limit, Load, Move, Wake
+from harness.actions import Action, Evict, Limit, Load, Move, Run, Wake
 from harness.engine import Engine
 from harness.events import Event, Woke
 from harness.system import System
@@ -19,6 +19,9 @@ from harness.types import Jobs
 from harness.view import View
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
+
+
+PLACING = (Load, Evict, Limit, Move)
 
 
 class Unsupported(Exception):
@@ -154,6 +157,11 @@ class Agenda:
         return key, actions
 
 
+def is_turn(action: Action) -> bool:
+    """Whether an action is a turn: an order that ends by itself."""
+    return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
+
+
 def missing(system: System, engine: Engine) -> list[str]:
     """What a system asks for that an engine cannot do, tell or offer."""
     uses = {u for u in system.uses if not u.startswith("Request.")}
@@ -178,7 +186,8 @@ def replay(
     """Run a workload through a system on an engine until every request has ended, or until `end_s`.
 
     Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
-    evictions, limits and moves take effect `control_s` later still. Raises Unsupported, Livelock.
+    evictions, limits and moves take effect `control_s` later still, and with them the turns of the same answer, which
+    would else end before what they wait for is under way. Raises Unsupported, Livelock.
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
@@ -208,10 +217,12 @@ def replay(
 
     def apply(actions: Iterable[Action], delay_s: float) -> None:
         now_s = view.now_s
+        actions = tuple(actions)
+        placing = delay_s > 0.0 and any(isinstance(a, PLACING) for a in actions)
         for action in actions:
             if isinstance(action, Wake):
                 agenda.wake(max(action.at_s, now_s), action.key)
-            elif delay_s > 0.0 and isinstance(action, Load | Evict | Limit | Move):
+            elif placing and (isinstance(action, PLACING) or is_turn(action)):
                 agenda.later(now_s + delay_s, (action,))
             else:
                 engine.do(action)

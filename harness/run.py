@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from harness.engine import Engine
+    from traces.fit import Target
     from traces.load import Trace
     from workloads.models import ModelSet
 
@@ -36,19 +37,83 @@ if TYPE_CHECKING:
 # the class takes (config, options, machine).
 ENGINES = {"sim": ("harness.engines.sim", "Sim")}
 PACKAGES = ("harness", "systems", "workloads", "traces")
-DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/manifest.toml")
+DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 TP = (2, 4, 8)  # tensor-parallel degrees to propose
 
 
 # ------------------------------------------------------------------ names to things
 
 
-@lru_cache(4)
+@lru_cache(8)
 def trace_of(name: str) -> Trace:
-    """A trace by name or path; UserError where there is none."""
+    """A trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
     from traces.load import trace
 
-    return trace(name)
+    return trace(name, drawn)
+
+
+def drawn(name: str, seed: int = 0, fit: str | None = None) -> pa.Table:
+    """The table of what a generator draws. UserError for a name that is none."""
+    from traces.convert import synthetic
+    from workloads import fitted
+
+    p = fitted.preset(name)
+    origin: Any = "uniform" if p.lengths == "uniform" else "sampled"
+    return synthetic(p.label, *fitted.draw(p, seed), seed=seed, maker=str(p), length_origin=origin,
+                     ordered=p.name in fitted.SIZED, fit=fit)  # fmt: skip
+
+
+def fit_of(trace: Trace, models: ModelSet | None = None) -> str | None:
+    """How near the generator of a trace comes to its target, as a set uses it; of another trace, what its file says."""
+    if trace.maker is None:
+        return trace.fit
+    from workloads import fitted
+
+    p = fitted.preset(trace.maker)
+    if models is not None and p.name == "arena-like" and p.models == len(fitted.ARENA_COUNTS):
+        used = tuple((one.stream, one.shift_s) for one in models.members)
+        if len(used) in fitted.RELEASED and used == fitted.released(len(used)):
+            p = replace(p, models=len(used))
+    found = judged(str(p))
+    return None if found is None else found.verdict
+
+
+class Judged(NamedTuple):
+    """A generator's statistics beside its target's: the mean over many draws, and what follows."""
+
+    target: Target
+    mean: Mapping[Any, float]
+    verdict: str
+
+
+@cache
+def judged(maker: str) -> Judged | None:
+    """Hold the draws of a generator against its target; none where nothing was measured for it."""
+    from traces import fit
+    from traces.load import of_table
+    from workloads import fitted
+
+    p = fitted.preset(maker)
+    rate = f"x{p.rate_rps:g}" if p.rate_rps else ""
+    stem = p.name.removesuffix("-drift")
+    names = (f"{stem}.{p.models}{rate}", stem)
+    if not (target := next((fit.targets()[name] for name in names if name in fit.targets()), None)):
+        return None
+    found = fit.mean(fit.measure(of_table(drawn(maker, seed), maker), target) for seed in range(fit.DRAWS))
+    return Judged(target, found, fit.verdict(found, target))
+
+
+def sized(name: str, models: ModelSet) -> str:
+    """The name under which a run knows a trace: a generator's with its size, which is the set's where none is given."""
+    from traces.load import manifest, present
+    from workloads import fitted
+
+    if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
+        name = name if present(name) else fallback
+    if name.partition("+")[0] not in fitted.PRESETS:
+        return name
+    p = fitted.preset(name)
+    return str(replace(p, models=len(models.members)) if p.name in fitted.SIZED and "+models=" not in name else p)
 
 
 @cache
@@ -157,7 +222,12 @@ def cluster_of(spec: Spec) -> Cluster:
 
 def longest_tokens(trace: Trace) -> int:
     """The longest prompt + output that is served: the trace's, up to a power of two, as an operator would set it."""
-    return 1 << int((trace.prompt_tokens + trace.output_tokens).max() - 1).bit_length()
+    longest = int((trace.prompt_tokens + trace.output_tokens).max())
+    if trace.maker is not None:  # other seeds draw other rows
+        from workloads import fitted
+
+        longest = fitted.preset(trace.maker).longest_tokens
+    return 1 << (longest - 1).bit_length()
 
 
 def assemble(spec: Spec) -> tuple[system.System, Engine]:
@@ -220,7 +290,7 @@ def resolve(spec: Spec) -> Spec:
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),
-        trace=_located(spec.trace, ".parquet"),
+        trace=_located(sized(spec.trace, models_of(spec.models)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),
         gpu=cost.gpu(spec.gpu).kind,
@@ -425,6 +495,7 @@ def execute(spec: Spec, out: Path, code_hash: str) -> Path:
         "code_hash": code_hash,
         "fidelity": engine_of(spec.engine)[1].fidelity,
         "tier": trace.tier,
+        "fit": fit_of(trace, models_of(spec.models)),
         "plan_origin": spec.plan,
         "stats": {},
         "skipped": None,

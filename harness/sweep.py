@@ -470,7 +470,7 @@ def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tup
 
     asked = [[entry.label, canonical(task.spec)] for entry, task in cells]
     reference = cells[0][1].spec
-    trace = Path(reference.trace).stem
+    trace = Path(reference.trace).stem.partition("+")[0]
     folder = out / f"{trace}-{digest(record.dumps([sorted(asked), under.rule, under.seconds]))}"
     codes = sorted((task.spec.folder, task.code) for _, task in cells)
     scorers = [(ROOT / "harness" / name).read_bytes().hex() for name in ("metrics.py", "record.py", "sweep.py")]

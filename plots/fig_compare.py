@@ -62,7 +62,7 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     looks = style.looks(frame["label"])
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
-    about = table.filter(table.column("skipped").is_null()).select([name for name, _ in metrics.RUN_SCHEMA]).to_pandas()
+    about = table.filter(table.column("skipped").is_null()).to_pandas()
     text = textwrap.fill(style.caption(about, frame["n"], f"{_notes(frame)} {note}".strip()), 92)
 
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))

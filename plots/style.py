@@ -142,10 +142,11 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     def each(column: str) -> str:
         return " and ".join(str(x) for x in sorted(runs[column].dropna().unique()))
 
+    fit = each("fit") if "fit" in runs else ""
     fewest, most = min(seeds := list(seeds)), max(seeds)
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
     facts = [
-        f"{each('trace')} ({each('tier')})",
+        f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
         each("models"),
         f"{runs['gpus'].mode()[0]} x {each('gpu')}",
         each("fidelity"),

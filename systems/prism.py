@@ -35,13 +35,12 @@ from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
-from harness.algorithms import groups, moore_hodgson, one_request, shares
+from harness.algorithms import footprint, groups, moore_hodgson, one_request, shares
 from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
 from harness.view import View
 
 DECISION_S = 12e-6
-RESERVED_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
 BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, requests that wait in an engine
 UNSTABLE = 15.0  # released: scheduling/policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
 Entry = tuple[float, int, Request]  # by priority, then id
@@ -75,9 +74,9 @@ def alg1(
                 best = tuple(sorted(parts))
         if best is None:
             continue
-        if m.home is not None and all(i in r for i in m.home):
-            if max(r[i] for i in m.home) - max(r[i] for i in best) <= tau:
-                best = m.home
+        stays = m.home is not None and all(i in r for i in m.home)
+        if stays and max(r[i] for i in m.home or ()) - max(r[i] for i in best) <= tau:
+            best = m.home or best
         placed[m.name] = best
         for i in best:
             w_req_rate[i] += m.d
@@ -102,10 +101,10 @@ class Tenant:
     waiting: int = 0  # requests that these belong to
     live: int = 0  # requests let in and not finished
     since_s: float = -math.inf  # idle since
-    seen: deque[tuple[float, float]] = field(default_factory=deque)  # (time, requests or tokens) of the window
-    flight: deque[int] = field(
-        default_factory=lambda: deque(maxlen=6)
-    )  # released: requests in flight, at ticks of 30 s
+    seen: deque[float] = field(default_factory=deque)  # arrivals of the window
+    places: list[Gpus] = field(default_factory=list)  # where it ever was
+    made: deque[tuple[float, int]] = field(default_factory=deque)  # (tick, tokens since the start) of the window
+    flight: deque[int] = field(default_factory=lambda: deque(maxlen=6))  # requests in flight at the ticks of 30 s
 
     @property
     def idle(self) -> bool:
@@ -118,7 +117,7 @@ class Prism:
     """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
 
     cluster: Cluster
-    numerator: str = "v1"
+    numerator: str = "osdi26"
     argmin: str = "before"
     tau: float = 0.0  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
     z: float = 2.0
@@ -149,8 +148,8 @@ class Prism:
     start_s: float = field(default=0.0, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "paper": {},
-        "osdi26": {"numerator": "osdi26"},
+        "osdi26": {},
+        "v1": {"numerator": "v1"},
         "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
                      "way": "pool", "at_tick": True, "workers": 4},
     }  # fmt: skip
@@ -178,14 +177,13 @@ class Prism:
         match event:
             case Arrived(r):
                 m = self.models[r.model]
-                if self.numerator == "v1":
-                    m.seen.append((r.arrival_s, 1.0))
+                m.seen.append(r.arrival_s)
                 insort(m.queue, (self.priority(r), r.id, r))
                 if m.home is None:
                     self.out.setdefault(m.name, None)
                     if not self.at_tick:
                         yield from self.load(m, view)
-                elif m.filling < self.chunk:
+                elif self.room(m, 1):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
             case Prefilled(rid):
                 m = self.inside[rid][0]
@@ -193,7 +191,7 @@ class Prism:
                 if m.home and (m.queue or m.late):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")
             case Finished(rid) if rid in self.inside:
-                yield from self.finished(*self.inside.pop(rid), view)
+                yield from self.finished(self.inside.pop(rid)[0], rid, view)
             case Woke("start" | "tick" as key):
                 yield Wake(view.now_s + self.interval_s, "tick")
                 yield from self.start(view.now_s) if key == "start" else self.tick(view)
@@ -215,7 +213,7 @@ class Prism:
 
     def footprint(self, m: Tenant) -> int:
         """w_j in bytes."""
-        return m.model.weight_bytes + (RESERVED_PAGES * m.model.page_bytes if self.elastic else 0)
+        return footprint(m.model, self.elastic)
 
     def need(self, m: Tenant) -> int:
         """Bytes that a GPU must have for a model to come: w_j and one longest request."""
@@ -233,15 +231,15 @@ class Prism:
 
     def weigh(self, m: Tenant, now_s: float) -> None:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
-        while m.seen and m.seen[0][0] < now_s - self.window_s:
+        while m.seen and m.seen[0] < now_s - self.window_s:
             m.seen.popleft()
-        plan = self.cluster.plan.get(m.name)
-        before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s)) if plan else 0.0
+        plan = self.cluster.plan[m.name]
+        before = plan.rate_rps * max(0.0, self.window_s - (now_s - self.start_s))
         n = len(m.seen) + before
         if self.numerator == "v1":
             m.d = n / self.window_s / m.model.ttft_slo_s
         else:
-            tokens = sum(x for _, x in m.seen) + before * (plan.prompt_tokens + plan.output_tokens if plan else 0.0)
+            tokens = m.made[-1][1] - m.made[0][1] + before * (plan.prompt_tokens + plan.output_tokens)
             m.d = tokens / self.window_s * m.model.kv_token_bytes / GIB / m.model.tpot_slo_s
         m.var = m.d * m.d / max(n, 1.0)  # of Poisson arrivals
 
@@ -258,7 +256,7 @@ class Prism:
         found = [(0.0, 0.0)]
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
-            shared_kv = (gpu.mem_bytes - sum(map(self.footprint, here))) / GIB
+            shared_kv = max(gpu.mem_bytes - sum(map(self.footprint, here)), 1) / GIB
             found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2))
         return max(found)
 
@@ -267,6 +265,7 @@ class Prism:
         self.start_s = now_s
         for m in self.models.values():
             m.since_s = now_s
+            m.made.append((now_s, 0))
             self.weigh(m, now_s)
         for name, place in self.place(list(self.models.values())).items():
             yield from self.bring(self.models[name], place, "in")
@@ -276,6 +275,7 @@ class Prism:
         """Load a model: as its home, or beside its home until that can be left."""
         self.copies[m.name, place] = state
         self.out.pop(m.name, None)
+        m.places += [] if place in m.places else [place]
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
         yield Load(Inst(m.name, place), self.way)
         yield Run(Batch(Inst(m.name, place)))
@@ -311,6 +311,7 @@ class Prism:
                 if best is None or (len(gone), full, kvpr) < best[0]:
                     best = (len(gone), full, kvpr), place, gone
         if best is None:
+            self.out[m.name] = None  # not there, then wherever it can
             return
         for v in best[2]:
             yield from self.leave(v)
@@ -357,6 +358,10 @@ class Prism:
     def tick(self, view: View) -> Iterator[Action]:
         """The interval of the global scheduler."""
         for m in self.models.values():
+            made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
+            m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
+            while m.made[1][0] <= view.now_s - self.window_s:
+                m.made.popleft()
             self.weigh(m, view.now_s)
         for (name, place), state in self.copies.items():
             if state != "leaving" and view.lane(Batch(Inst(name, place)), "mixed") is None:
@@ -436,15 +441,13 @@ class Prism:
             m.filling -= tokens
             m.waiting -= 1
 
-    def finished(self, m: Tenant, r: Request, view: View) -> Iterator[Action]:
+    def finished(self, m: Tenant, rid: int, view: View) -> Iterator[Action]:
         """Memory came free, and perhaps a whole model."""
-        self.prefilled(m, r.id)
+        self.prefilled(m, rid)
         m.live -= 1
         m.since_s = view.now_s
-        if self.numerator == "osdi26":
-            m.seen.append((view.now_s, r.prompt_tokens + view.request(r.id).made_tokens))
         yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
-        if m.home and not self.short and (m.queue or m.late) and m.filling < self.chunk:
+        if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
         if self.out and m.idle and not self.at_tick:
             yield from self.load_all(view)
@@ -452,7 +455,7 @@ class Prism:
     def alg2(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
         here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
-        open_ = {m.name: m for m in here if (m.queue or m.late) and m.filling < self.chunk}
+        open_ = {m.name: m for m in here if (m.queue or m.late) and self.room(m, 1)}
         self.short.discard(g)
         if not open_:
             return
@@ -470,7 +473,7 @@ class Prism:
             m = open_.get(r.model)
             if m is None or not m.home:
                 continue
-            if not self.has_room(m, r):
+            if not self.room(m, r.prompt_tokens):
                 del open_[m.name]
                 if not open_:
                     return
@@ -482,8 +485,8 @@ class Prism:
                     free[i] -= need
                 if min(free[i] for i in m.home) < m.model.page_bytes and any(x.live for x in here):
                     self.short.add(g)
-                    idle = [v for v in self.at(g) if self.spare(v, view.now_s) and v.home and self.evict != "never"]
-                    if idle:
+                    idle = [v for v in here if self.spare(v, view.now_s)]
+                    if idle and self.evict != "never":
                         yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
                     return
             self.take(m, e)
@@ -494,10 +497,10 @@ class Prism:
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
-    def has_room(self, m: Tenant, r: Request) -> bool:
-        """Whether an engine would not make a request wait: its next step has room for the prompt."""
+    def room(self, m: Tenant, tokens: int) -> bool:
+        """Whether an engine would not make a prompt wait: its next step has room."""
         if self.order == "moore-hodgson":
-            return not m.filling or m.filling + r.prompt_tokens <= self.chunk
+            return not m.filling or m.filling + tokens <= self.chunk
         return self.order == "fcfs" or m.waiting <= BACKEND_MOST
 
     def take(self, m: Tenant, e: Entry) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -16,13 +16,14 @@ import numpy as np
 
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import Tables
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
 from harness.types import Batch, Gpus, Host, Inst, Jobs, Request
 
 CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
-RANK = (Done, Finished, Prefilled, Preempted, Arrived)  # order of telling within an instant
+RANK = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
 HOST: Gpus = ()  # the host as a home of KV
+HALF_NS = 0.5e-9  # how near before its end a turn's boundary still counts as at it
 Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
 
 
@@ -35,6 +36,7 @@ class ModelSetup(NamedTuple):
     granule_bytes: int
     granule_blocks: int = 1
     frag: int = 0
+    reserve_bytes: int = 0  # part of the footprint that its KV uses first
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,20 @@ class Req:
 
 
 @dataclass(eq=False)
+class Turn:
+    """A lane's turn: `begun` (nan: not yet) is the start of its first step."""
+
+    order: Run
+    begun: float = math.nan
+    steps: int = 0
+    closing: bool = False  # its last step is in flight
+
+    @property
+    def end_s(self) -> float:
+        return self.begun + (math.inf if self.order.for_s is None else self.order.for_s)
+
+
+@dataclass(eq=False)
 class Step:
     """A step in flight, whose `progress` was exact at `since`."""
 
@@ -92,6 +108,7 @@ class Step:
     work: float
     top: float  # the rate at its SM share
     demand: tuple[float, float]  # compute, HBM at rate 1
+    turn: Turn | None
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -178,8 +195,17 @@ class Oracle:
     def __init__(self, setup: Setup) -> None:
         self.setup = setup
 
-    def run(self, jobs: Jobs, script: Sequence[tuple[float, Action]], end_s: float = math.inf) -> Result:
-        """Apply `script` (sorted; at -inf: before the clock, with free loads) and pass time to `end_s`."""
+    def run(
+        self,
+        jobs: Jobs,
+        script: Sequence[tuple[float, Action]],
+        end_s: float = math.inf,
+        answer: Callable[[float, Event], Iterable[Action]] = lambda now, event: (),
+    ) -> Result:
+        """Apply `script` (sorted; at -inf: before the clock, with free loads) and pass time to `end_s`.
+
+        `answer` is asked for actions at each event told after the start.
+        """
         columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), strict=True)
         reqs = [Req(i, jobs.models[m], p, o) for i, (m, p, o) in enumerate(columns)]
         arrivals, todo = list(zip(jobs.arrival_s.tolist(), reqs, strict=True)), list(script)
@@ -189,7 +215,10 @@ class Oracle:
         self.leaving: dict[Inst, list[Action]] = {}
         self.limits: dict[tuple[str, int], int | None] = {}
         self.routes: dict[str, Batch] = {}
+        self.answer = answer
+        self.batches: dict[Batch, int] = {}  # in the order in which they were first named
         self.lanes: dict[Lane, Run | None] = {}  # None: closed
+        self.turns: dict[Lane, Turn] = {}
         self.steps: dict[Lane, Step] = {}
         self.ticks: Counter[tuple[Batch, int]] = Counter()  # steps with decodes (0) and with prefill (1)
         self.sms: dict[Lane, int | None] = {}  # partitions as last ordered
@@ -197,12 +226,14 @@ class Oracle:
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
         self.grants: list[Grant] = []
-        self.transfers: list[tuple[float, Callable[[], None]]] = []
+        self.transfers: list[tuple[float, Callable[[], None], set[int]]] = []  # the GPUs at both ends
         self.link_free: dict[str, float] = {}
         self.told: list[tuple[float, Event]] = []
         self.news: list[Event] = []
         while True:
-            times = [x[0] for x in arrivals[:1] + todo[:1] + self.transfers]
+            times = [x[0] for x in arrivals[:1] + todo[:1]] + [x[0] for x in self.transfers]
+            times += [0.0] * (self.now == -math.inf)
+            times += [t.end_s for lane, t in self.turns.items() if lane not in self.steps and t.begun == t.begun]
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
             if then == math.inf and self.grants:  # nothing else will ever free memory
                 then = self.now
@@ -212,10 +243,16 @@ class Oracle:
                 return Result(reqs, self.told)
             due = [x for x in self.transfers if x[0] <= self.now]
             self.transfers = [x for x in self.transfers if x[0] > self.now]
-            for _, effect in due:
+            for _, effect, _ in due:
                 effect()
-            for lane in [x for x in self.lanes if x in self.steps and self.steps[x].end <= self.now]:
+            for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= self.now]:
                 self.end_step(lane, self.steps.pop(lane))
+            for lane in self.idle_turns():
+                turn = self.turns[lane]
+                if turn.closing or turn.steps == turn.order.steps:
+                    self.end_turn(lane, "steps")
+                elif turn.end_s - HALF_NS <= self.now:
+                    self.end_turn(lane, "time")
             self.tell()
             while arrivals and arrivals[0][0] <= self.now:
                 r = arrivals.pop(0)[1]
@@ -232,11 +269,17 @@ class Oracle:
                 self.tell()
             self.fresh = self.now > -math.inf
             while self.fresh:
-                self.fresh = False
-                self.serve_grants()
-                for lane, order in self.lanes.items():
-                    if order and lane not in self.steps and self.usable(lane[0].inst):
-                        self.form(lane, order)
+                while self.fresh:
+                    self.fresh = False
+                    self.serve_grants()
+                    for lane in self.by_age():
+                        order = self.lanes[lane]
+                        if order and lane not in self.steps and self.usable(lane[0].inst):
+                            self.form(lane, order)
+                    self.tell()
+                over = [(lane, why) for lane in self.idle_turns() if (why := self.over(lane))]
+                for lane, why in over:
+                    self.end_turn(lane, why)
                 self.tell()
             steps = list(self.steps.values())
             rates = max_min(steps) if self.setup.sharing == "fluid" else [s.top for s in steps]
@@ -247,6 +290,7 @@ class Oracle:
 
     def pass_time(self, until: float) -> None:
         """Charge the time up to `until` to a cause of each request."""
+        self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}  # nobody left who was stopped
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
@@ -262,22 +306,88 @@ class Oracle:
                 r.waits["move" if r.where in ("moving", "away") else "turn"] += dt
         self.now = until if until < math.inf else self.now
 
+    def by_age(self) -> list[Lane]:
+        return sorted(self.lanes, key=lambda lane: (self.batches[lane[0]], lane[1]))
+
     def tell(self) -> None:
+        """Tell what happened, in order of rank; what is answered to it may make more to tell."""
+        self.empty_leaving()
+        while self.news:
+            self.fresh = True
+            news, self.news = sorted(self.news, key=lambda e: RANK.index(type(e))), []
+            self.told += [(self.now, e) for e in news]
+            for event in news if self.now > -math.inf else []:
+                for action in self.answer(self.now, event):
+                    self.do(action)
+                    self.fresh = True
+                    self.empty_leaving()
+
+    def empty_leaving(self) -> None:
+        """Weights go whose last step or member has gone."""
         for inst, state in list(self.weights.items()):
             steps = any(lane[0].inst == inst for lane in self.steps)
             members = any(r.batch and r.batch.inst == inst for r in self.live)
             if (state == "leaving" and not steps) or (state == "draining" and not members):
                 del self.weights[inst]
                 self.news += [Done(e) for e in self.leaving.pop(inst)]
-        self.fresh = self.fresh or bool(self.news)
-        self.told += [(self.now, e) for e in sorted(self.news, key=lambda e: RANK.index(type(e)))]
-        self.news = []
+
+    # turns
+
+    def idle_turns(self) -> list[Lane]:
+        return [lane for lane in self.by_age() if lane in self.turns and lane not in self.steps]
+
+    def end_turn(self, lane: Lane, why: Literal["time", "steps", "empty", "stuck"]) -> None:
+        turn = self.turns[lane]
+        ran_s = self.now - turn.begun if turn.begun == turn.begun else 0.0
+        self.close(lane)
+        self.news.append(TurnEnded(lane[0], turn.order.phase, why, turn.steps, ran_s))
+
+    def close(self, lane: Lane) -> None:
+        """A lane steps no more; a turn goes with it, untold."""
+        self.lanes[lane] = None
+        self.turns.pop(lane, None)
+        if lane[1] == 0:
+            self.kv_stops.discard(lane[0])
+        self.park(lane[0])
+
+    def park(self, batch: Batch) -> None:
+        """Where no lane decodes, or is about to, members with KV are parked."""
+        orders = [self.lanes.get((batch, 0)), self.lanes.get((batch, 1))]
+        open_ = any(order and order.phase != "prefill" for order in orders)
+        if not open_ and not any(self.steps[x].decodes for x in ((batch, 0), (batch, 1)) if x in self.steps):
+            for r in self.at(batch, "running"):
+                r.where = "parked"
+
+    def over(self, lane: Lane) -> Literal["empty", "stuck"] | None:
+        """Whether a turn in whose lane nothing steps is over: no member to step, or nothing under way for any."""
+        batch, phase = lane[0], self.turns[lane].order.phase
+        prompts = [r for r in self.at(batch, "waiting") if not r.swapped]
+        moving = self.at(batch, "moving")
+        here = self.at(batch, "running") + self.at(batch, "parked")
+        here += [r for r in self.at(batch, "waiting") if r.swapped]
+        if phase == "prefill":
+            moving, here, away = [], prompts, []
+        else:
+            here += prompts if phase == "mixed" else []
+            away = self.at(batch, "away")
+        if not here + moving + away:
+            return "empty"
+        if not self.usable(batch.inst):
+            return None if self.weights.get(batch.inst) in ("waiting", "loading") else "stuck"
+        if moving or lane in self.resized:
+            return None
+        mine = set(on(batch.inst))
+        busy = any(mine & set(s.place) for s in self.steps.values())
+        sent = any(mine & gpus for *_, gpus in self.transfers)
+        asked = any(mine & (set(on(g.inst)) | set(on(g.req.home) if g.req and g.req.home else ())) for g in self.grants)
+        return None if here and (busy or sent or asked) else "stuck"
 
     # memory
 
-    def held(self, model: str, blocks: int) -> int:
-        m = self.setup.models[model]
-        return m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks))
+    def held(self, account: Inst, blocks: int) -> int:
+        m = self.setup.models[account.model]
+        reserve = m.reserve_bytes if self.weights.get(account, "waiting") != "waiting" else 0
+        return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
     def blocks(self, account: Inst) -> int:
         return sum(r.blocks * ((r.home == account) + (r.to == account)) for r in self.live)
@@ -286,12 +396,12 @@ class Oracle:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
         accounts = {a for r in self.live for a in (r.home, r.to) if a and gpu in on(a)}
         weights = sum(self.setup.models[i.model].footprint_bytes for i in there)
-        return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a.model, self.blocks(a)) for a in accounts)
+        return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a, self.blocks(a)) for a in accounts)
 
     def more(self, account: Inst, n: int) -> int:
         """Bytes that n more blocks take."""
         have = self.blocks(account)
-        return self.held(account.model, have + n) - self.held(account.model, have)
+        return self.held(account, have + n) - self.held(account, have)
 
     def asked(self, g: Grant) -> int:
         return self.more(g.inst, g.req.blocks) if g.req else self.setup.models[g.inst.model].footprint_bytes
@@ -306,14 +416,14 @@ class Oracle:
     def fits(self, account: Inst, n: int, *, growth: bool = False) -> bool:
         """Whether n more blocks fit; memory that is waited for is closed to prompts, not to growth."""
         return self.setup.memory == "unlimited" or (
-            self.held(account.model, self.blocks(account) + n) <= self.limit(account)
+            self.held(account, self.blocks(account) + n) <= self.limit(account)
             and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
         )
 
     def never(self, account: Inst, n: int) -> bool:
         """Whether the account could not hold n blocks even alone."""
         room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.setup.models[account.model].footprint_bytes
-        return self.setup.memory == "real" and self.held(account.model, n) > min(room, self.limit(account))
+        return self.setup.memory == "real" and self.held(account, n) > min(room, self.limit(account))
 
     def watermark(self, account: Inst) -> int:
         m, total = self.setup.models[account.model], self.limit(account)
@@ -326,8 +436,8 @@ class Oracle:
         blocked: set[int] = set()
         for g in list(self.grants):
             room = all(self.asked(g) <= self.free(x) for x in on(g.inst)) or self.setup.memory == "unlimited"
-            if g.req:
-                room &= self.held(g.inst.model, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
+            if g.req and self.setup.memory == "real":
+                room &= self.held(g.inst, self.blocks(g.inst) + g.req.blocks) <= self.limit(g.inst)
             if room and blocked.isdisjoint(on(g.inst)):
                 self.grants.remove(g)
                 self.fresh = True
@@ -337,14 +447,16 @@ class Oracle:
 
     # links
 
-    def send(self, parts: Sequence[tuple[str, int]], fixed_s: float, effect: Callable[[], None]) -> None:
+    def send(
+        self, parts: Sequence[tuple[str, int]], fixed_s: float, effect: Callable[[], None], ends: Sequence[Inst]
+    ) -> None:
         """First come, first served on each link; `effect` a fixed time after the last part."""
-        ends = [self.now]
+        over = [self.now]
         for link, size in parts:
             begin = max(self.now, self.link_free.get(link, self.now))
             self.link_free[link] = begin + size / self.setup.links[link]
-            ends.append(self.link_free[link])
-        self.transfers.append((max(ends) + fixed_s, effect))
+            over.append(self.link_free[link])
+        self.transfers.append((max(over) + fixed_s, effect, {g for inst in ends for g in on(inst)}))
 
     def carry(self, r: Req, to: Inst, done: Callable[[str | None], None]) -> None:
         """Bring a request's KV over the links; both ends are charged until it is there."""
@@ -358,7 +470,7 @@ class Oracle:
             done(None)
 
         size = r.blocks * self.setup.models[r.model].block_bytes
-        self.send([(f"{kind}{g}", size) for g in on(r.home) or on(to)], 0.0, effect)
+        self.send([(f"{kind}{g}", size) for g in on(r.home) or on(to)], 0.0, effect, [r.home, to])
 
     # requests
 
@@ -423,6 +535,9 @@ class Oracle:
                 self.news.append(Prefilled(r.id, lane[0]))
         for r in members:
             self.catch_up(r)
+        if step.turn and self.turns.get(lane) is step.turn:
+            step.turn.steps += 1
+        self.park(lane[0])
 
     # forming a step
 
@@ -496,7 +611,9 @@ class Oracle:
         while True:
             short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
             gone = sum(r.blocks for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst)
-            if not short or self.fits(batch.inst, len(short) - gone, growth=True):
+            if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
+                break
+            if self.fits(batch.inst, len(short) - gone, growth=True):
                 break
             partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
             lost = True
@@ -544,7 +661,10 @@ class Oracle:
         if order.sms is not None:
             rates = t.pre_rate[row] if pieces else [np.interp(B, t.seqs, of_b) for of_b in t.dec_rate[row]]
             top = float(np.interp(order.sms / setup.gpu_sms[place[0]], t.share, rates))
-        step = Step(place, order.phase, decodes, pieces, solo, top, (demand[0], demand[1]), since=self.now)
+        turn = self.turns.get(lane)
+        if turn and turn.begun != turn.begun:
+            turn.begun = self.now
+        step = Step(place, order.phase, decodes, pieces, solo, top, (demand[0], demand[1]), turn, since=self.now)
         self.steps[lane], self.fresh = step, True
         for r in decodes + [r for r, _ in pieces]:
             r.step = step
@@ -573,8 +693,11 @@ class Oracle:
             case Limit(model, gpu, kv_bytes):
                 self.limits[model, gpu] = kv_bytes
             case Admit(str() as model, batch) if model == batch.inst.model:
+                self.batches.setdefault(batch, len(self.batches))
                 self.routes[model] = batch
             case Admit(int() as rid, batch) if self.reqs[rid].model == batch.inst.model:
+                if self.reqs[rid].where in LIVE:
+                    self.batches.setdefault(batch, len(self.batches))
 
                 def admit(r: Req) -> None:
                     self.join(r, batch)
@@ -593,17 +716,31 @@ class Oracle:
 
                 self.after_step(self.reqs[rid], move, done)
             case Run(batch, phase, steps=0):
-                old = self.lanes.get((batch, phase == "decode"))
-                if old and old.phase == phase:
-                    self.lanes[batch, phase == "decode"] = None
+                lane = (batch, int(phase == "decode"))
+                self.batches.setdefault(batch, len(self.batches))
+                old, turn, step = self.lanes.get(lane), self.turns.get(lane), self.steps.get(lane)
+                if turn and turn.order.phase == phase:
+                    if step and step.turn is turn:
+                        self.close(lane)
+                        self.turns[lane], turn.closing = turn, True
+                    else:
+                        self.end_turn(lane, "steps")
+                elif old and old.phase == phase:
+                    self.close(lane)
             case Run(batch, phase, sms=sms):
-                if sms != self.sms.get((batch, phase == "decode")):
-                    self.resized.add((batch, phase == "decode"))
-                self.sms[batch, phase == "decode"] = sms
-                self.lanes[batch, phase == "decode"] = action
-                beside = self.lanes.get((batch, phase != "decode"))
-                if beside and "mixed" in (phase, beside.phase):
-                    self.lanes[batch, phase != "decode"] = None
+                lane, beside = (batch, int(phase == "decode")), (batch, int(phase != "decode"))
+                self.batches.setdefault(batch, len(self.batches))
+                if sms != self.sms.get(lane):
+                    self.resized.add(lane)
+                self.sms[lane] = sms
+                self.turns.pop(lane, None)
+                self.lanes[lane] = action
+                if action.for_s is not None or action.steps:
+                    self.turns[lane] = Turn(action)
+                old = self.lanes.get(beside)
+                if old and "mixed" in (phase, old.phase):
+                    self.close(beside)
+                self.park(batch)
             case _:
                 done("refused")
 
@@ -632,7 +769,7 @@ class Oracle:
             def start() -> None:
                 self.weights[inst] = "loading"
                 fixed_s, parts = self.setup.ways[inst, way]
-                self.send(parts, fixed_s, end)
+                self.send(parts, fixed_s, end, [inst])
 
             def fail(why: str) -> None:
                 del self.weights[inst]

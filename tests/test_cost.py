@@ -183,7 +183,7 @@ def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
     inst = Inst("m", (0,))
     load = {way: p.load_s(inst, way) for way in p.ladder}
     assert load["host"] == pytest.approx(0.01 + 16e9 / 54e9)
-    assert load["parallel"] == pytest.approx(0.7 + 2e9 / 54e9 + 14e9 / 340e9)
+    assert load["parallel"] == pytest.approx(0.7 + max(2e9 / 54e9, 14e9 / 340e9))  # fetch and gather at once
     assert load["host"] < load["parallel"] < load["pool"] < load["sleep"] < load["disk"] < load["cold"]
     assert 30 < load["cold"] < 100
     with pytest.raises(UserError, match="unknown way"):

@@ -6,20 +6,22 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Load, Run
+from harness.actions import Action, Admit, Load, Move, Run
 from harness.engines import state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
-from harness.types import Batch, Inst, Jobs
+from harness.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.types import Batch, Host, Inst, Jobs
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import NEVER, SHAPE, World, drive, world
+from tests.worlds import NEVER, SHAPE, TURNED, World, drive, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -29,12 +31,27 @@ def same(a: float, b: float, tol: float = 1e-9) -> bool:
     return (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tol
 
 
-def differences(seed: int, end_s: float = END_S) -> list[str]:
+def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
+    """Whether two events are one and the same, told at one time."""
+    (t, e), (u, f) = a, b
+    if isinstance(e, TurnEnded) and isinstance(f, TurnEnded) and same(e.ran_s, f.ran_s):
+        e = replace(e, ran_s=f.ran_s)
+    return e == f and same(t, u)
+
+
+def differences(seed: int) -> list[str]:
     """Where kernel and oracle disagree on one random world."""
-    w = world(seed)
-    want = Oracle(w.setup()).run(w.jobs, w.script, end_s)
-    sim, _ = drive(w, end_s)
+    w, end_s = world(seed), math.inf if seed >= TURNED else END_S
+    want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
+    sim, told = drive(w, end_s)
     found = []
+    for kind in (Prefilled, Finished, Preempted, TurnEnded):
+        ours, theirs = ([(t, e) for t, e in of if isinstance(e, kind)] for of in (told, want.told))
+        for of in (ours, theirs):  # of requests that end at one instant, the order has no meaning
+            of.sort(key=lambda x: getattr(x[1], "rid", 0))
+        if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
+            k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
+            found.append(f"{seed}: {kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
     for q, r in zip(want.requests, sim.S.R, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
@@ -56,8 +73,13 @@ def test_kernel_agrees_with_the_oracle(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(TURNED, TURNED + 120, 40))
+def test_turns_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(300, 1100, 100))
+@pytest.mark.parametrize("first", [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 2120, 100)])
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
 
@@ -72,7 +94,8 @@ def plain(*args: str) -> str:
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    assert plain("0", "60").split() == [digest(seed) for seed in range(60)]
+    for first in (0, TURNED):
+        assert plain(str(first), str(first + 60)).split() == [digest(seed) for seed in range(first, first + 60)]
 
 
 @pytest.mark.slow
@@ -89,6 +112,23 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
 )
 def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
     assert plain("0", "30", *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("steps = min(steps, n.most - n.took)", "steps = min(steps, n.most - n.took + 1)"),  # a step too long
+        ("n.until - HALF_NS)))\n        if j < n.k", "n.until - HALF_NS))) + 1\n        if j < n.k"),  # or a time
+        ("    n.until = INF\n", "    n.turn, n.began, n.until = BEGUN, W.now, W.now + for_s\n"),  # from the order
+        ("    if (W.hear >> E_TURN) & 1:\n", "    if (W.hear >> E_TURN) & 1 and why != TIME:\n"),  # never told
+        ("            elif stuck(S, lane):\n", "            elif False:\n"),
+        ("            if deserted(S, lane):\n", "            if False:\n"),
+        ("    n.mine = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
+    ],
+)
+def test_oracle_notices_a_wrong_turn(pair: tuple[str, str]) -> None:
+    assert plain(str(TURNED), str(TURNED + 30), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
@@ -179,8 +219,11 @@ def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
         assert (S.I["holders"] == 0).all()
         assert (S.G["kv"] == 0).all()
         assert (S.B["count"] == 0).all()
-    # decode tokens: what batches count is what requests made beyond the token of each prefill
-    assert S.B["seq_steps"].sum() >= (R["made"] - 1 - R["npre"])[R["made"] > 0].clip(0).sum() or not ended.all()
+    # decode tokens: what batches count is what requests made beyond the token of each prefill; whoever loses its KV
+    # to a preemption, or by order, prefills again
+    discards = sum(isinstance(a, Move) and a.to is None for _, a in w.script) * len(R)
+    decoded = (R["made"] - 1 - R["npre"])[R["made"] > 0].clip(0).sum()
+    assert discards or not ended.all() or S.B["seq_steps"].sum() >= decoded
 
 
 def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
@@ -271,3 +314,131 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
         sim.finish()
         for name in ("first", "done"):
             np.testing.assert_allclose(whole[name], sim.S.R[name], atol=1e-9)
+
+
+# ---------------------------------------------------------------- turns, by hand
+
+
+def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, gpus: int = 1) -> World:
+    """Prefills of 1/8 s a request, decode steps of 1/4 s whatever their size, loads of 1 s; n requests a model at 0."""
+    cost = np.zeros(models, COST)
+    cost["pre0"], cost["dec0"], cost["flops"], cost["hbm"] = 0.125, 0.25, 1.0, 1.0
+    zero = np.zeros((models, 2))
+    t = Tables(
+        cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)),
+        np.ones((models, 2)),
+    )  # fmt: skip
+    spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, math.inf, 1.0, 1.0, 1 << 50)
+    names = tuple(f"m{k}" for k in range(models))
+    config = Config(tuple(Served(m, SHAPE) for m in names), gpus=gpus, chunk_tokens=0, mem_fraction=1.0)
+    never = np.full(models * n, math.inf)
+    jobs = Jobs(
+        names, np.zeros(models * n), np.repeat(np.arange(models, dtype=np.int32), n),
+        np.full(models * n, prompt, np.int32), np.full(models * n, output, np.int32), never, never,
+    )  # fmt: skip
+    priced = Machine(t, spec, {"host": Way(1.0, "pcie")}, HostProfile(0, 0, 0, 0, False, 1, 1))
+    batches = [Batch(Inst(m, (0,))) for m in names]
+    script: list[tuple[float, Action]] = [(NEVER, a) for b in batches for a in (Load(b.inst), Admit(b.inst.model, b))]
+    return World(config, priced, {}, jobs, script)
+
+
+def turns(w: World, rota: Sequence[Sequence[Action]], end_s: float) -> list[tuple[float, TurnEnded]]:
+    """The turns that end, each followed at once by the next of a list; the first starts at 0."""
+    w = replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota)
+    sim, told = drive(w, end_s)
+    want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
+    ours = [(t, e) for t, e in told if isinstance(e, TurnEnded)]
+    assert ours == [(t, e) for t, e in want.told if isinstance(e, TurnEnded)]
+    assert sim.S.G["busy_s"][0] <= end_s
+    return ours
+
+
+M0, M1 = (Batch(Inst(f"m{k}", (0,))) for k in range(2))
+
+
+def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
+    both: list[list[Action]] = [[Run(b, "prefill", steps=1)] for b in (M0, M1)]
+    decodes: list[list[Action]] = [[Run(M0, "decode", for_s=0.6)], [Run(M1, "decode", for_s=0.5)]]
+    rota = [*both, *decodes * 3]
+    w = clock()
+    found = turns(w, rota, 2.9)
+    # a turn of 0.6 s takes three steps of 1/4 s: the first boundary at or after it; one of 0.5 s takes two
+    assert [(t, e.batch, e.why, e.steps, e.ran_s) for t, e in found] == [
+        (0.125, M0, "steps", 1, 0.125), (0.25, M1, "steps", 1, 0.125), (1.0, M0, "time", 3, 0.75),
+        (1.5, M1, "time", 2, 0.5), (2.25, M0, "time", 3, 0.75), (2.75, M1, "time", 2, 0.5),
+    ]  # fmt: skip
+    sim, _ = drive(replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota), 2.75)
+    assert sim.S.R["solo"].tolist() == [0.125 + 1.5, 0.125 + 1.0]
+    assert sim.S.R["turn"].tolist() == [0.125 + 1.0, 0.125 + 0.75 * 2 + 0.0]
+    assert sim.S.G["busy_s"][0] == 2.75
+
+
+def test_a_turn_of_as_many_steps() -> None:
+    found = turns(clock(1), [[Run(M0, "prefill", steps=1)], [Run(M0, "decode", steps=7)], [Run(M0, steps=2)]], 5.0)
+    assert [(t, e.phase, e.why, e.steps) for t, e in found[:3]] == [
+        (0.125, "prefill", "steps", 1), (0.125 + 7 / 4, "decode", "steps", 7), (0.125 + 9 / 4, "mixed", "steps", 2),
+    ]  # fmt: skip
+
+
+def test_prompts_one_a_turn_in_round_robin() -> None:
+    rota: list[list[Action]] = [[Run(b, "prefill", steps=1, seqs=1)] for b in (M0, M1)]
+    found = turns(clock(n=3), rota, 0.8)
+    assert [(t, e.batch, e.why) for t, e in found[:6]] == [
+        ((k + 1) / 8, (M0, M1)[k % 2], "steps") for k in range(6)
+    ]  # fmt: skip
+    assert [(t, e.why, e.steps, e.ran_s) for t, e in found[6:]] == [(0.75, "empty", 0, 0.0)] * 3
+
+
+def test_weights_that_come_late_cost_no_quota() -> None:
+    w = clock(1)
+    assert turns(w, [[Run(M0, for_s=0.3)]], 9.0)[0] == (0.375, TurnEnded(M0, "mixed", "time", 2, 0.375))
+    out: list[tuple[float, Action]] = [x for x in w.script if not isinstance(x[1], Load)]
+    _, told = drive(replace(w, script=[*out, (0.5, Run(M0, for_s=0.3)), (0.5, Load(M0.inst))]), 9.0)
+    assert [x for x in told if isinstance(x[1], TurnEnded)] == [(1.875, TurnEnded(M0, "mixed", "time", 2, 0.375))]
+
+
+def test_a_turn_ends_empty_or_stuck_when_nothing_can_step() -> None:
+    w = clock(output=2)
+    found = turns(w, [[Run(M0, for_s=9.0)], [Run(M0, "decode", for_s=9.0)]], 5.0)
+    # one prefill, one decode step, and then nobody is left; a turn for nobody ends at once
+    assert found[0] == (0.375, TurnEnded(M0, "mixed", "empty", 2, 0.375))
+    assert found[1] == (0.375, TurnEnded(M0, "decode", "empty", 0, 0.0))
+    out = replace(w, script=[x for x in w.script if not isinstance(x[1], Load)])
+    assert turns(out, [[Run(M0, for_s=9.0)]], 5.0)[0] == (0.0, TurnEnded(M0, "mixed", "stuck", 0, 0.0))
+    away = [*w.script, (NEVER, Run(M0, "prefill")), (1.0, Move(0, Host())), (2.0, Run(M0, "decode", steps=3))]
+    _, told = drive(replace(w, script=[*away, (2.0, Move(0, (0,)))]), 5.0)
+    assert [e.why for _, e in told if isinstance(e, TurnEnded)] == ["empty"]  # waits for its KV, and finishes
+    _, told = drive(replace(w, script=away), 5.0)
+    assert [e.why for _, e in told if isinstance(e, TurnEnded)] == ["stuck"]
+
+
+def test_orders_that_end_a_turn() -> None:
+    w = clock(1)
+    start: list[tuple[float, Action]] = [*w.script, (NEVER, Run(M0, steps=100))]
+    _, told = drive(replace(w, script=[*start, (0.5, Run(M0, for_s=0.1))]), 5.0)
+    # replaced: silent; the step in flight until 0.625 is nobody's, the new turn starts behind it
+    assert told[2:] == [(0.875, TurnEnded(M0, "mixed", "time", 1, 0.25))]
+    _, told = drive(replace(w, script=[*start, (0.5, Run(M0, steps=0))]), 5.0)
+    assert told[2:] == [(0.625, TurnEnded(M0, "mixed", "steps", 3, 0.625))]
+    _, told = drive(replace(w, script=[*start, (0.5, Run(M0, "prefill", steps=0))]), 5.0)
+    assert told[2:] == []  # there is no such lane
+    sim, _ = drive(replace(w, script=[*start, (0.5, Run(M0, "decode")), (0.5, Run(M0, "decode", steps=0))]), 5.0)
+    assert sim.view().lane(M0, "mixed") is None
+    assert sim.view().lane(M0, "decode") is None
+
+
+def test_the_order_in_force_is_none_after_the_turn() -> None:
+    w = clock(1)
+    order = Run(M0, for_s=0.1)
+    sim = w.sim()
+    for a in (*(a for _, a in w.script), order):
+        sim.do(a)
+    sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
+    assert sim.view().lane(M0, "mixed") == order
+    assert sim.poll(9.0) == TurnEnded(M0, "mixed", "time", 1, 0.125)
+    assert sim.view().lane(M0, "mixed") is None
+    for bad in (Run(M0, for_s=-1.0), Run(M0, for_s=math.nan), Run(M0, steps=-1)):
+        sim.do(bad)
+        event = sim.poll(9.0)
+        assert isinstance(event, Done)
+        assert event.failed is not None

@@ -187,3 +187,9 @@ def test_known_systems_differ_in_colour_and_in_grey() -> None:
         assert a.color != b.color
         assert a.marker != b.marker
     assert {look.marker for look in style.SYSTEMS.values()} <= set(style.MARKERS)
+
+
+def test_the_caption_says_how_near_a_synthetic_trace_comes() -> None:
+    runs = sweep({"tier": "synthetic", "fit": "off: idle P75 +48 %", "values": values(1.0)}).to_pandas()
+    assert style.caption(runs, [5]).startswith("t (synthetic, fit off: idle P75 +48 %) · heavy8 · ")
+    assert style.caption(sweep({"values": values(1.0)}).to_pandas(), [5]).startswith("t (replayed) · ")

@@ -12,7 +12,7 @@ import pytest
 
 from harness.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.engines.sim import Sim
-from harness.events import Arrived, Done, Event, Finished, Woke
+from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
 from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
 from harness.types import Batch, Inst, Jobs, Option
 from harness.view import View
@@ -106,6 +106,18 @@ def test_timers_are_keyed_fire_last_and_can_be_cancelled() -> None:
     assert at_one == ["Finished", "Arrived", "Woke"]
 
 
+def test_a_turn_lands_with_the_weights_that_it_waits_for() -> None:
+    def switch(event: Event, view: View) -> Iterable[Action]:
+        if isinstance(event, Arrived):
+            yield from (Admit(event.request.id, A), Load(A.inst), Run(A, steps=1))
+
+    policy, (sim, jobs) = Policy(switch, hears=frozenset({Arrived, TurnEnded, Done})), engine([0.0, 1e6])
+    replay(policy, sim, jobs, control_s=0.5)
+    ready_s = 0.5 + sim.S.I["foot"].max()  # a byte a second
+    assert done_s(sim) == [ready_s + 1.0, 1e6 + 1.5]
+    assert policy.heard[1] == (ready_s + 1.0, TurnEnded(A, "mixed", "steps", 1, 1.0))
+
+
 def test_timers_keep_no_run_alive() -> None:
     def ticking(event: Event, view: View) -> Iterable[Action]:
         yield from serve(event, view)
@@ -151,7 +163,7 @@ def test_impossible_actions_come_back_and_change_nothing() -> None:
             yield Admit(99, A)
             yield Admit("m0", Batch(Inst("nobody", (0,))))
             yield Load(Inst("m0", (0, 1)))
-            yield Run(A, steps=3)
+            yield Run(A, slice_layers=3)
 
     policy, (sim, jobs) = Policy(wrong, frozenset({Woke, Arrived, Done})), engine([0.0])
     replay(policy, sim, jobs)

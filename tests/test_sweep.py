@@ -214,6 +214,17 @@ def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ runs
 
 
+def test_a_drawn_trace_has_its_size_in_the_spec_and_its_mark_in_the_run(tmp_path: Path) -> None:
+    asked = Spec("static", trace="hyperbolic-like", models="light8", slo="", drain_s=1.0, window_s=5.0, warmup_s=0.0)
+    spec = resolve(asked)
+    assert spec.trace == "hyperbolic-like+models=8"
+    assert resolve(replace(asked, trace=spec.trace)) == spec == resolve(spec)
+    assert resolve(replace(asked, models="prism18")).trace == "hyperbolic-like+models=18"
+    folder = execute(spec, tmp_path, code(spec))
+    assert record.meta(folder)["fit"] == "within"
+    assert record.meta(execute(resolve(TINY), tmp_path, ""))["fit"] is None
+
+
 def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
     spec = resolve(TINY)
     folder = execute(spec, tmp_path, code(spec))

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.run import trace_of
 from harness.types import UserError
 from traces import schema
 from traces.convert import arena, convert, synthetic
@@ -89,10 +90,10 @@ def test_another_file_under_the_name_of_the_real_one_is_refused(
 # ---------------------------------------------------------------- samples and the stand-in
 
 
-@pytest.mark.parametrize("name", sorted(fitted.MAKERS))
+@pytest.mark.parametrize("name", ["arena-like", "sample"])
 def test_samples_are_what_the_generator_draws(name: str) -> None:
     kept = schema.read(Path(str(present(name))))
-    again = synthetic(name, *fitted.MAKERS[name](0), seed=0)
+    again = synthetic(name, *fitted.draw(name, 0), seed=0)
     assert kept.column_names == again.column_names
     for column in again.column_names:
         if column == "arrival_s":  # another libm may differ in the last bit
@@ -102,9 +103,9 @@ def test_samples_are_what_the_generator_draws(name: str) -> None:
     assert schema.metadata(kept) == schema.metadata(again)
 
 
-@pytest.mark.parametrize("name", sorted(fitted.MAKERS))
-def test_the_manifest_tells_the_truth_of_samples(name: str) -> None:
-    found, entry = trace(name), manifest()[name]
+@pytest.mark.parametrize("name", sorted(fitted.PRESETS))
+def test_the_manifest_tells_the_truth_of_what_is_drawn(name: str) -> None:
+    found, entry = trace_of(name), manifest()[name]
     facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
     assert facts == tuple(entry[key] for key in ("tier", "licence", "models", "requests", "span_s"))
 
@@ -122,7 +123,9 @@ def test_without_the_real_trace_the_fitted_one_says_so(tmp_path: Path, monkeypat
 
 
 def test_the_stand_in_is_like_the_real_one() -> None:
-    drawn = [stats(of_table(synthetic("arena-like", *fitted.arena_like(seed), seed=seed), "x")) for seed in range(5)]
+    drawn = [
+        stats(of_table(synthetic("arena-like", *fitted.draw("arena-like", seed), seed=seed), "x")) for seed in range(5)
+    ]
     mean = {
         key: np.mean([np.ravel(s[key]) for s in drawn], axis=0)
         for key in ("iat_cv", "minute_cv", "top1_share", "bottom60_share", "minute_cv_models", "active_fraction")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from harness.shapes import weight_bytes
 from harness.types import GIB, Jobs, UserError
 from traces.load import trace as load
-from workloads import slo
+from workloads import fitted, slo
 from workloads.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from workloads.build import SCALINGS, Scaling, build, idle_to_swap, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
@@ -41,6 +41,7 @@ class Rows:
     span_s: float = SPAN_S
     name: str = "drawn"
     maker: str | None = None
+    ordered: bool = False
 
     def where(self, row: int) -> str:
         return f"drawn:{row}"
@@ -294,6 +295,52 @@ def test_the_released_sets() -> None:
     assert model_set("light8").members[3].released_s == (0.04650, 0.011231)
 
 
+def test_the_larger_sets_use_released_streams() -> None:
+    for name, models in (("tp4", 4), ("light8", 8), ("prism18", 18)):
+        used = tuple((one.stream, one.shift_s) for one in model_set(name).members)
+        assert used == fitted.released(models)
+    shifts = [one.shift_s for one in model_set("prism18").members]
+    assert shifts == [0, 0, 0, 0, 0, 10, 0, 10, 20, 0, 0, -10, 0, -20, 0, 20, 0, -10]
+    shapes18 = [one.shape for one in model_set("prism18").members]
+    assert all(2.0 < weight_bytes(one) / GIB < 16 for one in shapes18)  # 1 to 8B
+    assert len({one.name for one in shapes18}) == 13
+    assert [one.tp for one in model_set("tp4").members] == [2, 2, 1, 1]
+
+
+def test_a_stream_used_again_turns_with_its_first_use() -> None:
+    rows = drawn(200)
+    first, *rest = fixed().members
+    again = ModelSet("again", (first, *rest, replace(first, name="m9", shift_s=10.0)))
+    for scaling, scale in (("rotate", 1.0), ("time", 4.0)):
+        jobs = build(rows, again, seed=3, warmup_s=0, rate_scale=scale, scaling=scaling)  # type: ignore[arg-type]
+        assert np.array_equal(
+            np.sort(jobs.prompt_tokens[jobs.model == 3]), np.sort(jobs.prompt_tokens[jobs.model == 0])
+        )
+        at = {
+            m: dict(zip(jobs.prompt_tokens[jobs.model == m], jobs.arrival_s[jobs.model == m], strict=True))
+            for m in (0, 3)
+        }
+        later = np.array([(at[3][token] - at[0][token]) % (SPAN_S / scale) for token in at[0]])
+        assert later == pytest.approx(10.0)  # after the scaling of time
+    earlier = ModelSet("again", (first, *rest, replace(first, name="m9", shift_s=-10.0)))
+    jobs = build(rows, earlier, seed=3, warmup_s=0)
+    mine = rows.arrival_s[rows.model == 0]
+    late = build(rows, fixed(), seed=3, warmup_s=0)
+    assert len(jobs) == len(late) + len(mine)  # what would come before 0 comes at 0
+    assert Counter(jobs.prompt_tokens[jobs.model == 3].tolist()) == Counter(
+        (np.flatnonzero(rows.model == 0) + 1).tolist()
+    )
+    assert plan(rows, again)["m9"] == plan(rows, again)["m0"]
+
+
+def test_an_ordered_trace_gives_its_kth_stream_to_the_kth_model() -> None:
+    rows = replace(drawn(300, streams=5), ordered=True)
+    models = model_set("llama-3.2-1b*3")
+    for seed in range(3):
+        jobs = build(rows, models, seed=seed, warmup_s=0)
+        assert np.array_equal(rows.model[jobs.prompt_tokens - 1], jobs.model)
+
+
 def test_arena_on_the_released_sets() -> None:
     if "TRACES_DIR" not in os.environ:
         pytest.skip("TRACES_DIR is not set")
@@ -304,6 +351,8 @@ def test_arena_on_the_released_sets() -> None:
         assert counts.tolist() == [296, 22, 22, 262, 120, 19, 11, 2]
         rates = plan(rows, model_set(name))
         assert [round(one.rate_rps * 600) for one in rates.values()] == counts.tolist()
+    whole = build(rows, model_set("prism18"), seed=1)
+    assert inside(whole).sum() == 2059
 
 
 def test_sets_by_shape_and_by_path(tmp_path: Path) -> None:
@@ -321,6 +370,11 @@ def test_sets_by_shape_and_by_path(tmp_path: Path) -> None:
         ('[[model]]\nname = "a"\nshape = "phi-2"\ntp = 0\n', "mine.toml: model 1: tp is 0, not a positive integer"),
         ('[[model]]\nname = "a"\nshape = "phi-2"\nsteam = "s"\n', 'unknown key "steam"; did you mean stream'),
         ('[[model]]\nname = "a"\nshape = "phi-2"\n' * 2, 'name "a" is used twice'),
+        ('[[model]]\nname = "a"\nshape = "phi-2"\nshift_s = "x"\n', "model 1: shift_s is 'x', not seconds"),
+        (
+            "".join(f'[[model]]\nname = "{name}"\nshape = "phi-2"\nstream = "s"\n' for name in "ab"),
+            'stream "s" is used twice with shift_s = 0',
+        ),
         ("", r"no \[\[model\]\]"),
         ("[[model]", "mine.toml"),
     ],
@@ -332,7 +386,7 @@ def test_a_wrong_set_is_named(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_unknown_sets_get_a_suggestion() -> None:
-    assert sets() == ("heavy8", "light8")
+    assert sets() == ("heavy8", "light8", "prism18", "tp4")
     for name, meant in (("heavy9", "heavy8"), ("lama-3.1-8b", "llama-3.1-8b"), ("phi-2,phi-22", "phi-2")):
         with pytest.raises(UserError, match=f"did you mean {meant}"):
             model_set(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,15 +12,16 @@ import numpy as np
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.sim import Config, Machine, Served, Sim
-from harness.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
+from harness.engines.sim import ELASTIC_FRAG, ELASTIC_RESERVE, Config, Machine, Served, Sim, granule_bytes
+from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
+TURNED = 1_000_000  # worlds from here on run in turns
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
-HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted})
+HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded})
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class World:
     options: Mapping[str, Option]
     jobs: Jobs
     script: Sequence[tuple[float, Action]]
+    rota: Sequence[Sequence[Action]] = ()  # what follows a turn
+
+    def answer(self) -> Rota:
+        return Rota(self.rota)
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
@@ -44,6 +49,10 @@ class World:
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + c.process_bytes
             models[m.name] = ModelSetup(k, foot, size, size)
+            if self.options.get("kv") == "elastic":
+                page = granule_bytes(c, m, True)
+                reserve = ELASTIC_RESERVE * page
+                models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), ELASTIC_FRAG, reserve)
             places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
             for place in places:
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
@@ -70,6 +79,22 @@ class World:
             sigma=c.noise,
             seed=c.seed,
         )
+
+
+class Rota:
+    """Answers the end of a turn with the next entry of a list, at most three times an instant."""
+
+    def __init__(self, entries: Sequence[Sequence[Action]]) -> None:
+        self.entries, self.next, self.now_s, self.left = entries, 0, NEVER, 0
+
+    def __call__(self, now_s: float, event: Event) -> Sequence[Action]:
+        if not isinstance(event, TurnEnded) or not self.entries:
+            return ()
+        if now_s > self.now_s:
+            self.now_s, self.left = now_s, 3
+        self.left -= 1
+        self.next += 1
+        return self.entries[self.next % len(self.entries)] if self.left >= 0 else ()
 
 
 def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables:
@@ -109,7 +134,9 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 
 def world(seed: int) -> World:
-    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops, turns."""
+    if seed >= TURNED:
+        return turned(seed)
     rng = np.random.default_rng(seed)
     gpus = int(rng.integers(1, 3))
     served = tuple(
@@ -118,7 +145,10 @@ def world(seed: int) -> World:
     block = 4 * kv_token_bytes(SHAPE, 1)
     foot = weight_bytes(SHAPE) + 1000
     tight = rng.random() < 0.6
-    mem = len(served) * foot + block * int(rng.integers(20, 60) if tight else 4000)
+    elastic = rng.random() < 0.25  # pages of two blocks
+    buffer_bytes = block // SHAPE.layers
+    extra = ELASTIC_RESERVE * SHAPE.layers * 2 * buffer_bytes if elastic else 0
+    mem = len(served) * (foot + extra) + block * int(rng.integers(20, 60) if tight else 4000)
     spec = GpuSpec(
         "test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50
     )
@@ -138,11 +168,13 @@ def world(seed: int) -> World:
         watermark=float(rng.choice([0.0, 0.05])),
         mem_fraction=1.0,
         process_bytes=1000,
+        buffer_bytes=buffer_bytes,
         noise=float(rng.choice([0.0, 0.05])),
         seed=int(rng.integers(0, 1000)),
         token_times=True,
     )
     options: dict[str, Option] = {
+        "kv": "elastic" if elastic else "paged",
         "sharing": str(rng.choice(["fluid", "fluid", "none"])),
         "memory": "unlimited" if rng.random() < 0.1 else "real",
         "preempt": str(rng.choice(["recompute", "swap"])),
@@ -213,10 +245,56 @@ def script(
     return start + sorted(later + last, key=lambda x: x[0])
 
 
+def turned(seed: int) -> World:
+    """A world whose lanes run in turns, one after the other, with switches of weights and KV between them."""
+    w, rng = world(seed - TURNED), np.random.default_rng(seed)
+    c, spec, homes = w.config, w.machine.spec, [Host(), None, (0,), (1,)]
+    batches = list(dict.fromkeys(a.batch for _, a in w.script if isinstance(a, Run)))
+
+    def turn(batch: Batch) -> Run:
+        fields: dict[str, Any] = {}
+        if rng.random() < 0.6:
+            fields["for_s"] = float(rng.choice([0.0, 0.02, 0.1, 0.5])) * float(rng.uniform(0.5, 1.5))
+        if not fields or rng.random() < 0.4:
+            fields["steps"] = int(rng.choice([1, 2, 5, 30]))
+        if rng.random() < 0.2:
+            fields["seqs"] = int(rng.integers(1, 5))
+        if rng.random() < 0.2:
+            fields["sms"] = int(rng.choice([20, 60]))
+        return Run(batch, str(rng.choice(["mixed", "prefill", "decode", "decode"])), **fields)  # type: ignore[arg-type]
+
+    def some() -> Batch:
+        return batches[int(rng.integers(0, len(batches)))]
+
+    def switch() -> list[Action]:
+        """What stands before a turn."""
+        old, new, r = some(), some(), int(rng.integers(0, len(w.jobs)))
+        what = int(rng.integers(0, 6))
+        if what == 0 and old != new:
+            return [Evict(old.inst, bool(rng.random() < 0.3)), Load(new.inst), turn(new)]
+        if what == 1 and (c.gpus == 2 and c.models[int(w.jobs.model[r])].tp == 1):
+            return [Move(r, homes[int(rng.integers(0, 4))]), turn(new)]
+        if what == 2:
+            return [Run(old, str(rng.choice(["mixed", "prefill", "decode"])), steps=0), turn(new)]  # type: ignore[arg-type]
+        return [turn(new)]
+
+    last_s = w.script[-1][0]
+    script = [
+        (t, turn(a.batch) if isinstance(a, Run) and a.steps is None and t < last_s and rng.random() < 0.7 else a)
+        for t, a in w.script
+    ]
+    span = float(w.jobs.arrival_s[-1]) + 1.0
+    script += [(t, a) for t in rng.uniform(0, span, int(rng.integers(2, 12))).tolist() for a in switch()]
+    rota = [switch() for _ in range(int(rng.integers(0, 7)))]
+    if len(c.models) > 1 and rng.random() < 0.4:  # not all weights fit at a time
+        spec = spec._replace(mem_bytes=spec.mem_bytes - weight_bytes(SHAPE) - 1000)
+    return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
+
+
 def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:
     """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do."""
     sim, told = world.sim(), list[tuple[float, Event]]()
-    view = sim.view()
+    view, answer = sim.view(), world.answer()
     for t, action in world.script:
         if t == NEVER:
             sim.do(action)
@@ -225,6 +303,8 @@ def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float,
     def hear(until: float) -> None:
         while (event := sim.poll(until)) is not None:
             told.append((view.now_s, event))
+            for action in answer(view.now_s, event):
+                sim.do(action)
 
     for t, action in world.script:
         if t > NEVER and t <= end_s:

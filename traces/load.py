@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -26,6 +26,7 @@ from traces import checks, convert, schema
 HERE = Path(__file__).parent
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
 I4 = NDArray[np.int32]
+Draw = Callable[[str], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class Trace:
     src_row: NDArray[np.int64]  # line of the source
     source: str  # file, for messages
     maker: str | None  # generator that draws it anew for each seed
+    ordered: bool  # its k-th stream belongs to a set's k-th model
+    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/fit.py)
     resolution_s: float | None  # of its stamps, where coarse
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
@@ -65,19 +68,27 @@ def manifest() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((HERE / "manifest.toml").read_text("utf-8"))
 
 
-def trace(name: str) -> Trace:
-    """Load a trace by the manifest's name or the path of a canonical Parquet; UserError where there is none."""
-    if name not in manifest():
+def trace(name: str, draw: Draw | None = None) -> Trace:
+    """Load a trace by the manifest's name or the path of a canonical Parquet; UserError where there is none.
+
+    `draw` makes the table of a generator's name, NAME+FIELD=VALUE...; without it those are unknown.
+    """
+    head, plus, _ = name.partition("+")
+    if (name if draw is None else head) not in manifest():
         path = Path(name)
         if path.suffix == ".parquet":
             return of_table(schema.read(path), str(path))
-        close = get_close_matches(name, list(manifest()), 1)
+        close = get_close_matches(head, list(manifest()), 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         more = "; bench trace convert makes one of it" if path.exists() else ""
         raise UserError(f'no trace "{name}"{hint} (bench list traces, or the path of a canonical Parquet{more})')
-    entry = manifest()[name]
+    entry = manifest()[head]
+    if plus and not drawn(head):
+        raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
+    if draw is not None and ("drawn" in entry or plus):
+        return _noted(of_table(draw(name), name), entry)
     if (found := present(name)) is None:
-        fit = trace(entry["fallback"])
+        fit = trace(entry["fallback"], draw)
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
     if "sample" in entry:
@@ -88,13 +99,18 @@ def trace(name: str) -> Trace:
     return _noted(of_table(getattr(convert, entry["reader"])(found), str(found)), entry)
 
 
+def drawn(name: str) -> bool:
+    """Whether a named trace comes from a generator."""
+    return name in manifest() and bool({"drawn", "sample"} & manifest()[name].keys())
+
+
 def present(name: str) -> Path | None:
-    """Find the file that holds a named trace on this machine, if any."""
+    """Find the file that holds a named trace on this machine, if any; one that is drawn has none."""
     entry = manifest()[name]
     if "sample" in entry:
         return HERE / "sample" / str(entry["sample"])
     folders = [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
-    files = (folder / one["path"] for folder in folders for one in entry["from"])
+    files = (folder / one["path"] for folder in folders for one in entry.get("from", ()))
     return next((file for file in files if file.is_file()), None)
 
 
@@ -152,6 +168,8 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         src_row=np.asarray(given, np.int64),
         source=source,
         maker=meta.get("maker"),
+        ordered=bool(meta.get("ordered", False)),
+        fit=meta.get("fit"),
         resolution_s=meta.get("timestamp_resolution_s"),
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,

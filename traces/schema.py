@@ -1,8 +1,8 @@
 """The canonical table: one row a request, sorted by arrival; nullable columns only where a source has them.
 
-Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin, seed,
-time_scale, block_size, maker and what a converter dropped. Rows are hashed by content, so a new Parquet writer
-changes no identity.
+Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin,
+seed, time_scale, block_size, what a converter dropped, whether streams are `ordered`, and of synthetic ones maker and
+fit. Rows are hashed by content, so a new Parquet writer changes no identity.
 """
 
 from __future__ import annotations

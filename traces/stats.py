@@ -24,7 +24,7 @@ def stats(trace: Trace) -> dict[str, Any]:
     minute_cv         std / mean of requests per whole minute
     top1_share        of the requests, those of the hottest model
     bottom60_share    of the requests, those of the floor(0.6 N) least popular models
-    minute_cv_models  quartiles over models of minute_cv
+    minute_cv_models  quartiles over models of minute_cv, for models with a request
     idle_median_s     quartiles over models of the median gap above 10 s, for models with one; ends are no gaps
     idle_per_hour     quartiles over models of the number of such gaps an hour
     active_fraction   of the models, those with a request in the past 2 minutes: mean over whole seconds t < span
@@ -49,7 +49,7 @@ def stats(trace: Trace) -> dict[str, Any]:
         "minute_cv": _cv(_minutes(trace.arrival_s, span_s)),
         "top1_share": float(counts.max() / n),
         "bottom60_share": float(bottom.sum() / n),
-        "minute_cv_models": _quartiles([_cv(_minutes(times, span_s)) for times in by_model]),
+        "minute_cv_models": _quartiles([_cv(_minutes(times, span_s)) for times in by_model if len(times)]),
         "idle_median_s": _quartiles([float(np.median(gaps)) for gaps in idle if len(gaps)]),
         "idle_per_hour": _quartiles([len(gaps) * 3600 / span_s for gaps in idle]),
         "active_fraction": float(active.mean()),

@@ -40,6 +40,10 @@ class Rows(Protocol):
         """The generator of `fitted` that draws it anew for each seed; none: it is replayed."""
 
     @property
+    def ordered(self) -> bool:
+        """Its k-th stream belongs to a set's k-th model."""
+
+    @property
     def span_s(self) -> float:
         """The period after which the trace repeats."""
 
@@ -91,7 +95,7 @@ def build(
     if scaling not in SCALINGS:
         raise UserError(f'no scaling "{scaling}" ({", ".join(SCALINGS)})')
     ttft_slo_s, tpot_slo_s = _slo(models, slo or {})
-    rows = _rows(trace, models, seed)
+    rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0)
     if scaling == "clients" and rows.tenant is None:
         raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
     when, row = _copies(rows, rate_scale, scaling, seed, trace.span_s)
@@ -130,9 +134,9 @@ def plan(
     """
     positive("rate scale", rate_scale)
     seen_s = {"trace": trace.span_s, "prefix": PREFIX * trace.span_s}[origin]
-    member = _members(trace, models, seed)[trace.model]
-    rows = np.flatnonzero((member >= 0) & (trace.arrival_s <= seen_s))
-    member = member[rows]
+    row, member = _served(_streams(trace, models, seed), trace)
+    seen = trace.arrival_s[row] <= seen_s
+    rows, member = row[seen], member[seen]
     counts = np.bincount(member, minlength=len(models.members))
     means = []
     for tokens in (trace.prompt_tokens[rows], trace.output_tokens[rows]):
@@ -156,70 +160,97 @@ def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
     return float(np.median(idle)) / swap_s if len(idle) else float("nan")
 
 
-def _members(trace: Rows, models: ModelSet, seed: int) -> I4:
-    """For each stream of the trace the member of the set that it becomes, -1 for none.
+def _streams(trace: Rows, models: ModelSet, seed: int) -> list[str]:
+    """Name the stream of each model of the set.
 
-    By the streams that the set names where the trace has them; else the most popular streams, as many as there are
-    models, in an order that the seed draws (no released map fixes it).
+    The streams that the set names where the trace has them; else the k-th for the k-th model where the trace is ordered
+    so; else the most popular streams, as many as there are models, in an order that the seed draws (no released map
+    fixes it).
     """
-    member = np.full(len(trace.models), -1, np.int32)
-    index = {name: i for i, name in enumerate(trace.models)}
+    names = trace.models if trace.maker is None else fitted.preset(trace.maker).streams
     named = [one.stream for one in models.members if one.stream is not None]
-    known = [stream for stream in named if stream in index]
-    if len(named) == len(models.members) and known:
-        if missing := next((stream for stream in named if stream not in index), None):
+    if len(named) == len(models.members) and any(stream in names for stream in named):
+        if missing := next((stream for stream in named if stream not in names), None):
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
-        member[[index[stream] for stream in named]] = np.arange(len(named))
-        return member
-    if len(trace.models) < len(models.members):
+        return named
+    if len(names) < len(models.members):
+        more = trace.maker is not None and fitted.preset(trace.maker).name in fitted.SIZED
+        fits = f"; +models={len(models.members)} on the trace's name draws more" if more else ""
         raise UserError(
-            f"{trace.name} has {len(trace.models)} models, set {models.name} needs {len(models.members)} "
-            "(--models lists fewer)"
+            f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
+            f"(--models lists fewer{fits})"
         )
+    if trace.ordered:
+        return list(names[: len(models.members)])
     counts = np.bincount(trace.model, minlength=len(trace.models))
     hottest = np.argsort(-counts, kind="stable")[: len(models.members)]
-    member[hottest] = rng(seed, "streams").permutation(len(hottest))
-    return member
+    found = [""] * len(hottest)
+    for stream, member in zip(hottest, rng(seed, "streams").permutation(len(hottest)), strict=True):
+        found[member] = trace.models[stream]
+    return found
 
 
-class _Served(NamedTuple):
+def _served(streams: list[str], source: Rows | fitted.Drawn) -> tuple[I8, I4]:
+    """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream."""
+    index = {name: i for i, name in enumerate(source.models)}
+    parts = [np.flatnonzero(source.model == index.get(stream, -1)) for stream in streams]
+    row = np.concatenate(parts)
+    member = np.repeat(np.arange(len(parts), dtype=np.int32), [len(part) for part in parts])
+    order = np.lexsort((member, row))
+    return row[order], member[order]
+
+
+class _Rows(NamedTuple):
     """The rows of a trace that a set serves."""
 
     arrival_s: F8
     model: I4  # index into the set
+    turn: I4  # what turns together: models that use one stream
     prompt_tokens: I4
     output_tokens: I4
     tenant: I4 | None
 
 
-def _rows(trace: Rows, models: ModelSet, seed: int) -> _Served:
-    """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long."""
-    member, tenant = _members(trace, models, seed), trace.tenant
+def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float) -> _Rows:
+    """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long.
+
+    A model's shift holds after stamps are divided by `time_scale`.
+    """
+    streams, tenant = _streams(trace, models, seed), trace.tenant
     source: Rows | fitted.Drawn = trace
     if trace.maker is not None:
-        becomes = dict(zip(trace.models, member.tolist(), strict=True))
-        source, tenant = fitted.MAKERS[trace.maker](seed), None
-        member = np.array([becomes.get(name, -1) for name in source.models], np.int32)
-    model = member[source.model]
-    rows = np.flatnonzero(model >= 0)
-    model, prompt, output = model[rows], source.prompt_tokens[rows], source.output_tokens[rows]
+        source, tenant = fitted.draw(trace.maker, seed), None
+    row, model = _served(streams, source)
+    prompt, output = source.prompt_tokens[row], source.output_tokens[row]
     most = np.array([one.shape.max_tokens for one in models.members])[model]
     long = np.flatnonzero(prompt.astype(np.int64) + output > most)
     if len(long):
         i = int(long[0])
+        way = "bench trace convert --max-tokens drops them" if trace.maker is None else _shorter(trace.maker, models)
         raise UserError(
-            f"{trace.where(int(rows[i]))}: {prompt[i]} prompt + {output[i]} output tokens exceed the {most[i]} of "
-            f"{models.names[model[i]]} ({len(long)} such rows; bench trace convert --max-tokens drops them)"
+            f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
+            f"output tokens exceed the {most[i]} of {models.names[model[i]]} ({len(long)} such rows; {way})"
         )
-    return _Served(source.arrival_s[rows], model, prompt, output, None if tenant is None else tenant[rows])
+    when = source.arrival_s[row]
+    for i, one in enumerate(models.members):
+        if one.shift_s:
+            mine = model == i
+            when[mine] = fitted.shifted(when[mine], one.shift_s * time_scale, trace.span_s)
+    turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
+    return _Rows(when, model, turn, prompt, output, None if tenant is None else tenant[row])
 
 
-def _copies(rows: _Served, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8]:
+def _shorter(maker: str, models: ModelSet) -> str:
+    least = min(one.shape.max_tokens for one in models.members)
+    return f"--trace {fitted.preset(maker).name}+max_tokens={least} cuts them"
+
+
+def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8]:
     """Turn copies of the rows around the circle: stamps in [0, span_s) and the row of each."""
-    unit = rows.model  # what turns as a whole
+    unit, turn = rows.model, rows.turn  # what is thinned, and what turns, as a whole
     if scaling == "clients" and rows.tenant is not None:
         pair = rows.model * (rows.tenant.max(initial=0) + 1).astype(np.int64) + rows.tenant
-        unit = np.unique(pair, return_inverse=True)[1].astype(np.int32)
+        unit = turn = np.unique(pair, return_inverse=True)[1].astype(np.int32)
     scale = 1.0 if scaling == "time" else rate_scale
     parts: list[tuple[F8, I8]] = []
     for copy in range(max(1, math.ceil(scale - ROUNDING))):
@@ -228,8 +259,8 @@ def _copies(rows: _Served, rate_scale: float, scaling: Scaling, seed: int, span_
             draw = rng(seed, "thin", copy)
             keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
         draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
-        offset_s = draw.uniform(0, span_s, unit.max(initial=0) + 1)
-        parts.append((np.mod(rows.arrival_s[keep] + offset_s[unit[keep]], span_s), keep))
+        offset_s = draw.uniform(0, span_s, turn.max(initial=0) + 1)
+        parts.append((np.mod(rows.arrival_s[keep] + offset_s[turn[keep]], span_s), keep))
     return np.concatenate([when for when, _ in parts]), np.concatenate([keep for _, keep in parts])
 
 

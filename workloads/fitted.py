@@ -1,24 +1,35 @@
-"""Synthetic traces fitted to measured ones: `MAKERS[name](seed)` draws one, the same for the same seed.
+"""Synthetic traces fitted to measured ones: `draw(name, seed)` draws one, the same for the same seed.
 
-`arena-like` stands in for Arena-Chat: its 27 streams with their counts and its length quantiles are the trace's own;
-arrival times, pairs of lengths and which stream pauses when are drawn. Duty, clusters and always-on share were fitted
-by a grid over them, 6 seeds each. Mean of the fit / measured: CV of gaps 1.08 / 1.10, of minutes 0.11 / 0.13, its
-quartiles over streams 0.63, 1.12, 1.58 / 0.63, 0.93, 1.73, active share 0.66 / 0.61, median idle gap 18.6 / 18.3 s.
+A name is a preset and what differs from it, as in "hyperbolic-like+models=18+span_s=7200":
+
+hyperbolic-like        eight streams of Prism's Hyperbolic figure (digitised by us): counts and each stream's own kind
+hyperbolic-like-drift  the same; popularity changes hands every 5 minutes, and two streams are stormed by herds
+arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 18 that Prism's released sets use
+aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegaeon's released workloads
+sample                 a minute to try things on
+
+Every stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd
+within 2.5 s, ticks a clock's. Each stream draws from generators of its own: more models move no other's times. How near
+they come is measured against `traces/targets.toml` whenever a trace is used, never assumed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workloads.arrivals import on_off, rng, zipf
+from harness.types import UserError
+from workloads.arrivals import on_off, positive, rng, zipf
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
+I8 = NDArray[np.int64]
 
 
 class Drawn(NamedTuple):
@@ -32,91 +43,351 @@ class Drawn(NamedTuple):
     output_tokens: I4
 
 
-# Requests of rank 0 .. 26 in Arena-Chat's 600 s; 1,500 in all.
-ARENA_COUNTS = (
-    199,
-    40,
-    296,
-    22,
-    66,
-    120,
-    67,
-    56,
-    36,
-    23,
-    262,
-    26,
-    43,
-    44,
-    22,
-    46,
-    25,
-    3,
-    12,
-    19,
-    31,
-    2,
-    19,
-    11,
-    2,
-    7,
-    1,
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A generator's numbers; those with a bound in `FREE` may be changed by name. `str` gives the name back."""
+
+    name: str
+    models: int  # streams
+    span_s: float = 600.0
+    rate_rps: float = 0.0  # of each stream, where all have the same
+    drift_s: float = 0.0  # streams exchange their popularity every so many seconds; 0: never
+    herd_s: float = 0.0  # mean seconds between the herds of a stream that has them; 0: none come
+    lengths: str = "arena"
+    max_tokens: int = 8192  # longest prompt + output: what is longer loses the prompt's start
+
+    def __str__(self) -> str:
+        base = PRESETS[self.name]
+        changed = [key for key in FREE if getattr(self, key) != getattr(base, key)]
+        if self.name in SIZED:  # says its size always: it is the model set's
+            changed = ["models", *(key for key in changed if key != "models")]
+        return self.name + "".join(f"+{key}={_plain(getattr(self, key))}" for key in changed)
+
+    @property
+    def label(self) -> str:
+        """`str` without the number of streams, which is said beside it."""
+        return str(self).replace(f"+models={self.models}", "") if self.name in SIZED else str(self)
+
+    @property
+    def longest_tokens(self) -> int:
+        """No request has more tokens, whatever the seed."""
+        prompt, output = LENGTHS[self.lengths]
+        return min(self.max_tokens, math.floor(prompt.tokens[-1]) + math.floor(output.tokens[-1]))
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """Names of the streams, in the order of the models that they belong to."""
+        if self.name == "arena-like":
+            return tuple(one.name for one in _arena(self.models))
+        if self.name == "aegaeon-like":
+            return tuple(f"synth_model_{k:02d}" for k in range(self.models))
+        first, word = (0, "stream-") if self.name == "sample" else (1, "model_")
+        return tuple(f"{word}{k + first}" for k in range(self.models))
+
+
+# ------------------------------------------------------------------ lengths, in tokens
+
+
+class Law(NamedTuple):
+    """Quantiles of a length: between them its logarithm is linear, or (`log` off) the length itself."""
+
+    at: tuple[float, ...]
+    tokens: tuple[float, ...]
+    log: bool = True
+
+
+AT = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)
+# Arena-Chat's 1,500 rows; 513 outputs are an eighth of all.
+ARENA_PROMPT = Law(AT, (2, 5, 13, 40, 161, 432, 653.15, 902.27, 1021))
+ARENA_OUTPUT = Law(AT, (2, 17.9, 62, 211, 458.25, 513, 513, 785, 977))
+# The released notebook of Prism's Hyperbolic figure draws both from 8 to 512, each as likely (its JSON has none).
+UNIFORM = Law((0.0, 1.0), (7.5, 512.5), log=False)
+# 63,195 rows of Aegaeon's released synth-*-1.0-1.0.csv (25SOSP-Aegaeon 1c3b110): ShareGPT, history in the prompt.
+SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760, 2187, 3896, 26276))
+SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
+LENGTHS: Mapping[str, tuple[Law, Law]] = {
+    "arena": (ARENA_PROMPT, ARENA_OUTPUT),
+    "uniform": (UNIFORM, UNIFORM),
+    "sharegpt": (SHAREGPT_PROMPT, SHAREGPT_OUTPUT),
+}
+RANK_CORRELATION = {"arena": 0.264, "uniform": 0.0, "sharegpt": 0.064}  # Spearman's, of prompt and output
+
+
+# ------------------------------------------------------------------ streams
+
+
+class Stream(NamedTuple):
+    """How one stream comes: so many requests in `PER_S`, and the shape of its time."""
+
+    name: str
+    requests: float
+    duty: float = 1.0  # share of time in which it is used
+    cycle_s: float = math.inf  # mean of an on and an off time together; infinite: one cycle in the span
+    cluster: float = 1.0  # requests of a cluster
+    gap_s: float = 1.0  # between them
+    stray: float = 0.0  # share of the requests that come at any time, on or off
+    even: bool = False  # one request in each equal part of the on-time, not anywhere in it
+    herds: bool = False
+    tick: bool = False  # by the clock
+
+
+PER_S = 600.0
+HERD_S, HERD = 2.5, (30, 41)  # seconds that a herd takes (a bar of the figure), requests of it: uniform, both ends in
+TICK_S, TICK_JITTER_S = 120.0, 2.0  # of the clock, five a span; standard deviation, about that of a bar's 2.5 s
+# Hyperbolic as digitised from the figure of Prism's notebook (prism-research 595ec1f, benchmark/multi-model/
+# vtc_trace_vis.ipynb, cell 8: 600 s in bars of 2.5 s, 7 models, in its order). Model 4 is Poisson (CV of minutes .09),
+# so is 5; 2 has bars of 35 and 41; 6 and 7 tick together, about every 124 s; 3 is used in six minutes on end (around
+# the circle), 8 to 14 times a minute with next to no gap above 10 s, and 3 times in the others; 1 changes its rate by
+# half within minutes (CV .30). Shares and cycles of 1 and 3 were read off so. The eighth, of 4 requests, is ours: sets
+# have 8.
+# With more models the streams are used again in this order, each drawn on its own.
+HYPERBOLIC = (
+    Stream("model_1", 250, duty=0.5, cycle_s=150.0, stray=0.6),
+    Stream("model_2", 169, herds=True),
+    Stream("model_3", 70, duty=0.6, stray=0.06, even=True),
+    Stream("model_4", 1158),
+    Stream("model_5", 40),
+    Stream("model_6", 5, tick=True),
+    Stream("model_7", 6, tick=True),
+    Stream("model_8", 4, tick=True),
 )
-ARENA_SPAN_S = 600.0
+# Requests of rank 0 .. 26 in Arena-Chat's 600 s; 1,500 in all. Duty, clusters and always-on share were fitted by a grid
+# over them, 6 seeds each, to all 27 streams.
+ARENA_COUNTS = (
+    *(199, 40, 296, 22, 66, 120, 67, 56, 36, 23, 262, 26, 43, 44),
+    *(22, 46, 25, 3, 12, 19, 31, 2, 19, 11, 2, 7, 1),
+)
 ARENA_DUTY = (0.1, 1.0)  # of a stream's time, the share in which it is used: uniform
-ARENA_CLUSTER, ARENA_GAP_S = 1.3, 1.0  # requests of a cluster, seconds between them
+ARENA_CLUSTER, ARENA_GAP_S = 1.3, 1.0
 ARENA_ALWAYS_ON = 0.25  # of the streams, the hottest
-# Quantiles of its lengths in tokens; between them the logarithm is linear. 513 outputs are an eighth of all.
-QUANTILE = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)
-ARENA_PROMPT = (2, 5, 13, 40, 161, 432, 653.15, 902.27, 1021)
-ARENA_OUTPUT = (2, 17.9, 62, 211, 458.25, 513, 513, 785, 977)
-ARENA_RANK_CORRELATION = 0.264  # Spearman's, of prompt and output
+# Ranks of Prism's released sets, in the order of their models (prism-research 595ec1f, benchmark/multi-model/trace.py).
+RELEASED: Mapping[int, tuple[int, ...]] = {
+    4: (4, 14, 3, 10),
+    8: (2, 14, 3, 10, 5, 19, 23, 24),
+    18: (5, 10, 4, 17, 2, 10, 23, 2, 10, 14, 19, 14, 18, 14, 21, 2, 6, 19),
+    27: tuple(range(27)),
+}
+REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}  # a rank's k-th reuse is the same stream, k times so much later
 
 
-def arena_like(seed: int) -> Drawn:
-    """1,500 requests of 27 streams in 600 s."""
-    names = tuple(f"dummy-lora-7b-rank-8-{rank}" for rank in range(len(ARENA_COUNTS)))  # its own, so that sets fit both
-    return _draw("arena-like", seed, names, np.array(ARENA_COUNTS, np.float64), sum(ARENA_COUNTS), ARENA_SPAN_S)
+def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
+    """Stamps of a stream used again `shift_s` later on the circle [0, span_s); what falls before 0 comes at 0."""
+    return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
 
 
-def sample(seed: int) -> Drawn:
-    """200 requests of 8 streams in 60 s, to try things on: Zipf popularity (s = 1), lengths as in Arena-Chat."""
-    return _draw("sample", seed, tuple(f"stream-{rank}" for rank in range(8)), zipf(8, 1.0), 200, 60.0)
+class Reused(NamedTuple):
+    """A stream of Arena-Chat as a released set uses it."""
+
+    name: str
+    rank: int
+    shift_s: float
 
 
-def _draw(name: str, seed: int, models: tuple[str, ...], weight: F8, requests: int, span_s: float) -> Drawn:
-    """Draw exactly `requests`, shared out by weight; each stream is used in one period of its duty, in clusters."""
-    streams = len(models)
-    counts = rng(seed, name, "counts").multinomial(requests, weight / weight.sum())
-    duty = rng(seed, name, "duty").uniform(*ARENA_DUTY, streams)
-    duty[np.argsort(-weight, kind="stable")[: round(streams * ARENA_ALWAYS_ON)]] = 1.0
-    times = [
-        _times(rng(seed, name, "times", stream), int(count), span_s, float(duty[stream]))
-        for stream, count in enumerate(counts)
+def _arena(models: int) -> tuple[Reused, ...]:
+    """The streams of a released set; UserError where there is none of that size."""
+    if models not in RELEASED:
+        raise UserError(f"arena-like has {', '.join(map(str, RELEASED))} models, not {models}")
+    ranks, found = RELEASED[models], []
+    for i, rank in enumerate(ranks):
+        again = ranks[:i].count(rank)
+        name = f"dummy-lora-7b-rank-8-{rank}" + (f"/{again + 1}" if again else "")  # its own, so that sets fit both
+        found.append(Reused(name, rank, again * REUSE_S.get(rank, 0.0)))
+    return tuple(found)
+
+
+def released(models: int) -> tuple[tuple[str, float], ...]:
+    """(Stream of Arena-Chat, shift in seconds) of each model of a released set; UserError where none is so large."""
+    return tuple((f"dummy-lora-7b-rank-8-{one.rank}", one.shift_s) for one in _arena(models))
+
+
+# ------------------------------------------------------------------ presets, by name
+
+PRESETS: Mapping[str, Preset] = {
+    one.name: one
+    for one in (
+        Preset("hyperbolic-like", 8, herd_s=300.0, lengths="uniform"),  # two herds in 600 s
+        Preset("hyperbolic-like-drift", 8, drift_s=300.0, herd_s=150.0, lengths="uniform"),
+        Preset("arena-like", 27),
+        Preset("aegaeon-like", 8, rate_rps=0.1, lengths="sharegpt"),
+        Preset("sample", 8, span_s=60.0),
+    )
+}
+SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like"})  # as many streams as there are models
+FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "lengths", "max_tokens")
+ONLY = {"rate_rps": {"aegaeon-like"}, "herd_s": {"hyperbolic-like", "hyperbolic-like-drift"}}  # who else has it not
+MOST_MODELS, SAMPLE_REQUESTS = 1000, 200
+
+
+def preset(text: str) -> Preset:
+    """Read NAME+FIELD=VALUE...; UserError names an unknown preset or field, and a value out of range."""
+    name, *pairs = text.split("+")
+    if name not in PRESETS:
+        close = get_close_matches(name, list(PRESETS), 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UserError(f'no generator "{name}"{hint} ({", ".join(PRESETS)})')
+    found = PRESETS[name]
+    kinds: dict[str, Any] = {one.name: type(getattr(found, one.name)) for one in fields(found)}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if key not in FREE or not equals or name not in ONLY.get(key, {name}):
+            have = ", ".join(key for key in FREE if name in ONLY.get(key, {name}))
+            raise UserError(f'trace {text}: "+{pair}" is not +FIELD=VALUE of {name} (fields: {have})')
+        try:
+            found = replace(found, **{key: kinds[key](value)})
+        except ValueError:
+            raise UserError(f'trace {text}: {key} is "{value}", not a number') from None
+    _check(found, text)
+    return found
+
+
+def _check(p: Preset, text: str) -> None:
+    positive(f"trace {text}: span_s", p.span_s)
+    if p.lengths not in LENGTHS:
+        raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(LENGTHS)})')
+    for key, least in (("models", 1), ("rate_rps", 0), ("drift_s", 0), ("herd_s", 0), ("max_tokens", 2)):
+        value = getattr(p, key)
+        if not (math.isfinite(value) and value >= least):
+            raise UserError(f"trace {text}: {key} is {value}, below {least}")
+    if p.models > MOST_MODELS:
+        raise UserError(f"trace {text}: models is {p.models}, above {MOST_MODELS}")
+    if p.name == "arena-like":
+        _arena(p.models)
+    if p.name == "aegaeon-like":
+        positive(f"trace {text}: rate_rps", p.rate_rps)
+
+
+def _plain(value: str | float) -> str:
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+# ------------------------------------------------------------------ drawing
+
+
+def draw(name: str | Preset, seed: int) -> Drawn:
+    """Draw a preset's trace; UserError for a name that is none."""
+    p = preset(name) if isinstance(name, str) else name
+    match p.name:
+        case "arena-like":
+            return _released(p, seed)
+        case "sample":
+            streams = [Stream(one, weight) for one, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
+            return _shared(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
+        case "aegaeon-like":
+            mean = p.rate_rps * p.span_s
+            counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
+            return _drawn(p, seed, [Stream(one, n) for one, n in zip(p.streams, counts, strict=True)], counts)
+        case _:
+            laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=one) for k, one in enumerate(p.streams)]
+            if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
+                laws = [one._replace(herds=one.requests in {250, 169}) for one in laws]
+            return _drawn(p, seed, laws, [round(one.requests * p.span_s / PER_S) for one in laws])
+
+
+def _released(p: Preset, seed: int) -> Drawn:
+    """Draw Arena-Chat's 27 streams, then use those that a released set uses."""
+    names = [f"dummy-lora-7b-rank-8-{rank}" for rank in range(len(ARENA_COUNTS))]
+    streams = [Stream(name, count) for name, count in zip(names, ARENA_COUNTS, strict=True)]
+    whole = _shared(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S))
+    if p.models == len(ARENA_COUNTS):
+        return whole
+    rows = [np.flatnonzero(whole.model == one.rank) for one in _arena(p.models)]
+    shifts = [one.shift_s for one in _arena(p.models)]
+    when = [shifted(whole.arrival_s[mine], by, p.span_s) for mine, by in zip(rows, shifts, strict=True)]
+    model = np.repeat(np.arange(p.models, dtype=np.int32), [len(mine) for mine in rows])
+    arrival_s, row = np.concatenate(when), np.concatenate(rows)
+    order = np.argsort(arrival_s, kind="stable")
+    row = row[order]
+    return Drawn(
+        p.span_s, p.streams, arrival_s[order], model[order], whole.prompt_tokens[row], whole.output_tokens[row]
+    )
+
+
+def _shared(p: Preset, seed: int, streams: list[Stream], requests: int) -> Drawn:
+    """Draw exactly `requests`, shared out by weight; a stream is used once a cycle for its duty, in clusters."""
+    weight = np.array([one.requests for one in streams], np.float64)
+    counts = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum())
+    duty = rng(seed, p.name, "duty").uniform(*ARENA_DUTY, len(streams))
+    duty[np.argsort(-weight, kind="stable")[: round(len(streams) * ARENA_ALWAYS_ON)]] = 1.0
+    cycle_s = min(PER_S, p.span_s)
+    laws = [
+        one._replace(duty=float(share), cycle_s=cycle_s, cluster=ARENA_CLUSTER, gap_s=ARENA_GAP_S)
+        for one, share in zip(streams, duty, strict=True)
     ]
+    return _drawn(p, seed, laws, counts.tolist())
+
+
+def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
+    """Draw the stamps of each stream, and lengths in order of arrival."""
+    times = [_times(p, seed, k, one, n) for k, (one, n) in enumerate(zip(streams, counts, strict=True))]
     arrival_s = np.concatenate(times)
     order = np.argsort(arrival_s, kind="stable")
-    model = np.repeat(np.arange(streams, dtype=np.int32), counts)
-    prompt, output = _lengths(rng(seed, name, "lengths"), requests)
-    return Drawn(span_s, models, arrival_s[order], model[order], prompt, output)
+    arrival_s = arrival_s[order]
+    model = np.repeat(np.arange(len(streams), dtype=np.int32), counts)[order]
+    if p.drift_s:
+        model = _drift(p, seed, arrival_s, model)
+    prompt, output = _lengths(p, seed, len(arrival_s))
+    return Drawn(p.span_s, tuple(one.name for one in streams), arrival_s, model, prompt, output)
 
 
-def _times(draw: np.random.Generator, count: int, span_s: float, duty: float) -> F8:
+def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
+    """Draw `count` stamps of stream `k`: herds first, the rest in its own way."""
+    if stream.tick:
+        return _ticks(rng(seed, p.name, "tick").uniform(0, TICK_S), rng(seed, p.name, "times", k), count, p.span_s)
+    herd = _herds(p, rng(seed, p.name, "herds", k), count) if stream.herds and p.herd_s else np.empty(0)
+    stray = rng(seed, p.name, "stray", k).uniform(0, p.span_s, round(stream.stray * (count - len(herd))))
+    used = _clusters(rng(seed, p.name, "times", k), count - len(herd) - len(stray), p.span_s, stream)
+    return np.concatenate([herd, stray, used])
+
+
+def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
+    """One request a tick of a clock that all such streams share, its ticks in random order; then round again."""
+    ticks = max(1, round(span_s / TICK_S))
+    order = np.argsort(draw.uniform(0, 1, ticks))
+    nth = order[np.arange(count) % ticks]
+    return np.asarray((phase_s + nth * (span_s / ticks) + draw.normal(0, TICK_JITTER_S, count)) % span_s, np.float64)
+
+
+def _herds(p: Preset, draw: np.random.Generator, count: int) -> F8:
+    """One herd in each `herd_s`, anywhere in it, so long as half of the requests at least come otherwise."""
+    herds = round(p.span_s / p.herd_s)
+    sizes = draw.integers(HERD[0], HERD[1], herds, endpoint=True)
+    sizes = sizes[np.cumsum(sizes) <= count / 2]
+    starts = (np.arange(herds)[: len(sizes)] + draw.uniform(0, 1, herds)[: len(sizes)]) * (p.span_s / max(1, herds))
+    return np.asarray((np.repeat(starts, sizes) + draw.uniform(0, HERD_S, int(sizes.sum()))) % p.span_s, np.float64)
+
+
+def _clusters(draw: np.random.Generator, count: int, span_s: float, stream: Stream) -> F8:
     """Draw `count` stamps: heads of clusters uniform over the on-time, the others an exponential gap after the last."""
-    head = draw.uniform(0, 1, count) < 1 / ARENA_CLUSTER
+    head = draw.uniform(0, 1, count) < 1 / stream.cluster
     head[:1] = True
-    gaps = np.where(head, 0.0, draw.exponential(ARENA_GAP_S, count))
+    gaps = np.where(head, 0.0, draw.exponential(stream.gap_s, count))
     since = np.cumsum(gaps)
-    starts = on_off(draw, draw.uniform(0, span_s * duty, int(head.sum())), span_s, duty, span_s)
+    on_s = stream.duty * min(stream.cycle_s, span_s)
+    heads = int(head.sum())
+    at = draw.uniform(0, span_s * stream.duty, heads)
+    if stream.even:
+        at = (np.arange(heads) + at / (span_s * stream.duty)) * (span_s * stream.duty / max(1, heads))
+    starts = on_off(draw, at, span_s, stream.duty, on_s)
     cluster = np.cumsum(head) - 1
     return np.asarray((starts[cluster] + since - since[head][cluster]) % span_s, np.float64)
 
 
-def _lengths(rng: np.random.Generator, n: int) -> tuple[I4, I4]:
-    """Pairs with the measured marginals and rank correlation."""
-    r = 2 * np.sin(np.pi / 6 * ARENA_RANK_CORRELATION)  # of the normals whose ranks correlate so
-    a, b = rng.standard_normal((2, n))
-    return _quantile(_cdf(a), ARENA_PROMPT), _quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), ARENA_OUTPUT)
+def _drift(p: Preset, seed: int, arrival_s: F8, model: I4) -> I4:
+    """Streams exchange their requests in every period of `drift_s` but the first; stamps and totals stay."""
+    period = (arrival_s // p.drift_s).astype(np.int64)
+    owner = [np.arange(p.models, dtype=np.int32)]
+    owner += [rng(seed, p.name, "drift", k).permutation(owner[0]) for k in range(1, int(period.max(initial=0)) + 1)]
+    return np.asarray(np.stack(owner)[period, model], np.int32)
+
+
+def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
+    """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
+    r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # of the normals whose ranks correlate so
+    a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
+    laws = LENGTHS[p.lengths]
+    prompt, output = _quantile(_cdf(a), laws[0]), _quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), laws[1])
+    output = np.minimum(output, p.max_tokens - 1)
+    return np.minimum(prompt, p.max_tokens - output), output
 
 
 def _cdf(x: F8) -> F8:
@@ -124,8 +395,6 @@ def _cdf(x: F8) -> F8:
     return np.array([0.5 + 0.5 * math.erf(one / math.sqrt(2)) for one in x])
 
 
-def _quantile(u: F8, tokens: tuple[float, ...]) -> I4:
-    return np.rint(np.exp(np.interp(u, QUANTILE, np.log(tokens)))).astype(np.int32)
-
-
-MAKERS: Mapping[str, Callable[[int], Drawn]] = {"arena-like": arena_like, "sample": sample}
+def _quantile(u: F8, law: Law) -> I4:
+    tokens = np.exp(np.interp(u, law.at, np.log(law.tokens))) if law.log else np.interp(u, law.at, law.tokens)
+    return np.clip(np.rint(tokens), math.ceil(law.tokens[0]), math.floor(law.tokens[-1])).astype(np.int32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +19,13 @@ SIZES = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab", 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One model of a set, and the trace's stream that was released for it (none: drawn by popularity)."""
+    """One model of a set, and the trace's stream that was released for it (none: by order, or by popularity)."""
 
     name: str  # unique in its set
     shape: Shape
     tp: int = 1
     stream: str | None = None
+    shift_s: float = 0.0  # the stream comes so much later, as where a released set uses it again
     released_s: tuple[float, float] | None = None  # TTFT, TPOT: the authors' SLO base, before the scale
 
 
@@ -85,16 +87,18 @@ def _set(path: Path) -> ModelSet:
     if not isinstance(rows, list) or not rows:
         raise UserError(f"{path}: no [[model]] in it")
     members = tuple(_served(path.name, i, row) for i, row in enumerate(rows, 1))
-    for key in ("name", "stream"):
-        values = [value for member in members if (value := getattr(member, key)) is not None]
-        if twice := next((value for value in values if values.count(value) > 1), None):
-            raise UserError(f'{path.name}: {key} "{twice}" is used twice')
+    names = [member.name for member in members]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'{path.name}: name "{twice}" is used twice')
+    streams = [(member.stream, member.shift_s) for member in members if member.stream is not None]
+    if same := next((pair for pair in streams if streams.count(pair) > 1), None):
+        raise UserError(f'{path.name}: stream "{same[0]}" is used twice with shift_s = {same[1]:g}')
     return ModelSet(path.stem, members)
 
 
 def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
     where = f"model {i}: "
-    _known(file, where, row, {"name", "shape", "tp", "stream", "released"})
+    _known(file, where, row, {"name", "shape", "tp", "stream", "shift_s", "released"})
     for key in ("name", "shape"):
         if not isinstance(row.get(key), str):
             raise UserError(f'{file}: {where}"{key}" is missing or not a string')
@@ -102,9 +106,11 @@ def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
     if released is not None:
         _known(file, where, released, {"ttft_s", "tpot_s"})
         released = (float(released["ttft_s"]), float(released["tpot_s"]))
-    return Served(
-        row["name"], shape(row["shape"]), _count(file, f"{where}tp", row.get("tp", 1)), row.get("stream"), released
-    )
+    shift_s = row.get("shift_s", 0.0)
+    if not isinstance(shift_s, int | float) or isinstance(shift_s, bool) or not math.isfinite(shift_s):
+        raise UserError(f"{file}: {where}shift_s is {shift_s!r}, not seconds")
+    tp = _count(file, f"{where}tp", row.get("tp", 1))
+    return Served(row["name"], shape(row["shape"]), tp, row.get("stream"), float(shift_s), released)
 
 
 def _shape(file: str, name: str, row: Mapping[str, Any], served: int) -> Shape:

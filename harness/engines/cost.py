@@ -597,9 +597,9 @@ class TableProfile:
                 return fixed_s + size / self.spec.h2d
             case "disk":
                 return fixed_s + size * tp / self.spec.disk
-            case "spread":  # all parts cross PCIe at once; each GPU gathers what others brought
+            case "spread":  # parts cross PCIe while each GPU gathers what others have brought
                 part = size * tp / self.node_gpus
-                return fixed_s + part / self.spec.h2d + max(0.0, size - part) / self.spec.nvlink
+                return fixed_s + max(part / self.spec.h2d, (size - part) / self.spec.nvlink)
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
         """Seconds to move KV on an idle link."""

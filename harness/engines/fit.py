@@ -448,7 +448,7 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
 def share_rows() -> pd.DataFrame:
     """MuxServe's A100 table, one GPU: seconds at a share and at 100 %."""
-    tree = json.loads((profiles() / "muxserve" / "llama-a100-sm-share.json").read_text(encoding="utf-8"))
+    tree = json.loads((profiles() / "muxserve/llama-a100-sm-share.json").read_text(encoding="utf-8"))
     out = [
         (
             model,

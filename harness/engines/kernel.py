@@ -13,6 +13,7 @@ import math
 from harness.engines.jit import jit
 from harness.engines.state import (
     AWAY,
+    BEGUN,
     DONE,
     DRAINING,
     DROPPED,
@@ -21,7 +22,9 @@ from harness.engines.state import (
     E_FINISHED,
     E_PREEMPTED,
     E_PREFILLED,
+    E_TURN,
     ELSEWHERE,
+    EMPTY,
     FAILED,
     FREE,
     GRANT,
@@ -35,7 +38,9 @@ from harness.engines.state import (
     LOADING,
     MIXED,
     MOVE,
+    NO_TURN,
     NOTHING,
+    ORDERED,
     OUT,
     P_ADMIT,
     P_DISCARD,
@@ -51,9 +56,12 @@ from harness.engines.state import (
     SHIFT,
     SPAN,
     STEP,
+    STEPS,
+    STUCK,
     SWAP_IN,
     SWAP_OUT,
     TAIL,
+    TIME,
     TOLD,
     WAIT,
     WAITING,
@@ -72,6 +80,7 @@ from harness.engines.state import (
 
 INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
+HALF_NS = 0.5e-9  # stamps are whole nanoseconds: a boundary this near before the end of a turn is at it
 
 # ---------------------------------------------------------------- lists, heap, events
 
@@ -213,14 +222,12 @@ def in_order(S: int) -> None:
     for i in range(W.ev_i + 1, W.ev_n):
         j = i
         while j > W.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
-            k, a, b, c = event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c
-            event_at(S, j).kind, event_at(S, j).a, event_at(S, j).b, event_at(S, j).c = (
-                event_at(S, j - 1).kind,
-                event_at(S, j - 1).a,
-                event_at(S, j - 1).b,
-                event_at(S, j - 1).c,
-            )
-            event_at(S, j - 1).kind, event_at(S, j - 1).a, event_at(S, j - 1).b, event_at(S, j - 1).c = k, a, b, c
+            x, y = event_at(S, j - 1), event_at(S, j)
+            x.kind, y.kind = y.kind, x.kind
+            x.a, y.a = y.a, x.a
+            x.b, y.b = y.b, x.b
+            x.c, y.c = y.c, x.c
+            x.ran, y.ran = y.ran, x.ran
             j -= 1
 
 
@@ -311,11 +318,17 @@ def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
 
 
 @jit
-def held_bytes(S: int, i: int, blocks: int) -> int:
-    """Bytes that an account holds for so many blocks: whole granules, with fragmentation."""
+def kv_bytes(S: int, i: int, blocks: int) -> int:
+    """Bytes that so many blocks of an account take: whole granules, with fragmentation."""
     I = inst_at(S, i)
     d = 1024 * I.gblocks
     return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+
+
+@jit
+def held_bytes(S: int, i: int, blocks: int) -> int:
+    """What they take beyond the account's reserve: that is charged with the weights and used first."""
+    return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
 
 
 @jit
@@ -336,6 +349,13 @@ def put(S: int, i: int, n: int) -> None:
         g.kv_t = now
         g.kv += d
         g.used += d
+
+
+@jit
+def keep(S: int, i: int, nbytes: int) -> None:
+    """An account's reserve comes with its weights and goes with them; the KV in it stays."""
+    inst_at(S, i).kept = nbytes
+    put(S, i, 0)
 
 
 @jit
@@ -519,6 +539,8 @@ def cut(S: int, lane: int) -> None:
         return
     now = W.now
     j = steps_to(S, lane, done_at(S, lane, now))
+    if W.over == now and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+        j += 1  # the steps of this instant have begun
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
@@ -607,6 +629,10 @@ def set_rate(S: int, lane: int, rate: float) -> None:
         n.wa = done
     n.ta = now
     n.rate = rate
+    if n.busy == SPAN and n.k > 1 and n.mine and n.until < INF:  # no step begins after the end of the turn
+        j = steps_to(S, lane, done_at(S, lane, max(now, n.until - HALF_NS)))
+        if j < n.k:
+            shorten(S, lane, j)
     n.end = now + (n.work - n.wa) / rate
 
 
@@ -994,7 +1020,9 @@ def grow(S: int, b: int) -> int:
     n = 0
     while B.count[RUNNING] > 0:
         n = B.h[(1 - B.D) % W.bt] - B.skip
-        if n == 0 or room(S, i, n - inst_at(S, i).gone, 1):
+        if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
+            break
+        if room(S, i, n - inst_at(S, i).gone, 1):
             break
         r = latest(S, b)
         lost = 1
@@ -1210,6 +1238,12 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.skip = 0
+    if n.turn != NO_TURN:
+        n.mine = 1
+        if n.turn == ORDERED:
+            n.turn = BEGUN
+            n.began = W.now
+            n.until = W.now + n.quota
     activate(S, lane)
 
 
@@ -1255,6 +1289,8 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     n.comp = min(1.0, (k.fl_tok * run) / (k.flops * solo))
     n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
     steps = min(steps, (2 * q - B.ctx + run - 1) // run)
+    if n.turn != NO_TURN:
+        steps = min(steps, n.most - n.took)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
     first = B.h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.D, steps) - first
@@ -1388,6 +1424,9 @@ def end_step(S: int, lane: int) -> None:
         r = nxt
     if B.pend > 0:
         pending(S, b)
+    if n.mine:
+        n.mine = 0
+        n.took += n.k
     if B.count[RUNNING] > 0:
         rest(S, b)
     dirty(S, 2 * b)
@@ -1606,6 +1645,7 @@ def leave(S: int, i: int) -> None:
     I = inst_at(S, i)
     for j in range(I.n):
         gpu_at(S, I.at[j]).used -= I.foot
+    keep(S, i, 0)
     W.evicts += 1
     tell(S, E_DONE, I.evict, -1, 0)
     freed(S, i)
@@ -1813,6 +1853,7 @@ def serve_grants(S: int) -> None:
                     if X.kind == LOAD:
                         g.used += int(X.bytes)
                 if X.kind == LOAD:
+                    keep(S, i, inst_at(S, i).reserve)
                     set_weights(S, i, LOADING)
                 else:
                     put(S, i, X.blocks)
@@ -1837,6 +1878,7 @@ def withdraw(S: int, x: int) -> None:
     release(S, x)
     if r >= 0:
         back_from_move(S, r)
+    freed(S, i)  # what it had waited for is open to others
 
 
 @jit
@@ -1942,29 +1984,170 @@ def arrive(S: int, x: int) -> None:
         tell(S, E_DONE, act_, -1, 0)
 
 
+# ---------------------------------------------------------------- turns
+
+
+@jit
+def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
+    """Give a lane a turn, which begins with its first step; turns are kept in the order of lanes."""
+    W = world(S)
+    n = lane_at(S, lane)
+    n.turn = ORDERED
+    n.quota = for_s
+    n.most = steps if steps > 0 else 1 << 62
+    n.took = 0
+    n.until = INF
+    if W.thead < 0 or lane < W.thead:
+        n.tnext = W.thead
+        W.thead = lane
+    else:
+        x = W.thead
+        while lane_at(S, x).tnext >= 0 and lane_at(S, x).tnext < lane:
+            x = lane_at(S, x).tnext
+        n.tnext = lane_at(S, x).tnext
+        lane_at(S, x).tnext = lane
+
+
+@jit
+def forget_turn(S: int, lane: int) -> None:
+    """A lane has no turn any more; nobody is told. A step in flight is nobody's."""
+    W = world(S)
+    n = lane_at(S, lane)
+    n.mine = 0
+    if n.turn == NO_TURN:
+        return
+    n.turn = NO_TURN
+    if W.thead == lane:
+        W.thead = n.tnext
+    else:
+        x = W.thead
+        while lane_at(S, x).tnext != lane:
+            x = lane_at(S, x).tnext
+        lane_at(S, x).tnext = n.tnext
+
+
+@jit
+def shut(S: int, lane: int) -> None:
+    """Close a lane; whom it kept waiting for memory waits for a turn now."""
+    b = lane >> 1
+    lane_at(S, lane).open = 0
+    if lane == 2 * b:
+        flag(S, b, 0, batch_at(S, b).stalled)
+
+
+@jit
+def end_turn(S: int, lane: int, why: int) -> None:
+    """A turn is over: its lane closes, and its end is told."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    ran = W.now - n.began if n.turn == BEGUN else 0.0
+    forget_turn(S, lane)
+    shut(S, lane)
+    if batch_at(S, b).count[RUNNING] > 0:
+        rest(S, b)
+    if (W.hear >> E_TURN) & 1:
+        event_at(S, W.ev_n).ran = ran
+        tell(S, E_TURN, n.took, b, 4 * (2 if lane & 1 else n.kind) + why)
+
+
+@jit
+def deserted(S: int, lane: int) -> bool:
+    """Whether no member of its batch could ever step in a lane."""
+    b = lane >> 1
+    B = batch_at(S, b)
+    prompts = B.count[WAITING] - B.swapped
+    decodes = B.count[RUNNING] + B.count[PARKED] + B.count[ELSEWHERE] + B.swapped
+    if lane != 2 * b:
+        return decodes == 0
+    return prompts == 0 and (lane_at(S, lane).kind == PREFILL or decodes == 0)
+
+
+@jit
+def stuck(S: int, lane: int) -> bool:
+    """Whether nothing is under way that could let an idle lane with members step."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    if not usable(S, i):
+        return inst_at(S, i).state != QUEUED and inst_at(S, i).state != LOADING
+    if n.resized:
+        return False
+    if lane != 2 * b or n.kind == MIXED:
+        r = B.ends[2 * ELSEWHERE]
+        while r >= 0:
+            if req_at(S, r).state == MOVE:
+                return False
+            r = req_at(S, r).next
+        here = B.count[RUNNING] + B.count[PARKED] + (B.swapped if lane != 2 * b else B.count[WAITING])
+        if here == 0:
+            return True
+    for j in range(inst_at(S, i).n):
+        if gpu_at(S, inst_at(S, i).at[j]).active > 0:
+            return False
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        begun = X.stage != LINK or X.parts > 0  # a move may still wait for its request's step
+        if begun and (shares_gpu(S, i, X.inst) or (X.src >= 0 and shares_gpu(S, i, X.src))):
+            return False
+        x = X.next
+    return True
+
+
+@jit
+def settle_turns(S: int) -> bool:
+    """At the end of an instant: end the turns of idle lanes that are deserted or stuck. False: a log is full."""
+    lane = world(S).thead
+    while lane >= 0:
+        n = lane_at(S, lane)
+        nxt = n.tnext
+        if n.busy == IDLE:
+            if not spare(S, 0):
+                return False
+            if deserted(S, lane):
+                end_turn(S, lane, EMPTY)
+            elif stuck(S, lane):
+                end_turn(S, lane, STUCK)
+        lane = nxt
+    return True
+
+
 # ---------------------------------------------------------------- orders
 
 
 @jit
-def run_lane(S: int, b: int, phase: int, close: int, seqs: int, chunk: int, sms: int) -> None:
-    """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named."""
+def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int) -> None:
+    """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
     other = lane_at(S, 2 * b + (phase != 2))
     if close:
         if phase == 2 or n.kind == (PREFILL if phase == 1 else MIXED):
-            n.open = 0
+            if n.mine:  # a step of its turn is in flight, and the last
+                n.most = 0
+                shut(S, lane)
+            elif n.turn != NO_TURN:
+                end_turn(S, lane, STEPS)
+            else:
+                shut(S, lane)
     else:
+        forget_turn(S, lane)
         n.open = 1
         n.kind = PREFILL if phase == 1 else MIXED
-        if phase == 0 or (phase == 2 and other.kind == MIXED):
-            other.open = 0
+        if other.open and (phase == 0 or (phase == 2 and other.kind == MIXED)):
+            forget_turn(S, 2 * b + (phase != 2))
+            shut(S, 2 * b + (phase != 2))
             cut(S, 2 * b + (phase != 2))
         if n.sms != sms:
             n.resized = 1
         n.seqs = seqs
         n.chunk = chunk
         n.sms = sms
+        if for_s < INF or steps > 0:
+            open_turn(S, lane, for_s, steps)
     cut(S, lane)
     if batch_at(S, b).count[RUNNING] > 0:
         rest(S, b)
@@ -2003,6 +2186,12 @@ def next_time(S: int) -> float:
         for k in range(W.nK):
             if link_at(S, k).head >= 0:
                 t = min(t, link_at(S, k).end)
+    lane = W.thead
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if n.busy == IDLE and n.turn == BEGUN:
+            t = min(t, max(n.until, W.now))
+        lane = n.tnext
     return t
 
 
@@ -2068,6 +2257,15 @@ def end_all(S: int, t: float) -> bool:
         if not spare(S, 0):
             return False
         end_step(S, lane)
+    lane = W.thead
+    while lane >= 0:
+        n = lane_at(S, lane)
+        nxt = n.tnext
+        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until - HALF_NS <= t):
+            if not spare(S, 0):
+                return False
+            end_turn(S, lane, STEPS if n.took >= n.most else TIME)
+        lane = nxt
     in_order(S)
     return True
 
@@ -2076,6 +2274,7 @@ def end_all(S: int, t: float) -> bool:
 def advance(S: int, T: Tables, until: float) -> int:
     """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
     W = world(S)
+    look = True
     while True:
         if W.ev_i < W.ev_n:
             return TOLD
@@ -2093,6 +2292,14 @@ def advance(S: int, T: Tables, until: float) -> int:
                 if not form_all(S, T):
                     return GROW
                 continue
+            if W.thead >= 0 and look:
+                if until <= now:
+                    return NOTHING
+                look = False
+                W.over = now
+                if not settle_turns(S):
+                    return GROW
+                continue
             for p in range(W.nG):
                 if gpu_at(S, p).touched:
                     share(S, p)
@@ -2103,6 +2310,7 @@ def advance(S: int, T: Tables, until: float) -> int:
                 W.now = max(now, until)
             return NOTHING
         W.now = first
+        look = True
         if t <= first:
             if not end_all(S, t):
                 return GROW
@@ -2199,7 +2407,7 @@ def peek_used(S: int, i: int) -> int:
     for b in range(W.nB):
         if batch_at(S, b).inst == i:
             n -= ahead(S, b)
-    return held_bytes(S, i, n)
+    return kv_bytes(S, i, n)
 
 
 @jit

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, 
 from harness.engines import cost, kernel, state
 from harness.engines.coef import Tables
 from harness.engines.state import State
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.types import (
     GIB,
     MIB,
@@ -40,13 +40,15 @@ from harness.view import BatchState, KvState, RequestState, View, Weights
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ELASTIC_BUFFER_BYTES = 2 * MIB  # kvcached: one page id maps 2 MiB in each layer, for K and for V
 ELASTIC_RESERVE = 5  # pages kept mapped per engine: kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
-ELASTIC_FRAG = 389  # of 1024: 3.1 GB held for 2.25 GB packed, kvcached's idle-footprint benchmark
+# of 1024: kvcached's idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 3.1 GiB, 22 pages, for 16 packed ones;
+# five of them are the reserve
+ELASTIC_FRAG = 64
 TELLS: dict[type, int] = {
     Finished: state.E_FINISHED,
     Prefilled: state.E_PREFILLED,
     Preempted: state.E_PREEMPTED,
+    TurnEnded: state.E_TURN,
     Arrived: state.E_ARRIVED,
 }
 ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -54,7 +56,9 @@ STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
-PHASES: Mapping[str, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
+WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
 
 class Served(NamedTuple):
@@ -84,6 +88,7 @@ class Config:
     watermark: float = 0.01
     mem_fraction: float = 0.90
     process_bytes: int = GIB // 2
+    buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0
     seed: int = 0
     start_s: float = 0.0
@@ -118,7 +123,7 @@ def block_bytes(config: Config, model: Served) -> int:
 
 def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
-    return model.shape.layers * 2 * ELASTIC_BUFFER_BYTES if elastic else block_bytes(config, model)
+    return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
 def cluster(config: Config, elastic: bool = False, priced: Machine | None = None) -> Cluster:
@@ -185,13 +190,12 @@ class Sim:
         self.can = frozenset(
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
-                "Run.phase:decode",
-                "Run.seqs", "Run.chunk_tokens", "Run.sms", "Run.steps:0", "Move", "Move.to:gpu", "Move.to:host",
-                "Move.to:none", "view.oracle_tokens",
+                "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
+                "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
             }
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
-        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Done, Load, Evict, Move})
+        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
         self._host = self._machine.host
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
@@ -210,6 +214,8 @@ class Sim:
         self._oracle = False
         self._begun = False
         self._jobs: Jobs | None = None
+        self._states: NDArray[Any] = np.zeros(0)
+        self._models: NDArray[Any] = np.zeros(0)
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
         self.S, self.T = self._state(options)
@@ -222,13 +228,14 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
+        w["over"] = -math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times
-        w["xhead"] = w["xtail"] = w["dirty"] = -1
+        w["xhead"] = w["xtail"] = w["thead"] = w["dirty"] = -1
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
         G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
@@ -282,7 +289,8 @@ class Sim:
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), ELASTIC_FRAG
-            i["foot"] += ELASTIC_RESERVE * page
+            i["reserve"] = ELASTIC_RESERVE * page
+            i["foot"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         limits = [self._limits.get((inst.model, g)) for g in places]
         i["limit"] = min((x for x in limits if x is not None), default=-1)
@@ -342,6 +350,7 @@ class Sim:
         w["n"] = w["left"] = n
         w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(R=R)
+        self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
 
     # ------------------------------------------------------------ the protocol
 
@@ -364,7 +373,8 @@ class Sim:
             elif code == state.TOLD:
                 i = self.S.ev_i.item()
                 self.S.ev_i[0] = i + 1
-                event = self._event(*self.S.E[i].item())
+                ran_s, kind, a, b, c = self.S.E[i].item()
+                event = self._event(kind, a, b, c, ran_s)
                 if event is not None:
                     return event
             elif until_s == math.inf and self._give_up():
@@ -410,7 +420,7 @@ class Sim:
             self._order.pop(action.inst, None)
         self._told.append(Done(action, why))
 
-    def _event(self, kind: int, a: int, b: int, c: int) -> Event | None:
+    def _event(self, kind: int, a: int, b: int, c: int, ran_s: float) -> Event | None:
         batch = self._batches[b] if b >= 0 else None
         if kind == state.E_ARRIVED:
             return Arrived(self._request(a))
@@ -424,6 +434,8 @@ class Sim:
                 return Done(action, "no KV that could go there")
             return Done(action) if type(action) in self._hears else None
         assert batch is not None
+        if kind == state.E_TURN:
+            return TurnEnded(batch, PHASE[c // 4], WHY[c % 4], a, ran_s)
         return Prefilled(a, batch) if kind == state.E_PREFILLED else Preempted(a, batch)
 
     def _request(self, r: int) -> Request:
@@ -431,16 +443,16 @@ class Sim:
         assert jobs is not None
         return Request(
             r,
-            jobs.models[jobs.model[r]],
-            float(jobs.arrival_s[r]),
-            int(jobs.prompt_tokens[r]),
-            float(jobs.ttft_slo_s[r]),
-            float(jobs.tpot_slo_s[r]),
+            jobs.models[jobs.model.item(r)],
+            jobs.arrival_s.item(r),
+            jobs.prompt_tokens.item(r),
+            jobs.ttft_slo_s.item(r),
+            jobs.tpot_slo_s.item(r),
         )
 
     def do(self, action: Action) -> None:
         """Start an action; see Engine."""
-        if len(self.S.E) - self.S.s["ev_n"] < 2 * self.config.batch_cap + 64:
+        if len(self.S.E) - self.S.ev_n.item() < 2 * self.config.batch_cap + 64:
             self._grow()
         try:
             failed = self._do(action)
@@ -496,6 +508,7 @@ class Sim:
                 return f"no room for {action.inst.model} on {gpus}"
             for g in gpus:
                 S.G[g]["used"] += row["foot"]
+            row["kept"] = row["reserve"]
             kernel.set_weights(S.at, i, state.IN)
         else:
             rung = self._ways[way]
@@ -571,10 +584,9 @@ class Sim:
         return None
 
     def _gone(self, rid: int) -> str | None:
-        w = self.S.s
-        if not 0 <= rid < w["nxt"]:
+        if not 0 <= rid < self.S.nxt.item():
             return f"no request {rid}"
-        return "the request has ended" if self.S.R[rid]["state"] >= state.DONE else None
+        return "the request has ended" if self._states.item(rid) >= state.DONE else None
 
     def _on_request(self, rid: int, what: int, arg: int) -> str | None:
         if failed := self._gone(rid):
@@ -585,27 +597,26 @@ class Sim:
     def _admit(self, rid: int, batch: Batch) -> str | None:
         if failed := self._gone(rid):
             return failed
-        if self.config.models[int(self.S.R[rid]["model"])].name != batch.inst.model:
+        if self.config.models[self._models.item(rid)].name != batch.inst.model:
             return f"a batch of {batch.inst.model} cannot serve request {rid}"
         return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
 
     def _run(self, order: Run) -> str | None:
-        if (
-            (order.steps or 0) > 0
-            or order.for_s is not None
-            or order.slice_layers is not None
-            or order.op_s is not None
-        ):
-            return "no turns, slices or kernel grains here"
+        if order.slice_layers is not None or order.op_s is not None:
+            return "no slices or kernel grains here"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "a turn takes a time or a count of steps, none below 0"
         if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
             return f"no partition of {order.sms} SMs"
         if isinstance(order.batch.inst.place, Host):
             return "host memory runs nothing"
         b = self._batch_row(order.batch)
         fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
-        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(order.steps == 0), *fields)
-        slot = int(order.phase == "decode")
-        self._orders[b, slot] = order
+        for_s = math.inf if order.for_s is None else float(order.for_s)
+        steps = -1 if order.steps is None else order.steps
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
+        if steps != 0:
+            self._orders[b, int(order.phase == "decode")] = order
         return None
 
     def _move(self, action: Move, who: int | Batch, to: Gpus | Host | None) -> str | None:
@@ -761,7 +772,7 @@ class SimView:
     def request(self, rid: int) -> RequestState:
         """See View."""
         sim = self._sim
-        if not 0 <= rid < sim.S.s["nxt"]:
+        if not 0 <= rid < sim.S.nxt.item():
             raise KeyError(f"no request {rid} yet")
         kernel.peek_request(sim.S.at, rid, self._nine)
         made, size, b, home = (int(x) for x in self._nine[:4].tolist())

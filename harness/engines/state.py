@@ -28,6 +28,9 @@ LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
 FREE, GRANT, LINK, TAIL = range(4)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
+# a lane's turn: none, waiting for its first step, or begun; and why it ended
+NO_TURN, ORDERED, BEGUN = range(3)
+TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
 NOTHING, TOLD, GROW = range(3)
 # what waits for the next boundary of a request's lane
@@ -40,10 +43,10 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now watermark sigma",
+    "now over watermark sigma",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "xfree xn xhead xtail links logs spans steps preempts loads evicts moves",
+    "xfree xn xhead xtail thead links logs spans steps preempts loads evicts moves",
 )
 GPU = _row(
     "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
@@ -52,8 +55,8 @@ GPU = _row(
 LINK_ = _row("bw end busy_s", "head tail")
 INST = _row(
     "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag holders gone evict "
-    "host is_host",
+    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders gone "
+    "evict host is_host",
     at=8,  # its GPUs
 )
 BATCH = _row(
@@ -64,11 +67,11 @@ BATCH = _row(
     count=4,  # their lengths
 )
 LANE = _row(
-    "a b work wa ta rate end t0 comp hbm cap goal",
-    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized",
+    "a b work wa ta rate end t0 comp hbm cap goal quota began until",
+    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext",
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
-EVENT = _row("", "kind a b c")
+EVENT = _row("ran", "kind a b c")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
@@ -110,7 +113,8 @@ class State:
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event: an array's `item` is four times as fast as a record's
-        self.now, self.left, self.ev_i = (self._world.view(np.ndarray)[f] for f in ("now", "left", "ev_i"))
+        plain = self._world.view(np.ndarray)
+        self.now, self.left, self.nxt, self.ev_i, self.ev_n = (plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n"))
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():

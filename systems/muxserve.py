@@ -1,0 +1,397 @@
+"""MuxServe: models share GPUs by a placement made once, and KV memory by quotas that follow their batches.
+
+Duan et al., "MuxServe: Flexible Spatial-Temporal Multiplexing for Multiple LLM Serving", ICML 2024 (arXiv 2404.02015);
+rules and constants of its code, hao-ai-lab/MuxServe 2231480, muxsched/{placement,scheduler}.py. MuxServe++ is the port
+of Prism's authors (arXiv 2505.04021, section 7.1: SGLang, memory on demand), which is not released. Nothing is evicted.
+
+    W_m   forecast requests a second            l_p, l_o   mean prompt and output tokens
+    B_m   sequences in a decode step            s_m        KV bytes of a token
+    t_p   seconds to prefill B_m prompts        t_d        seconds of a decode step of B_m, on few SMs
+    F_g   memory of GPU g beside weights        Q_gm       KV quota of m on g
+    u_m   mean decode batch since the last look, over the mean requests, s (l_p + l_o), that Q holds
+
+Placement: for each partition of the GPUs into meshes, models by W x size, largest first, each to where the requests a
+second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d),
+t_d on the fewest SMs that serve W alone. The model set fixes tensor parallelism, so a mesh is chosen, never a degree.
+The code compares rate-weighted means by the place of a mesh in a list that it sorts meanwhile; here a model counts up
+to its rate. Ours: the heaviest-first order is tried too, and of equals the least KV demand over free memory wins.
+
+ADBS: Q ~ W s. Every `adapt_s` a model with u >= 0.9 and a queue grows its batch by a tenth, taken from those below in
+proportion to what they can spare; one that did not run has u = 0. A quota is as many sequences of a pool that all share
+(the code's max_num_seqs) or, with `hard`, a limit in bytes, at least one longest request (the paper's token blocks).
+
+`lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
+beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
+back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
+Preset `plusplus`, the default, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
+turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import ClassVar, NamedTuple
+
+from harness.actions import Action, Admit, Limit, Load, Run, Wake
+from harness.algorithms import footprint, shares
+from harness.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
+from harness.view import View
+
+DECISION_S = 105e-6  # mean of 6,247, 8 models on 2 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
+
+NEEDY, SPARE, GROWTH = 0.9, 0.95, 0.1  # scheduler.py, adapt_max_num_seqs
+MOST_SEQS, STEP_TOKENS = 256, 2048  # placement.py, max_num_seqs; config.py, max_num_batched_tokens
+L_P, L_O = 161.0, 337.0  # placement.py, means of ShareGPT: where there is no forecast
+DECODE_SHARES, MOST_SHARES = (30, 40, 50, 60, 70, 80, 90), 120  # placement.py, % of SMs: profiled; overload_threshold
+PREFILL_SHARES = ((20e9, 80), (40e9, 90))  # placement.py: 80 % for 7B, 90 % for 13B, else all; by bytes of weights
+HELD = 17 / 16  # kvcached's idle-footprint benchmark: pages that KV takes over pages packed, beside those kept
+
+Lacks = Mapping[str, float]  # requests a second that are not served
+
+
+class Llm(NamedTuple):
+    """What is known of a model before the start; bytes per GPU."""
+
+    name: str
+    tp: int
+    W: float
+    l_p: float
+    l_o: float
+    weight: int  # with what its engine keeps while idle
+    floor: int  # KV of one longest request, and a granule to spare
+    seq: float  # KV of one mean request
+    kv: float  # W s, what quotas go by
+    pre_sms: int | None = None  # of its prefill lane; None: all
+    dec_sms: int | None = None
+    share: int = 0  # per cent of the SMs that `dec_sms` are
+
+
+# ---------------------------------------------------------------- placement
+
+
+@dataclass(slots=True)
+class Estimator:
+    """Throughput of models that share GPUs, by the profile (placement.py, CostEstimator)."""
+
+    cluster: Cluster
+    known: dict[tuple[Llm, int], tuple[float, float]] = field(default_factory=dict)
+    units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
+
+    def times(self, m: Llm, B: int) -> tuple[float, float]:
+        """t_p and l_o t_d at a batch of B."""
+        if (m, B) not in self.known:
+            inst, profile = Inst(m.name, tuple(range(m.tp))), self.cluster.profile
+            full, rest = divmod(round(B * m.l_p), STEP_TOKENS)
+            t_p = full * profile.prefill_s(inst, STEP_TOKENS) + (profile.prefill_s(inst, rest) if rest else 0.0)
+            self.known[m, B] = t_p, m.l_o * profile.step_s(inst, B, round(B * (m.l_p + m.l_o / 2)), m.dec_sms)
+        return self.known[m, B]
+
+    def alone(self, m: Llm, most: int) -> int:
+        """The smallest batch that serves W with the GPUs to itself; `most` where none does."""
+        return 1 + bisect_left(range(1, most), True, key=lambda B: meets(B / sum(self.times(m, B)), m.W))
+
+    def unserved(self, unit: Sequence[Llm]) -> Lacks:
+        """What models on the same GPU fail to serve: KV split by W s, batches as small as will do."""
+        if (key := tuple(unit)) not in self.units:
+            self.units[key] = min(self.tried(unit), key=lambda lacks: sum(lacks.values()))
+        return self.units[key]
+
+    def tried(self, unit: Sequence[Llm]) -> Iterator[Lacks]:
+        """The same while the batch of whoever is served least grows, until all are served or memory ends."""
+        F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
+        total = sum(m.kv for m in unit) or 1.0
+        most = [min(MOST_SEQS, max(1, int(F * m.kv / total // m.seq))) for m in unit]
+        B = [self.alone(m, top) for m, top in zip(unit, most, strict=True)]
+        t = [self.times(m, b) for m, b in zip(unit, B, strict=True)]
+        while True:
+            prefill_s = sum(t_p for t_p, _ in t)
+            served = [b / (prefill_s + decode_s) for b, (_, decode_s) in zip(B, t, strict=True)]
+            yield {m.name: 0.0 if meets(x, m.W) else m.W - x for x, m in zip(served, unit, strict=True)}
+            short = [k for k, m in enumerate(unit) if B[k] < most[k] and not meets(served[k], m.W)]
+            if not short:
+                return
+            k = min(short, key=lambda k: served[k] / unit[k].W)
+            B[k] += 1
+            t[k] = self.times(unit[k], B[k])
+
+
+def meets(served: float, W: float) -> bool:
+    """Whether a throughput counts as the rate: placement.py forgives a tenth, at most half a request a second."""
+    return served + min(0.5, served * 0.1) >= W
+
+
+def partitions(gpus: int, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Ways to cut GPUs into meshes of the given sizes, largest first."""
+    if gpus == 0:
+        yield ()
+    for k, size in enumerate(sizes):
+        if size <= gpus:
+            yield from ((size, *rest) for rest in partitions(gpus - size, sizes[k:]))
+
+
+def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
+    """Partitions of the cluster into meshes, each within a node; equal nodes are interchangeable."""
+    nodes = sorted({gpu.node for gpu in cluster.gpus})
+    for cut in partitions(len(cluster.gpus), sorted({1, *degrees}, reverse=True)):
+        left = [[g for g, gpu in enumerate(cluster.gpus) if gpu.node == node] for node in nodes]
+        found = []
+        for size in cut:
+            node = next((node for node in left if len(node) >= size), [])
+            found.append(tuple(node[:size]))
+            del node[:size]
+        if all(found):
+            yield found
+
+
+def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
+    """Requests unserved, highest KV demand over free memory, and homes; both infinite where some model has no room.
+
+    Each model goes where least is lost; among equals to the least busy GPUs, then to the emptiest (placement.py). It
+    takes meshes of its degree; where the cut has none, a part of the next larger ones.
+    """
+    gpus = estimator.cluster.gpus
+    here: list[list[Llm]] = [[] for _ in gpus]
+    homes: dict[str, Gpus] = {}
+
+    def lost(g: int, more: Sequence[Llm] = ()) -> float:
+        return sum(estimator.unserved([*here[g], *more]).values())
+
+    def load(g: int) -> float:
+        return sum(m.W * m.weight for m in here[g])
+
+    for m in order:
+        size = min((len(mesh) for mesh in cut if len(mesh) >= m.tp), default=m.tp)
+        best: tuple[float, float, float, Gpus] | None = None
+        for mesh in (mesh for mesh in cut if len(mesh) == size):
+            for at in (mesh[k : k + m.tp] for k in range(0, size - m.tp + 1, m.tp)):
+                left = min(gpus[g].mem_bytes - sum(x.weight + x.floor for x in [*here[g], m]) for g in at)
+                if left < 0 or any(sum(x.share for x in [*here[g], m]) > MOST_SHARES for g in at):
+                    continue
+                loss = max(lost(g, [m]) - lost(g) for g in at)
+                one = loss, max(load(g) for g in at), -left, at
+                best = min(best or one, one)
+        if best is None:
+            return float("inf"), float("inf"), {}
+        homes[m.name] = best[-1]
+        for g in homes[m.name]:
+            here[g].append(m)
+    unserved = sum(max(estimator.unserved(here[g])[m] for g in at) for m, at in homes.items())
+    demand = [sum(m.kv * (m.l_p + m.l_o) for m in unit) for unit in here]
+    free = [gpu.mem_bytes - sum(m.weight for m in unit) for gpu, unit in zip(gpus, here, strict=True)]
+    return unserved, max(d / f for d, f in zip(demand, free, strict=True)), homes
+
+
+def place(cluster: Cluster, llms: Sequence[Llm]) -> dict[str, Gpus]:
+    """Algorithm 1: the best greedy placement over all partitions. Raises Infeasible when no order finds room in any."""
+    estimator = Estimator(cluster)
+    popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
+    heavy = sorted(llms, key=lambda m: -m.weight - m.floor)
+    tried = (
+        greedy(estimator, order, cut) for cut in meshes(cluster, [m.tp for m in llms]) for order in (popular, heavy)
+    )
+    *_, homes = min(tried, key=lambda one: one[:2])
+    if homes:
+        return {m.name: homes[m.name] for m in llms}
+    m = max(llms, key=lambda m: (m.tp, m.weight + m.floor))
+    raise Infeasible(
+        f"no placement found of {len(llms)} models with one request each on {len(cluster.gpus)} GPU(s)"
+        f"{f', decode shares within {MOST_SHARES} % of each' if m.share else ''}; {m.name} alone takes "
+        f"{(m.weight + m.floor) / 2**30:.1f} GiB on each of {m.tp}"
+    )
+
+
+# ---------------------------------------------------------------- the policy
+
+
+@dataclass(slots=True)
+class MuxServe:
+    """Placement once, ADBS for ever, prefill turns where they are asked for."""
+
+    cluster: Cluster
+    kv: str = "elastic"  # pages on demand (MuxServe++), or blocks (paged)
+    adapt_s: float = 8.0  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
+    hard: bool = False  # quotas are limits in bytes, not numbers of sequences
+    lanes: str = "engine"  # engines batch; or prefills take turns; or turns and percentages of the SMs
+    hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
+    options: Mapping[str, Option] = field(default_factory=dict, init=False)
+    llms: dict[str, Llm] = field(default_factory=dict, init=False)
+    home: dict[str, Gpus] = field(default_factory=dict, init=False)
+    Q: dict[int, dict[str, int]] = field(default_factory=dict, init=False)  # bytes, by GPU and model
+    seen: dict[str, tuple[int, int]] = field(default_factory=dict, init=False)  # decode steps, tokens at the last look
+    busy: dict[int, str] = field(default_factory=dict, init=False)  # the model whose prefill runs on a GPU
+    last: dict[int, str] = field(default_factory=dict, init=False)  # whose was the last one
+    starved: set[str] = field(default_factory=set, init=False)  # prompts lacked memory (scheduler.py: wait_for_cache)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "plusplus": {},
+        "turns": {"lanes": "turns"},
+        "original": {"kv": "paged", "lanes": "shares"},
+    }
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "kv": ("elastic", "paged"),
+        "lanes": ("engine", "turns", "shares"),
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"adapt_s": (0, 64)}
+
+    def __post_init__(self) -> None:
+        self.options = {"kv": self.kv}
+        self.uses |= {"Limit"} if self.hard else {"Run.seqs"}
+        if self.lanes != "engine":
+            self.hears |= {Arrived, TurnEnded, Finished, Preempted}
+            self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
+        if self.lanes == "shares":
+            self.uses |= {"Run.sms"}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Place and share at the start, adapt on the clock, hand out turns."""
+        match event:
+            case Woke(key):
+                yield from self.start() if key == "start" else self.adapt(view)
+                if self.adapt_s > 0:
+                    yield Wake((view.now_s // self.adapt_s + 1) * self.adapt_s, "adapt")
+                yield from self.retry(view)
+            case Arrived(request):
+                yield from self.next(self.home[request.model], view)
+            case TurnEnded(Batch(Inst(m)), "prefill", why, steps):
+                tokens = self.seen.get(m, (0, 0))
+                self.seen[m] = tokens[0] + steps, tokens[1]
+                yield from self.ended(m, why == "stuck", view)
+            case Done(Run(Batch(Inst(m)), "prefill"), str()):
+                yield from self.ended(m, True, view)
+            case Preempted(_, batch):
+                self.starved.add(batch.inst.model)
+            case Finished():
+                yield from self.retry(view)
+
+    def start(self) -> Iterable[Action]:
+        """Weights in place for ever, lanes open, requests on their way, the first quotas."""
+        self.llms.update({m: self.llm(m) for m in self.cluster.models})
+        self.home.update(place(self.cluster, list(self.llms.values())))
+        for m in self.home:
+            yield Load(self.batch(m).inst)
+            yield Admit(m, self.batch(m))
+            yield from self.open(m) if self.hard else ()
+        for g, gpu in enumerate(self.cluster.gpus):
+            here = [self.llms[m] for m, at in self.home.items() if g in at]
+            F = gpu.mem_bytes - sum(m.weight for m in here)
+            parts = shares(F, [m.floor if self.hard else m.seq for m in here], [m.kv for m in here])
+            self.Q[g] = {m.name: int(part) for m, part in zip(here, parts, strict=True)}
+        yield from (action for m in self.home for action in self.grant(m))
+
+    def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
+        """Open the lane that stands open: all of a model's, or its decode lane."""
+        if self.lanes == "engine":
+            yield Run(self.batch(m), seqs=seqs)
+        else:
+            yield Run(self.batch(m), "decode", seqs=seqs, sms=self.llms[m].dec_sms if self.lanes == "shares" else None)
+
+    def grant(self, m: str) -> Iterable[Action]:
+        """Bring a model's quota into force."""
+        if self.hard:
+            yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
+        else:
+            yield from self.open(m, self.most(m))
+
+    def most(self, m: str) -> int:
+        """Mean requests that a model's quota holds."""
+        return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
+
+    def batch(self, m: str) -> Batch:
+        """A model's one batch."""
+        return Batch(Inst(m, self.home[m]))
+
+    def llm(self, name: str) -> Llm:
+        """Plan and sizes of a model, and the fewest profiled SMs that serve its rate alone."""
+        model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
+        held = HELD if self.kv == "elastic" else 1.0
+        W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
+        s, page = model.kv_token_bytes, model.page_bytes
+        weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))
+        m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
+
+        def sms(share: int) -> int | None:  # up to a partition that exists
+            return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
+
+        size = model.weight_bytes * model.tp
+        m = m._replace(pre_sms=sms(next((share for top, share in PREFILL_SHARES if size < top), 100)))
+        estimator, most = Estimator(self.cluster), max(1, min(MOST_SEQS, int((gpu.mem_bytes - weight) // m.seq)))
+        for share in DECODE_SHARES:
+            m = m._replace(dec_sms=sms(share), share=share if self.lanes == "shares" else 0)
+            B = estimator.alone(m, most)
+            if meets(B / sum(estimator.times(m, B)), W):
+                break
+        return m
+
+    def adapt(self, view: View) -> Iterable[Action]:
+        """ADBS: needy models, the fullest first, take quota from the others in proportion to what those can spare."""
+        mean, queue = dict[str, float](), dict[str, int]()
+        for m in self.home:
+            s, (steps, tokens) = view.batch(self.batch(m)), self.seen.get(m, (0, 0))
+            mean[m] = (s.seq_steps - tokens) / (s.steps - steps) if s.steps > steps else 0.0
+            queue[m] = s.waiting + s.decoding + s.away
+            self.seen[m] = s.steps, s.seq_steps
+        before = {m: [Q[m] for Q in self.Q.values() if m in Q] for m in self.home}
+        most = {m: self.most(m) for m in self.home}
+        for Q in self.Q.values():
+            needy = sorted((m for m in Q if mean[m] >= NEEDY * most[m]), key=lambda m: -mean[m] / most[m])
+            spare = {m: self.spare(m, Q[m], int(SPARE * most[m] - mean[m])) for m in Q if m not in needy}
+            left, total = dict(spare), sum(spare.values())
+            for m in needy:
+                if queue[m] < (1 + GROWTH) * mean[m] or not total:
+                    continue  # hardly anybody waits
+                more = min(max(1, int(GROWTH * mean[m])), int(queue[m] - mean[m])) * self.llms[m].seq
+                for d, most_of in spare.items():
+                    part = min(int(more * most_of / total), left[d])
+                    left[d] -= part
+                    Q[d] -= part
+                    Q[m] += part
+        for m in self.home:
+            if before[m] != [Q[m] for Q in self.Q.values() if m in Q]:
+                yield from self.grant(m)
+
+    def spare(self, m: str, Q: int, seqs: int) -> int:
+        """Bytes of a donor's free sequences, at least one; never of its floor (ours)."""
+        floor = self.llms[m].floor if self.hard else self.llms[m].seq
+        return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - floor)))
+
+    # ------------------------------------------------------------ prefill round robin
+
+    def ended(self, m: str, starved: bool, view: View) -> Iterable[Action]:
+        """A turn is over, or was refused; the next model's begins."""
+        if starved:
+            self.starved.add(m)
+        for g in self.home[m]:
+            self.busy.pop(g, None)
+        yield from self.next(self.home[m], view)
+
+    def retry(self, view: View) -> Iterable[Action]:
+        """Memory came free, for whomever: those that lacked it try again."""
+        if self.starved:
+            self.starved.clear()
+            yield from self.next(tuple(self.Q), view)
+
+    def next(self, gpus: Gpus, view: View) -> Iterable[Action]:
+        """Round robin: on each free GPU the first model after the last one that has prompts, and may prefill them."""
+        for g in gpus:
+            names = list(self.Q[g])
+            k = names.index(self.last[g]) + 1 if g in self.last else 0
+            for m in names[k:] + names[:k]:
+                if m in self.starved or any(at in self.busy for at in self.home[m]):
+                    continue
+                s = view.batch(self.batch(m))
+                if not s.prefill_tokens:
+                    continue
+                seqs = None if self.hard else self.most(m) - s.decoding - s.away
+                if seqs is not None and seqs <= 0:
+                    self.starved.add(m)
+                    continue
+                self.busy.update(dict.fromkeys(self.home[m], m))
+                self.last.update(dict.fromkeys(self.home[m], m))
+                sms = self.llms[m].pre_sms if self.lanes == "shares" else None
+                yield Run(self.batch(m), "prefill", steps=1, seqs=seqs, sms=sms)
+                break

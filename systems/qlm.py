@@ -1,0 +1,427 @@
+"""QLM: requests of one model and SLO form groups, groups queue for instances, an instance swaps models to serve them.
+
+Patke et al., "Queue Management for SLO-Oriented Large Language Model Serving", SoCC 2024 (arXiv 2407.00047v2): request
+groups, virtual queues, the waiting time (RWT) estimator, the global scheduler, the serving operations (LSOs).
+
+    g, n_g    a group; its requests not yet pulled       q   a virtual queue: groups in the order of service
+    O, sigma  output tokens, mean and deviation          B   requests that an instance runs at once
+    Theta     tokens a second: B O / (B P + O d)         P   seconds of a prefill; d of a decode step of B requests
+    W_g       seconds until n_g are pulled: O n / Theta, under rwt=clt + z sigma sqrt(n) / Theta
+    S_m, D_m  seconds to load model m; until its last requests leave, O d
+    C_g       all W up to g's in its queue, + S_m where model m enters, + D_m where it leaves; + P
+    p_g       penalty: C_g less what is left of g's SLO
+    delta     a group takes delta x mean batch size requests, then another opens
+
+    minimise  sum p_g + M v   such that  p_g <= v,  v >= 0,  each g in one slot of one q
+
+v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each), nor
+once one SLO is lost, which swaps of seconds make the rule. Here the bound yields for all alike, as little as it can:
+EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together, a binary for each order of
+groups that q may serve; an order's slots know their completions, so no transition bits and no big constants are left.
+Orders later than EDF's v are not listed, nor worse ones of the same groups. Where there are too many (GROUPS, ORDERS),
+and under solver=edf, EDF it is. The scheduler is asked when groups came or went, and acts where the estimator sees a
+penalty above the last v, or an instance is idle.
+
+    way       rung of the swap ladder. Default sleep: the paper keeps weights in host memory under vLLM, whose own way
+              to do so today is its sleep mode. Prism (OSDI 2026) compared with an engine restart (`reload`: 41 s and
+              the disk). The released code waits 120 s; no measured rung is that slow, so there is no such preset
+    evict     what running requests do when the scheduler puts another model in front of theirs: KV to the host (the
+              paper), recompute, or drain (they finish first). Where one group follows another they always finish
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, takewhile
+from typing import ClassVar, NamedTuple
+
+from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
+from harness.algorithms import instances, one_request, partition
+from harness.events import Arrived, Done, Event, Finished, Woke
+from harness.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
+from harness.view import View
+
+DECISION_S = 1.2e-4  # mean of arena-chat on heavy8 at its own rate (3e-5 at 8 x), one busy x86-64 core, 2026-11-21
+
+Z = 2.326  # 99 % of a normal distribution: the paper's SLOs are 99th percentiles of TTFT
+CV = 1.0  # sigma / O of an exponential: a forecast has the mean alone
+LOOSEST_S = 3600.0  # the paper's loosest class, Batch-2: a request without an SLO counts as one of it
+M = 100.0  # a second that all SLOs are relaxed weighs as so many of penalty
+GROUPS, ORDERS = 10, 400  # most groups that the program takes, and orders a queue: five groups have 326
+NODES, GAP = 100, 1e-3  # where the solver stops
+
+
+class Rates(NamedTuple):
+    """What profile and forecast say of a model; symbols above."""
+
+    B: int
+    O: float
+    Theta: float
+    P: float
+    S: float
+    D: float
+    move_s: float  # of one request's KV to the host
+    rate_rps: float
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """A virtual queue, and its instance: GPUs that hold one model at a time."""
+
+    gpus: Gpus
+    groups: list[Group] = field(default_factory=list)
+    model: str | None = None  # in or on its way
+    in_s: float | None = None  # when it should be in; None: it is
+
+    def running(self) -> list[Group]:
+        """Groups with requests on the GPUs."""
+        return [g for g in self.groups if g.running and g.model == self.model]
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Requests of one model and SLO, first come first served."""
+
+    id: int
+    model: str
+    slo_s: float
+    due_s: float  # of its first request
+    room: int  # how many may still join
+    n: deque[int]  # not yet pulled
+    home: Queue  # for good once requests run: the paper moves no group that has begun
+    running: int = 0  # pulled and not ended
+
+
+class After(NamedTuple):
+    """Where a queue stands after some of its groups, as the estimator sees it."""
+
+    at_s: float  # from now
+    model: str | None
+    leave_s: float  # before another model can come
+    sum_s: float = 0.0  # of penalties
+    late_s: float = -math.inf  # the largest
+
+
+@dataclass(slots=True)
+class Qlm:
+    """Groups, virtual queues, and who is served where and when."""
+
+    cluster: Cluster
+    way: str = "sleep"
+    evict: str = "host"
+    solver: str = "milp"
+    rwt: str = "clt"
+    delta: float = 4.0  # assumed, for the paper's value is not at hand; more groups more loads
+    batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: 10)
+    hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    rates: Mapping[str, Rates] = field(init=False)
+    queues: list[Queue] = field(init=False)
+    fits: Mapping[str, list[int]] = field(init=False)  # by model: indices of queues
+    open: dict[tuple[str, float], Group] = field(default_factory=dict, init=False)  # by model and SLO
+    pulled: dict[int, Group] = field(default_factory=dict, init=False)  # by request, until it ends
+    formed: int = field(default=0, init=False)
+    v: float = field(default=0.0, init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "sleep": {"way": "sleep"},
+        "reload": {"way": "cold"},
+        "pool": {"way": "pool"},
+        "edf": {"solver": "edf"},
+    }
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "way": ("cold", "disk", "sleep", "host", "pool", "parallel"),
+        "evict": ("host", "recompute", "drain"),
+        "solver": ("milp", "edf"),
+        "rwt": ("clt", "mean"),
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"delta": (0.5, 16.0)}
+
+    def __post_init__(self) -> None:
+        to = {"host": {"Move.to:host", "Move.to:gpu"}, "recompute": {"Move.to:none"}, "drain": set[str]()}[self.evict]
+        evict = {"Run.steps:0", "Evict.drain", "Move"} | to if to else to
+        way = set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
+        self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"} | evict | way)
+        self.rates = {m: self.rated(m) for m in self.cluster.models}
+        self.queues = [Queue(gpus) for gpus in instances(self.cluster, {m: self.work(m) for m in self.rates})]
+        self.fits = {
+            m: [k for k, q in enumerate(self.queues) if len(q.gpus) >= x.tp] for m, x in self.cluster.models.items()
+        }
+
+    def rated(self, m: str) -> Rates:
+        """The symbols of model m. Raises Infeasible where its GPUs do not hold it."""
+        model, profile = self.cluster.models[m], self.cluster.profile
+        plan = self.cluster.plan.get(m) or Plan(0.0, model.max_tokens / 2, model.max_tokens / 2, "none")
+        prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)
+        room = self.cluster.gpus[0].mem_bytes - model.weight_bytes
+        if room < one_request(model):
+            raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
+        inst, context = Inst(m, tuple(range(model.tp))), prompt + O / 2
+        B = max(1, min(self.batch, int(room / model.kv_token_bytes / (prompt + O))))
+        P, d = profile.prefill_s(inst, int(prompt)), profile.step_s(inst, B, int(B * context))
+        move_s = profile.move_s(int(context * model.kv_token_bytes), 0, Host())
+        return Rates(B, O, B * O / (B * P + O * d), P, profile.load_s(inst, self.way), O * d, move_s, plan.rate_rps)
+
+    # ------------------------------------------------------------ what happens
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Groups form and empty, what there is room for is pulled, the scheduler is asked once an instant."""
+        match event:
+            case Arrived(request):
+                return self.join(request, view)
+            case Finished(rid):
+                return self.leave(rid, view.now_s)
+            case Woke("schedule"):
+                self.schedule(view.now_s)
+                return [action for q in self.queues for action in self.pull(q, view.now_s)]
+            case Done(Load(inst), None):
+                for q in self.at(inst):
+                    q.in_s = None
+                    return self.ready(q, view)
+            case Done(action):
+                return self.refused(action, view.now_s)
+            case Woke("mend"):
+                return self.mend(view)
+            case Woke("start"):
+                return self.start()
+        return ()
+
+    def start(self) -> Iterator[Action]:
+        """The models with most work are in at the start; again from the first where there are more instances."""
+        models = sorted(self.cluster.models, key=lambda m: -self.work(m))
+        for k, q in enumerate(self.queues):
+            turn = models[k % len(models) :] + models[: k % len(models)]
+            q.model = next(m for m in turn if self.cluster.models[m].tp <= len(q.gpus))
+            yield Load(self.batch_of(q).inst, self.way)
+            yield Run(self.batch_of(q))
+
+    def join(self, request: Request, view: View) -> Iterator[Action]:
+        """A request joins its open group, or forms one, which goes behind the queue that reaches it first."""
+        m, slo_s = request.model, min(request.ttft_slo_s, LOOSEST_S)
+        g = self.open.get((m, slo_s))
+        if g is not None and g.room > 0:
+            g.n.append(request.id)
+            g.room -= 1
+            yield from self.pull(g.home, view.now_s)
+            return
+        self.formed += 1
+        room = max(1, round(self.delta * self.mean_batch(m, view)))
+        g = Group(self.formed, m, slo_s, request.arrival_s + slo_s, room - 1, deque([request.id]), self.queues[0])
+        ends = [
+            (self.after(q, [*q.groups, g], view.now_s).at_s, k) for k, q in enumerate(self.queues) if k in self.fits[m]
+        ]
+        g.home = self.queues[min(ends)[1]]
+        g.home.groups.append(g)
+        self.open[m, slo_s] = g
+        yield Wake(view.now_s, "schedule")
+
+    def leave(self, rid: int, now_s: float) -> Iterator[Action]:
+        """A request ended; the last of a group takes it off the queue."""
+        g = self.pulled.pop(rid)
+        g.running -= 1
+        q = g.home
+        if not g.running and not g.n:
+            q.groups.remove(g)
+            if self.open.get((g.model, g.slo_s)) is g:
+                del self.open[g.model, g.slo_s]
+            if not q.groups and any(not h.running for p in self.queues for h in p.groups):
+                yield Wake(now_s, "schedule")
+        yield from self.pull(q, now_s)
+
+    # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
+
+    def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
+        """Requests of the groups at the head, as many as fit; where the head is of another model, first that."""
+        if q.groups and q.groups[0].model != q.model and q.in_s is None:
+            yield from self.swap(q, now_s)
+        running = sum(g.running for g in q.running())
+        for g in takewhile(lambda g: g.model == q.model, q.groups):
+            for _ in range(min(len(g.n), self.rates[g.model].B - running)):
+                rid = g.n.popleft()
+                self.pulled[rid] = g
+                g.running += 1
+                running += 1
+                yield Admit(rid, self.batch_of(q))
+
+    def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
+        """The head's model for the one that is in; what still runs was overtaken, and is evicted."""
+        if q.model is not None:
+            batch, running = self.batch_of(q), q.running()
+            if running:
+                yield Run(batch, steps=0)
+                to = Host(self.cluster.gpus[q.gpus[0]].node) if self.evict == "host" else None
+                yield from (Move(rid, to) for rid in self.of(running))
+            yield Evict(batch.inst, drain=not running)
+        q.model = q.groups[0].model
+        q.in_s = now_s + self.rates[q.model].S
+        yield Load(self.batch_of(q).inst, self.way)
+
+    def ready(self, q: Queue, view: View) -> Iterator[Action]:
+        """A model is in: its lane opens, what was evicted comes home, then more is pulled."""
+        if q.model is not None and q.in_s is None:
+            batch = self.batch_of(q)
+            if view.lane(batch, "mixed") is None:
+                yield Run(batch)
+            for rid in self.of(q.running()):
+                if isinstance(view.request(rid).home, Host):
+                    yield Move(rid, batch.inst.place)
+        yield from self.pull(q, view.now_s)
+
+    def refused(self, action: Action, now_s: float) -> Iterator[Action]:
+        """What could not be done is tried again after the time of the shortest swap."""
+        match action:
+            case Admit(int(rid)):
+                g = self.pulled.pop(rid)
+                g.running -= 1
+                g.n.appendleft(rid)
+            case Load(inst):
+                for q in self.at(inst):
+                    q.model = q.in_s = None
+            case Move(_, None | Host()):
+                return  # it had no KV
+        yield Wake(now_s + min(r.S for r in self.rates.values()), "mend")
+
+    def mend(self, view: View) -> Iterator[Action]:
+        """Whatever instances lack after refusals; a model that would not go, goes."""
+        for q in self.queues:
+            for inst in view.insts(q.gpus[0]):
+                if inst.model != q.model and view.weights(inst) == "in":
+                    yield Evict(inst, drain=self.evict == "drain")
+            yield from self.ready(q, view)
+
+    # ------------------------------------------------------------ RWT estimator
+
+    def waiting_s(self, g: Group) -> float:
+        """W_g. Deviations are added group by group, which is more than they come to together."""
+        n, r = len(g.n), self.rates[g.model]
+        return (n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta
+
+    def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
+        """A queue after groups in an order, from what its instance does now: what runs and is overtaken is evicted."""
+        n = sum(g.running for g in q.running())
+        leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
+        in_s = 0.0 if q.in_s is None else max(0.0, q.in_s - now_s)
+        return self.follow(After(in_s, q.model, leave_s), groups, now_s)
+
+    def follow(self, s: After, groups: Sequence[Group], now_s: float) -> After:
+        """More groups, one after the other."""
+        at_s, model, leave_s, sum_s, late_s = s
+        for g in groups:
+            r = self.rates[g.model]
+            at_s += (0.0 if g.model == model else leave_s + r.S) + self.waiting_s(g)
+            p = at_s + r.P - (g.due_s - now_s)
+            model, leave_s, sum_s, late_s = g.model, r.D, sum_s + p, max(late_s, p)
+        return After(at_s, model, leave_s, sum_s, late_s)
+
+    # ------------------------------------------------------------ global scheduler
+
+    def schedule(self, now_s: float) -> None:
+        """New orders for all queues, where some group waits and the orders in force will not do."""
+        free = sum(not g.running for q in self.queues for g in q.groups[len(self.fixed(q)) :])
+        if not free:
+            self.v = 0.0
+        elif self.relaxed([q.groups for q in self.queues], now_s) > self.v or not all(q.groups for q in self.queues):
+            orders = self.edf(now_s)
+            self.v = self.relaxed(orders, now_s)
+            if self.solver == "milp" and free > 1 and (found := self.solved(self.v, now_s)) is not None:
+                orders, self.v = found, self.relaxed(found, now_s)
+            for q, order in zip(self.queues, orders, strict=True):
+                q.groups = order
+                for g in order:
+                    g.home = q
+
+    def relaxed(self, orders: Sequence[Sequence[Group]], now_s: float) -> float:
+        """The v that an order for each queue needs."""
+        return max(0.0, *(self.after(q, groups, now_s).late_s for q, groups in zip(self.queues, orders, strict=True)))
+
+    def fixed(self, q: Queue) -> list[Group]:
+        """Groups that cannot be overtaken: the one whose model comes in; under drain, those that run."""
+        return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
+
+    def edf(self, now_s: float) -> list[list[Group]]:
+        """By deadline, each to the queue that reaches it first; before what runs only if that alone meets its SLO."""
+        orders = [list(self.fixed(q)) for q in self.queues]
+        leads = [[g for g in q.running() if g not in order] for q, order in zip(self.queues, orders, strict=True)]
+        ends = [self.after(q, order, now_s) for q, order in zip(self.queues, orders, strict=True)]
+        placed = {g.id for groups in (*orders, *leads) for g in groups}
+        todo = [g for q in self.queues for g in q.groups if g.id not in placed]
+        for g in sorted(todo, key=lambda g: (g.due_s, g.id)):
+            ways: list[tuple[float, int, bool]] = []
+            for k in self.fitting(g):
+                first = behind = self.follow(ends[k], [g], now_s)
+                if leads[k]:
+                    lead = self.follow(ends[k], leads[k], now_s)
+                    behind = self.follow(lead, [g], now_s)
+                    if first.sum_s - ends[k].sum_s <= 0.0 < behind.sum_s - lead.sum_s:
+                        ways.append((first.at_s, k, True))
+                        continue
+                ways.append((behind.at_s, k, False))
+            _, k, over = min(ways)
+            order = [g] if over else [*leads[k], g]
+            leads[k] = leads[k] if over else []
+            orders[k] += order
+            ends[k] = self.follow(ends[k], order, now_s)
+        return [order + lead for order, lead in zip(orders, leads, strict=True)]
+
+    def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
+        """The program's orders, none with a penalty above v; None: too many to list, or no answer."""
+        loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
+        if len(loose) > GROUPS:
+            return None
+        listed: list[list[tuple[list[Group], After]]] = []
+        for k, q in enumerate(self.queues):
+            start, todo = self.after(q, self.fixed(q), now_s), [g for g in loose if k in self.fitting(g)]
+            listed.append(list(islice(self.listed(start, todo, v, now_s), ORDERS)))
+            if len(listed[-1]) == ORDERS:
+                return None
+        places = [[({g.id for g in order}, end.sum_s, max(0.0, end.late_s)) for order, end in of] for of in listed]
+        taken = partition(places, M, nodes=NODES, gap=GAP)
+        if taken is None:
+            return None
+        return [self.fixed(q) + of[j][0] for q, of, j in zip(self.queues, listed, taken, strict=True)]
+
+    def listed(
+        self, s: After, todo: Sequence[Group], v: float, now_s: float, order: Sequence[Group] = ()
+    ) -> Iterator[tuple[list[Group], After]]:
+        """Orders of any of the groups behind s with their ends; those of a class stay first come first served."""
+        yield list(order), s
+        for g in todo:
+            end = self.follow(s, [g], now_s)
+            younger = (h for h in order if h.id > g.id)
+            if end.late_s <= v + 1e-9 and (g.model, g.slo_s) not in {(h.model, h.slo_s) for h in younger}:
+                yield from self.listed(end, [h for h in todo if h is not g], v, now_s, (*order, g))
+
+    # ------------------------------------------------------------ words
+
+    def batch_of(self, q: Queue) -> Batch:
+        """The batch of an instance's model: on the first of its GPUs, as many as the model needs."""
+        assert q.model is not None
+        return Batch(Inst(q.model, q.gpus[: self.cluster.models[q.model].tp]))
+
+    def at(self, inst: Inst) -> list[Queue]:
+        """The queue that waits for an instance's model or has it in; none, when it wants another by now."""
+        return [q for q in self.queues if q.model == inst.model and self.batch_of(q).inst == inst]
+
+    def of(self, groups: Sequence[Group]) -> list[int]:
+        """Requests of groups that were pulled and have not ended."""
+        return [rid for rid, g in self.pulled.items() if g in groups]
+
+    def fitting(self, g: Group) -> Sequence[int]:
+        """Indices of queues that may serve a group: of its own once it has begun."""
+        return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
+
+    def mean_batch(self, m: str, view: View) -> float:
+        """Requests in a decode step of model m so far; before the first, those of its forecast (Little)."""
+        r, tp = self.rates[m], self.cluster.models[m].tp
+        seen = [view.batch(Batch(Inst(m, self.queues[k].gpus[:tp]))) for k in self.fits[m]]
+        steps = sum(b.steps for b in seen)
+        return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
+
+    def work(self, m: str) -> float:
+        """GPU-seconds a second that a model's forecast asks for."""
+        r = self.rates[m]
+        return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp

@@ -1,0 +1,346 @@
+"""The generator: exact counts, laws of every preset, and how near each comes to what was measured."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from harness.run import drawn, fit_of, judged, longest_tokens, models_of, sized, trace_of
+from harness.types import UserError
+from traces import fit, schema
+from traces.convert import hyperbolic
+from traces.load import Trace, of_table, trace
+from traces.stats import stats
+from workloads import fitted
+from workloads.build import build
+from workloads.fitted import Drawn, draw, preset
+
+F8 = NDArray[np.float64]
+NAMES = (*fitted.PRESETS, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
+seeds = st.integers(0, 2**40)
+
+
+def of(found: Drawn, stream: int) -> F8:
+    return np.asarray(found.arrival_s[found.model == stream])
+
+
+def same(a: Drawn, b: Drawn) -> bool:
+    return a.models == b.models and all(
+        np.array_equal(getattr(a, name), getattr(b, name)) for name in a._fields if name != "models"
+    )
+
+
+# ---------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_seed_is_a_trace(name: str) -> None:
+    a, p = draw(name, 7), preset(name)
+    assert same(a, draw(name, 7))
+    assert not np.array_equal(a.arrival_s, draw(name, 8).arrival_s)
+    assert (np.diff(a.arrival_s) >= 0).all()
+    assert 0 <= a.arrival_s[0] <= a.arrival_s[-1] < a.span_s == p.span_s
+    assert a.models == p.streams
+    assert len(set(a.models)) == p.models
+    assert min(a.prompt_tokens.min(), a.output_tokens.min()) >= 1
+    assert (a.prompt_tokens + a.output_tokens).max() <= p.longest_tokens
+
+
+@given(seeds)
+def test_hyperbolic_counts_are_the_figures(seed: int) -> None:
+    counts = np.bincount(draw("hyperbolic-like", seed).model, minlength=8)
+    assert counts.tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
+    longer = draw("hyperbolic-like+models=18+span_s=1200", seed)
+    assert np.bincount(longer.model).tolist() == [2 * counts[k % 8] for k in range(18)]
+
+
+@given(seeds, st.integers(1, 30))
+def test_more_models_move_no_other(seed: int, models: int) -> None:
+    whole = draw("hyperbolic-like+models=30", seed)
+    some = draw(f"hyperbolic-like+models={models}", seed)
+    assert all(np.array_equal(of(whole, k), of(some, k)) for k in range(models))
+
+
+def test_herds_come_and_can_be_left_out() -> None:
+    def crowd(name: str, stream: int, seed: int) -> int:
+        """The most requests within 2.5 s."""
+        times = of(draw(name, seed), stream)
+        return int((np.searchsorted(times, times + fitted.HERD_S, "right") - np.arange(len(times))).max())
+
+    for seed in range(20):
+        assert 30 <= crowd("hyperbolic-like", 1, seed) <= 90  # two may meet
+        assert crowd("hyperbolic-like+herd_s=0", 1, seed) < 12
+        assert crowd("hyperbolic-like", 0, seed) < 20  # the stream of 250 has none in the figure
+        assert crowd("hyperbolic-like-drift+drift_s=0", 0, seed) >= 30
+
+
+def test_ticks_keep_time_together() -> None:
+    found = draw("hyperbolic-like", 3)
+    a, b = of(found, 5), of(found, 7)
+    assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * fitted.TICK_JITTER_S)
+    apart = np.abs(b[:, None] - a[None, :])
+    assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * fitted.TICK_JITTER_S
+
+
+@given(seeds, st.floats(50, 700))
+def test_drift_leaves_stamps_lengths_and_totals(seed: int, drift_s: float) -> None:
+    still = draw("hyperbolic-like", seed)
+    moved = draw(f"hyperbolic-like+drift_s={drift_s}", seed)
+    assert same(moved._replace(model=still.model), still)
+    first = still.arrival_s < drift_s
+    assert np.array_equal(moved.model[first], still.model[first])
+    for begin_s in np.arange(0, 600, drift_s):  # within a period streams are renamed, no more
+        here = (still.arrival_s >= begin_s) & (still.arrival_s < begin_s + drift_s)
+        assert sorted(np.bincount(moved.model[here], minlength=8)) == sorted(
+            np.bincount(still.model[here], minlength=8)
+        )
+
+
+def test_popularity_changes_hands() -> None:
+    found = draw("hyperbolic-like+drift_s=300", 0)
+    late = np.bincount(found.model[found.arrival_s >= 300], minlength=8)
+    assert late.argmax() != np.bincount(found.model[found.arrival_s < 300], minlength=8).argmax()
+
+
+def test_aegaeon_rates_are_equal() -> None:
+    found = draw("aegaeon-like+models=40+span_s=3600+rate_rps=0.5", 1)
+    counts = np.bincount(found.model, minlength=40)
+    assert counts.mean() == pytest.approx(1800, rel=0.02)
+    assert counts.var() == pytest.approx(1800, rel=0.6)  # Poisson's
+    gaps = np.diff(of(found, 3))
+    assert gaps.std() / gaps.mean() == pytest.approx(1, rel=0.1)
+
+
+def test_arena_sets_are_cut_from_the_same_draw() -> None:
+    whole, some = draw("arena-like", 5), draw("arena-like+models=18", 5)
+    for k, (stream, shift_s) in enumerate(fitted.released(18)):
+        times = np.sort(np.maximum(of(whole, whole.models.index(stream)) + shift_s, 0) % 600)
+        assert np.array_equal(of(some, k), times)
+    long = draw("arena-like+span_s=3000", 5)
+    assert len(long.arrival_s) == 5 * 1500
+    assert long.span_s == 3000
+
+
+def test_lengths() -> None:
+    uniform = draw("hyperbolic-like+span_s=6000", 0)
+    for tokens in (uniform.prompt_tokens, uniform.output_tokens):
+        assert (tokens.min(), tokens.max()) == (8, 512)
+        assert tokens.mean() == pytest.approx(260, rel=0.02)
+    share = draw("aegaeon-like+models=80+span_s=6000", 0)
+    assert np.median(share.prompt_tokens) == pytest.approx(589, rel=0.05)
+    assert np.median(share.output_tokens) == pytest.approx(265, rel=0.05)
+    assert share.output_tokens.mean() == pytest.approx(294, rel=0.05)
+    cut = draw("aegaeon-like+models=80+span_s=6000+max_tokens=2048", 0)
+    assert (cut.prompt_tokens + cut.output_tokens).max() == 2048
+    assert np.array_equal(cut.output_tokens, share.output_tokens)
+    arena = draw("hyperbolic-like+lengths=arena", 0)
+    assert np.array_equal(arena.arrival_s, draw("hyperbolic-like", 0).arrival_s)
+    assert np.median(arena.prompt_tokens) == pytest.approx(40, rel=0.2)
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_read_back(name: str) -> None:
+    assert preset(str(preset(name))) == preset(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("hyperbolik-like", "did you mean hyperbolic-like"),
+        ("hyperbolic-like+model=3", r'"\+model=3" is not \+FIELD=VALUE of hyperbolic-like'),
+        ("hyperbolic-like+rate_rps=3", "rate_rps=3"),
+        ("hyperbolic-like+models=x", 'models is "x", not a number'),
+        ("hyperbolic-like+models=0", "models is 0, below 1"),
+        ("hyperbolic-like+span_s=0", "span_s is 0.0, not above 0"),
+        ("hyperbolic-like+span_s=nan", "span_s is nan"),
+        ("hyperbolic-like+drift_s=-1", "drift_s is -1.0, below 0"),
+        ("hyperbolic-like+lengths=long", 'lengths is "long"'),
+        ("aegaeon-like+rate_rps=0", "rate_rps is 0.0, not above 0"),
+        ("aegaeon-like+models=9999", "above 1000"),
+        ("arena-like+models=9", "arena-like has 4, 8, 18, 27 models, not 9"),
+    ],
+)
+def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        preset(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_only_generators_take_fields() -> None:
+    for name in ("arena-chat+models=8", "hyperbolic+span_s=5"):
+        with pytest.raises(UserError, match="is no generator"):
+            trace_of(name)
+    with pytest.raises(UserError, match="did you mean hyperbolic-like"):
+        trace_of("hyperbolic-lik+models=8")
+
+
+# ---------------------------------------------------------------- with sets
+
+
+@pytest.mark.parametrize(("models", "n"), [("light8", 8), ("heavy8", 8), ("prism18", 18), ("tp4", 4)])
+def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None:
+    name = sized("hyperbolic-like", models_of(models))
+    assert name == f"hyperbolic-like+models={n}"
+    found = trace_of(name)
+    jobs = build(found, models_of(models), seed=3, warmup_s=0)
+    again = draw(name, 3)
+    assert np.bincount(jobs.model).tolist() == np.bincount(again.model).tolist()  # the k-th stream, the k-th model
+    assert longest_tokens(found) == 1024
+    assert str(fit_of(found, models_of(models))).startswith("off: idle P75" if n == 4 else "within")
+    assert sized(f"hyperbolic-like+models={n + 1}", models_of(models)) == f"hyperbolic-like+models={n + 1}"
+
+
+def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
+    found = trace_of("arena-like")
+    for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
+        expected = judged(f"arena-like+models={n}")
+        assert expected is not None
+        assert fit_of(found, models_of(models)) == expected.verdict
+        assert expected.verdict.startswith("off: active share")  # known: it was fitted to all 27
+    whole = judged("arena-like")
+    assert whole is not None
+    assert fit_of(found, models_of("llama-3.2-1b*3")) == whole.verdict
+
+
+def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    trace_of.cache_clear()
+    stand_in = trace_of("hyperbolic")
+    assert stand_in.name == "hyperbolic-like"
+    assert stand_in.notice is not None
+    assert "hyperbolic is not here: using hyperbolic-like, synthetic" in stand_in.notice
+    assert sized("hyperbolic", models_of("prism18")) == "hyperbolic-like+models=18"
+    trace_of.cache_clear()
+
+
+# ---------------------------------------------------------------- targets
+
+
+def test_the_verdict() -> None:
+    target = fit.targets()["hyperbolic-like.8"]
+    assert fit.verdict(target.values, target) == "within"
+    rows = {(row.key, row.at): row for row in target.values}
+    far = dict(target.values)
+    far[rows["idle_median_s", 2]] *= 1.48
+    far[rows["minute_cv_models", 0]] *= 1.29
+    far[rows["switches_per_hour", None]] *= 9  # not judged
+    assert fit.verdict(far, target) == "off: idle P75 +48 %"
+    far[rows["top1_share", None]] -= 0.031
+    assert fit.verdict(far, target) == "off: idle P75 +48 %, share of the hottest -3.1 points"
+
+
+def test_a_longer_trace_is_judged_by_windows() -> None:
+    long = judged("hyperbolic-like+models=18+span_s=7200")
+    assert long is not None
+    assert long.verdict == "within"
+    assert judged("sample") is None
+
+
+def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    schema.write(drawn("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
+    found = trace(str(path))
+    assert (found.fit, found.ordered, found.maker) == ("off: idle P75 +48 %", True, "hyperbolic-like+models=8")
+    assert (found.length_origin, found.tier) == ("uniform", "synthetic")
+
+
+def close(found: dict[str, object], name: str) -> None:
+    """Every number of a target is what `found` says, to its last digit."""
+    target = fit.targets()[name]
+    for row, value in target.values.items():
+        assert fit.pick(found[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> Path:
+    if "TRACES_DIR" not in os.environ:
+        pytest.skip("TRACES_DIR is not set")
+    return Path(os.environ["TRACES_DIR"])
+
+
+def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8]) -> Trace:
+    when, model = np.concatenate(times), np.repeat(np.arange(len(times), dtype=np.int32), [len(x) for x in times])
+    order = np.argsort(when, kind="stable")
+    one = np.ones(len(when), np.int32)
+    return replace(like, span_s=span_s, models=streams, arrival_s=when[order], model=model[order], prompt_tokens=one,
+                   output_tokens=one)  # fmt: skip
+
+
+@pytest.mark.parametrize("models", sorted(fitted.RELEASED))
+def test_arena_targets_are_the_traces(real: Path, models: int) -> None:
+    arena = trace("arena-chat")
+    times = [
+        fitted.shifted(arena.arrival_s[arena.model == arena.models.index(stream)], shift_s, 600.0)
+        for stream, shift_s in fitted.released(models)
+    ]
+    if models == 27:
+        close(stats(arena), "arena-like.27")
+    else:
+        close(stats(table(arena, 600.0, preset(f"arena-like+models={models}").streams, times)), f"arena-like.{models}")
+
+
+def counts_csv(real: Path) -> Path:
+    return real / "hyperbolic_fig_digitised" / "hyperbolic_10min_7models_counts.csv"
+
+
+@pytest.mark.parametrize(
+    ("name", "streams"), [("hyperbolic-like.8", 7), ("hyperbolic-like", 7), ("hyperbolic-like.4", 4)]
+)
+def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int) -> None:
+    every = []
+    for seed in range(100):
+        found = of_table(hyperbolic(counts_csv(real), jitter_seed=seed), "x")
+        times = [found.arrival_s[found.model == k] for k in range(streams)]
+        every.append(stats(table(found, 600.0, found.models[:streams], times)))
+    target = fit.targets()[name]
+    close({row.key: np.mean([one[row.key] for one in every], axis=0).tolist() for row in target.values}, name)
+
+
+def test_hyperbolic_counts(real: Path) -> None:
+    found = trace("hyperbolic")
+    assert np.bincount(found.model).tolist() == [250, 169, 70, 1158, 40, 5, 6, 4]
+    assert (found.tier, found.length_origin, found.ordered, found.resolution_s) == ("composed", "uniform", True, 2.5)
+    with counts_csv(real).open() as file:
+        counts = np.array([row[2:] for row in list(csv.reader(file))[1:]], int)
+    bins = (found.arrival_s // 2.5).astype(int)
+    assert all(np.array_equal(np.bincount(bins[found.model == k], minlength=240), counts[:, k]) for k in range(7))
+    assert (found.prompt_tokens.min(), found.prompt_tokens.max()) == (8, 512)
+    assert found.models == preset("hyperbolic-like").streams
+
+
+@pytest.mark.parametrize("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])
+def test_counts_that_are_none(tmp_path: Path, row: str) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text(f"bin_start_s,bin_end_s,model_1\n0,2.5,3\n{row}\n")
+    with pytest.raises(UserError, match=r"c\.csv"):
+        hyperbolic(path)
+
+
+@pytest.mark.parametrize("models", [8, 18])
+@pytest.mark.parametrize(("rate", "span_s"), [("0.1", 120.0), ("0.5", 60.0)])
+def test_aegaeon_targets_are_the_released_files(real: Path, models: int, rate: str, span_s: float) -> None:
+    def released(n: int) -> Trace:
+        path = real / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"
+        with gzip.open(path, "rt") as file:
+            rows = list(csv.reader(file))[1:]
+        at = np.array(
+            [sum(float(x) * y for x, y in zip(row[0].split(":"), (3600, 60, 1), strict=True)) for row in rows]
+        )
+        names = np.array([row[1] for row in rows])
+        streams = tuple(sorted(set(names.tolist())))
+        return table(trace("sample"), span_s, streams, [np.sort(at[names == one]) for one in streams])
+
+    own = stats(released(models)) | {"idle_median_s": stats(released(80))["idle_median_s"]}
+    close(own, f"aegaeon-like.{models}x{rate}")

@@ -1,0 +1,151 @@
+"""How near a synthetic trace comes to what it is fitted to: `traces/targets.toml` against the mean of many draws.
+
+One draw scatters, so the mean decides. A window is as long as the measured one; a longer draw is cut into such windows.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from traces.load import Trace
+from traces.stats import stats
+
+DRAWS = 10  # seeds 0 .. 9
+WITHIN = "within"
+POINTS, SHARE = 0.03, 0.30  # a share may be 3 points off, a quartile 30 %
+SHOWN = 3  # of what is off, the worst
+
+
+class Row(NamedTuple):
+    """One statistic of a target: its key in `stats`, which quartile of it, its name, and how it is judged."""
+
+    key: str
+    at: int | None
+    name: str
+    points: bool = False
+    judged: bool = True
+
+
+QUARTILES = ("P25", "P50", "P75")
+ROWS = (
+    Row("top1_share", None, "share of the hottest", points=True),
+    Row("bottom60_share", None, "share of the bottom 60 %", points=True),
+    Row("active_fraction", None, "active share", points=True),
+    *(Row("idle_median_s", i, f"idle {q} s") for i, q in enumerate(QUARTILES)),
+    *(Row("minute_cv_models", i, f"CV {q}") for i, q in enumerate(QUARTILES)),
+    *(Row("idle_per_hour", i, f"idle gaps/h {q}", judged=False) for i, q in enumerate(QUARTILES)),
+    Row("switches_per_hour", None, "switches/h", judged=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What was measured: one value a row of `ROWS`, null where there is none; over how long, and of which streams."""
+
+    window_s: float
+    streams: tuple[str, ...]  # that are compared; none named: all
+    source: str
+    values: Mapping[Row, float]
+
+
+@cache
+def targets() -> Mapping[str, Target]:
+    """Read every target of `targets.toml` by name."""
+    data = tomllib.loads((Path(__file__).parent / "targets.toml").read_text("utf-8"))
+    found = {}
+    for name, entry in data.items():
+        rows = {row: float(pick(entry[row.key], row)) for row in ROWS if row.key in entry}
+        found[name] = Target(entry["window_s"], tuple(entry.get("streams", ())), entry["source"], rows)
+    return found
+
+
+def pick(value: Any, row: Row) -> float:
+    """One number of a statistic; nan where it has none."""
+    if row.at is None:
+        return float(value)
+    return float(value[row.at]) if value else math.nan
+
+
+def measure(draw: Trace, target: Target) -> dict[Row, float]:
+    """Mean over the windows of a draw of each row."""
+    each = [stats(window) for window in _windows(draw, target)]
+    return {row: _mean(pick(one[row.key], row) for one in each) for row in target.values}
+
+
+def mean(draws: Iterable[Mapping[Row, float]]) -> dict[Row, float]:
+    """Mean of each row over draws."""
+    every = list(draws)
+    return {row: _mean(one[row] for one in every) for row in every[0]}
+
+
+def off(found: Mapping[Row, float], target: Target) -> dict[Row, float]:
+    """How far each row is off: in points of 1 for shares, else relative."""
+    return {
+        row: found[row] - value if row.points else found[row] / value - 1 if value else math.nan
+        for row, value in target.values.items()
+    }
+
+
+def verdict(found: Mapping[Row, float], target: Target) -> str:
+    """`within`, or the judged rows that are too far off, worst first: "off: idle P75 s +48 %"."""
+    far = {row: x / (POINTS if row.points else SHARE) for row, x in off(found, target).items() if row.judged}
+    worst = sorted((row for row, x in far.items() if not abs(x) <= 1), key=lambda row: -abs(far[row]))
+    if not worst:
+        return WITHIN
+    words = [f"{row.name.removesuffix(' s')} {shown(row, off(found, target)[row])}" for row in worst[:SHOWN]]
+    more = f" and {len(worst) - SHOWN} more" if len(worst) > SHOWN else ""
+    return f"off: {', '.join(words)}{more}"
+
+
+def shown(row: Row, x: float) -> str:
+    """A difference as it is judged."""
+    if math.isnan(x):
+        return "-"
+    return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"
+
+
+def table(draw: Mapping[Row, float], found: Mapping[Row, float], target: Target) -> Iterator[tuple[str, ...]]:
+    """Cells: statistic, target, mean of the draws, how far it is off, this draw."""
+    yield ("statistic", "target", f"mean of {DRAWS}", "off", "this draw", "")
+    far = off(found, target)
+    for row, value in target.values.items():
+        unit = 100 if row.points else 1
+        cells = (f"{unit * x:.3g}{' %' if row.points else ''}" for x in (value, found[row]))
+        note = "" if row.judged else "not judged"
+        yield (row.name, *cells, shown(row, far[row]), f"{unit * draw[row]:.3g}{' %' if row.points else ''}", note)
+
+
+def _windows(draw: Trace, target: Target) -> Iterator[Trace]:
+    """Cut a draw into windows of the target's length, with the streams that are compared."""
+    keep = np.ones(len(draw), bool)
+    if target.streams:
+        keep = np.isin(draw.model, [i for i, name in enumerate(draw.models) if name in target.streams])
+    for k in range(max(1, int(draw.span_s // target.window_s))):
+        begin_s = k * target.window_s
+        here = np.flatnonzero(keep & (draw.arrival_s >= begin_s) & (draw.arrival_s < begin_s + target.window_s))
+        used, model = np.unique(draw.model[here], return_inverse=True)
+        if len(here):
+            yield replace(
+                draw,
+                span_s=min(target.window_s, draw.span_s),
+                models=tuple(draw.models[i] for i in used),
+                arrival_s=draw.arrival_s[here] - begin_s,
+                model=model.astype(np.int32),
+                prompt_tokens=draw.prompt_tokens[here],
+                output_tokens=draw.output_tokens[here],
+                src_row=draw.src_row[here],
+                tenant=None,
+            )
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = [x for x in values if not math.isnan(x)]
+    return sum(found) / len(found) if found else math.nan
