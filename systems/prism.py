@@ -383,7 +383,7 @@ class Prism:
             yield from self.migrate(self.balance(homes), view)
 
     def migrate(self, where: Mapping[str, Gpus], view: View) -> Iterator[Action]:
-        """Move whoever is placed elsewhere, if there is room for a second copy now."""
+        """Move whoever is placed elsewhere: beside its first copy where there is room; else the idle ones go."""
         taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
         for name, place in where.items():
             m = self.models[name]
@@ -395,6 +395,8 @@ class Prism:
             elif all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place):
                 taken |= {g: taken[g] + self.need(m) for g in place}
                 yield from self.bring(m, place)
+            elif m.idle:  # makes room, and comes back where it is wanted
+                yield from self.leave(m)
 
     def balance(self, homes: Sequence[Tenant]) -> dict[str, Gpus]:
         """Released instead of Alg. 1: the model with fewest requests moves if fewer pairs of GPUs are unstable then."""
