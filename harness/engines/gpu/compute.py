@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import inspect
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import product
+from typing import Any
 
 import torch
 
 from harness.engines.gpu import driver, kernels, rig
-from harness.engines.gpu.worker import Box, Sample, sample
+from harness.engines.gpu.worker import Box, Sample, Value, sample
 
 ATTRIBUTES = (
     "MULTIPROCESSOR_COUNT", "ASYNC_ENGINE_COUNT", "VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED", "L2_CACHE_SIZE",
@@ -45,9 +48,8 @@ def device(box: Box) -> Iterator[Sample]:
             n = 8192
             x, y = (rig.random(n * n, 1.0 if data == "random" else 0.0, seed).view(n, n) for seed in (1, 2))
             out = torch.empty_like(x)
-            yield sample(
-                "matmul", rig.timed(p, lambda _: torch.mm(x, y, out=out)), "s", p.sms, {"flops": 2 * n**3}, data=data
-            )  # noqa: B023, E501
+            taken = rig.timed(p, lambda _: torch.mm(x, y, out=out))
+            yield sample("matmul", taken, "s", p.sms, {"flops": 2 * n**3}, data=data)
 
 
 def seen(p: rig.Part) -> set[int]:
@@ -88,7 +90,8 @@ def splits(box: Box) -> Iterator[Sample]:
 
 def gemm(box: Box) -> Iterator[Sample]:
     """Each GEMM of a layer and the head of three models, tokens x SMs, in graphs over weights that outgrow the cache."""
-    bank = rig.random(max(n * k for d in rig.DIMS.values() for n, k in d.gemms().values()) * 5 // 4)
+    largest = max(n * k for dims in rig.DIMS.values() for n, k in dims.gemms().values())
+    bank = rig.random(largest * 5 // 4)
 
     def one(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
         n, k = rig.DIMS[name].gemms()[of]
@@ -101,11 +104,15 @@ def gemm(box: Box) -> Iterator[Sample]:
 
     def case(name: str, of: str, m: int, ask: int, target: int = 0) -> Iterator[Sample]:
         n, k = rig.DIMS[name].gemms()[of]
-        params = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
+        params: dict[str, Value] = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
         if box.todo("gemm", **params):
             p = rig.part(ask)
-            with sm_target(p.sms if target else 0):
-                taken = one(name, of, m, p, 0.03)
+            try:
+                with sm_target(p.sms if target else 0):
+                    taken = one(name, of, m, p, 0.03)
+            except (OSError, AttributeError) as error:  # another cuBLAS, or none that can be told
+                yield refused("gemm", error, **params)
+                return
             facts = {"bytes": rig.BF16 * (m * k + n * k + m * n), "flops": 2 * m * n * k}
             yield sample("gemm", taken, "s", p.sms, facts, **params)
 
@@ -123,25 +130,24 @@ def gemm(box: Box) -> Iterator[Sample]:
         yield from case("8B", of, m, ask, target=1)
 
 
-class sm_target:  # noqa: N801 - reads as a statement
-    """cuBLAS told that it has so many SMs, for captures inside; 0: as it finds them."""
+@contextmanager
+def sm_target(count: int) -> Iterator[None]:
+    """Tell cuBLAS, for the captures inside, that it has `count` SMs; 0: as it finds them."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def _set(self, count: int) -> None:
-        lib = ctypes.CDLL("libcublas.so.13")
-        status = lib.cublasSetSmCountTarget(ctypes.c_void_p(torch.cuda.current_blas_handle()), count)
+    def tell(n: int) -> None:
+        status = ctypes.CDLL("libcublas.so.13").cublasSetSmCountTarget(
+            ctypes.c_void_p(torch.cuda.current_blas_handle()), n
+        )
         if status:
-            raise RuntimeError(f"cublasSetSmCountTarget({count}) gave {status}")
+            raise OSError(f"cublasSetSmCountTarget({n}) gave {status}")
 
-    def __enter__(self) -> None:
-        if self.count:
-            self._set(self.count)
-
-    def __exit__(self, *_: object) -> None:
-        if self.count:
-            self._set(0)
+    if count:
+        tell(count)
+    try:
+        yield
+    finally:
+        if count:
+            tell(0)
 
 
 def attention(box: Box) -> Iterator[Sample]:
@@ -178,7 +184,7 @@ def one_attention(
 ) -> Iterator[Sample]:
     """One point; layers rotate, so that no KV is in the cache."""
     m = kv.m
-    params = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
+    params: dict[str, Value] = {"of": m.name, "B": rows, "ctx": ctx, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask}
     params |= {"splits": split, "stages": stages, "page": page}
     if not box.todo("attention", **params):
         return
@@ -233,14 +239,26 @@ def prefill(box: Box) -> Iterator[Sample]:
 def causal(box: Box, model: rig.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
     """Attention of one prompt in one layer."""
     m = model.m
-    params = {"of": m.name, "tokens": tokens, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask, "backend": backend}
+    params: dict[str, Value] = {"of": m.name, "tokens": tokens, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask, "backend": backend}
     if box.todo("prefill_attention", **params):
         p, f = rig.part(ask), model.prefill(tokens, backend)
         for x in (f.q, f.k, f.v):
             rig.noise(x, 1.0)
-        taken = rig.timed(p, lambda _: f.attend(), 4, 0.03)
         facts = {"flops": 2 * tokens * tokens * m.heads * m.d, "bytes": 4 * tokens * (m.heads + m.kv) * m.d}
-        yield sample("prefill_attention", taken, "s", p.sms, facts, **params)
+        try:
+            taken = rig.timed(p, lambda _: f.attend(), 4, 0.03)
+        except RuntimeError as error:
+            if backend == "flash":
+                raise
+            yield refused("prefill_attention", error, **params)
+        else:
+            yield sample("prefill_attention", taken, "s", p.sms, facts, **params)
+
+
+def refused(what: str, error: Exception, **params: Value) -> Sample:
+    """A library does not offer it: a finding, no failure of the probe."""
+    why = str(error).split("\n", maxsplit=1)[0][:120]
+    return Sample("refused", [1], "1", {"call": what, **params}, facts={"why": why})
 
 
 def masks(box: Box) -> Iterator[Sample]:
@@ -261,18 +279,17 @@ def masks(box: Box) -> Iterator[Sample]:
                    for i, (n, h) in enumerate(((queries, m.heads), (keys, m.kv), (keys, m.kv))))  # fmt: skip
         right = want(q, k, v)
         got = varlen(q, k, v)
-        yield sample(
-            "mask_error", float((got.double() - right).abs().max() / right.abs().max()), "1", queries=queries, keys=keys
-        )  # noqa: E501
+        error = float((got.double() - right).abs().max() / right.abs().max())
+        yield sample("mask_error", error, "1", queries=queries, keys=keys)
 
 
 def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """torch's attention over packed sequences (FA2), causal, one sequence."""
+    """Attention by torch over packed sequences (FA2), causal, one sequence."""
     from torch.nn.attention import varlen as module
 
     edges = [torch.tensor([0, len(x)], dtype=torch.int32, device=x.device) for x in (q, k)]
-    function: Callable[..., torch.Tensor] = module.varlen_attn
-    more = {"enable_gqa": True} if "enable_gqa" in function.__code__.co_varnames else {}  # later versions ask for it
+    function: Callable[..., Any] = module.varlen_attn
+    more = {"enable_gqa": True} if "enable_gqa" in inspect.signature(function).parameters else {}  # newer ones ask
     return function(q, k, v, *edges, len(q), len(k), window_size=(-1, 0), **more)
 
 
@@ -300,7 +317,8 @@ def step(box: Box) -> Iterator[Sample]:
     for name, rows in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
         if box.todo("small", of=name, m=rows):
             one, p = rig.Model(rig.DIMS[name], layers=1), rig.whole()
-            taken = rig.timed(p, lambda _, f=one.prefill(rows): f.small(), 8, 0.03)  # type: ignore[misc]
+            f = one.prefill(rows)
+            taken = rig.timed(p, lambda _: f.small(), 8, 0.03)
             yield sample("small", taken, "s", p.sms, of=name, m=rows)
 
 

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,11 +34,11 @@ class NoGpuError(Exception):
     """Nothing here to probe; says why and the way out in one line."""
 
 
-class Late(Exception):  # noqa: N818 - an outcome
+class Late(Exception):
     """A child said nothing until its deadline."""
 
 
-class Gone(Exception):  # noqa: N818 - an outcome
+class Gone(Exception):
     """A child is no more."""
 
 
@@ -46,7 +47,7 @@ class Child:
 
     def __init__(self, rig: str, clock: Callable[[], float]) -> None:
         self._clock, self._rest = clock, b""
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the child
+        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the child
         self._read, write = os.pipe()
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -96,10 +97,8 @@ class Child:
     def close(self, *, kill: bool = False) -> bool:
         """End the child; False where it does not die."""
         if self._process.stdin is not None:
-            try:
+            with suppress(BrokenPipeError):
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass
         if kill:
             self._process.kill()
         try:

@@ -1,7 +1,8 @@
 """The CUDA driver's calls that torch lacks, one function each: pages, partitions, stream memory operations, batches.
 
 Sizes and addresses are ints in bytes. Arguments go by position: their names change between versions of the bindings.
-Every call lets other Python threads run; a thread's first call must be `bind`. Raises DriverError, by the driver's name.
+Every call lets other Python threads run; a thread's first call must be `bind`. Raises DriverError, with the driver's
+own name of the error.
 """
 
 from __future__ import annotations

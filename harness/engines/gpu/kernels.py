@@ -123,12 +123,12 @@ def rope_write(
     else:
         to = tl.load(slot + t)
         keep = to >= 0
-        dst = to + layer + (h - HQ) * D
-        tl.store(k + dst + i, first, mask=keep & (i < D // 2))
-        tl.store(k + dst + D // 2 + i, second, mask=keep & (i < D // 2))
+        place = to + layer + (h - HQ) * D
+        tl.store(k + place + i, first, mask=keep & (i < D // 2))
+        tl.store(k + place + D // 2 + i, second, mask=keep & (i < D // 2))
         full = tl.arange(0, D)
         value = tl.load(src + HKV * D + full)
-        tl.store(v + dst + v_off + full, value, mask=keep & (full < D))
+        tl.store(v + place + v_off + full, value, mask=keep & (full < D))
 
 
 @jit
@@ -144,7 +144,7 @@ def silu_mul(both, out, F: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def gather(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
-    """Pieces of N int64 words, from `offset` (int64, in words) in src, one after another in dst; grid (pieces, N / BLOCK)."""
+    """Pieces of N int64 words at `offset` (in words) of src, one after another to dst; grid (pieces, N / BLOCK)."""
     p = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = tl.load(offset + p)
@@ -162,7 +162,7 @@ def scatter(src, offset, dst, N: tl.constexpr, BLOCK: tl.constexpr):
 
 @jit
 def where(out, spin_ns, N: tl.constexpr):
-    """The SM that each program runs on, after it has waited `spin_ns` (int64 tensor) so that all are resident at once."""
+    """The SM that each program runs on; it first waits `spin_ns` (int64 tensor), so that all are there at once."""
     now = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
     end = now + tl.load(spin_ns)
     while now < end:

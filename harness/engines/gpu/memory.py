@@ -35,10 +35,8 @@ def clocked(call: Callable[[], Any]) -> float:
 def vmm(box: Box) -> Iterator[Sample]:
     """Host seconds of each call on pages, by size; then the calls whose rules differ between drivers."""
     if box.todo("reserve"):
-        spans = [driver.reserve(64 * GIB, 2 * MIB)]
-        taken = []
-        for _ in range(20):
-            taken.append(clocked(lambda: spans.append(driver.reserve(64 * GIB, 2 * MIB))))
+        spans: list[int] = []
+        taken = [clocked(lambda: spans.append(driver.reserve(64 * GIB, 2 * MIB))) for _ in range(20)]
         for at in spans:
             driver.unreserve(at, 64 * GIB)
         yield sample("reserve", taken, "s", size=64 * GIB)
@@ -47,26 +45,26 @@ def vmm(box: Box) -> Iterator[Sample]:
         count = min(256, rig.free_bytes() // size)
         if count < 2 or not box.todo("release", size=size):
             continue
-        base, handles = driver.reserve(count * size, size), []
-        taken = [clocked(lambda s=size: handles.append(driver.create(s))) for _ in range(count)]  # type: ignore[misc]
+        base = driver.reserve(count * size, size)
+        handles: list[Any] = []
+        taken = [clocked(lambda: handles.append(driver.create(size))) for _ in range(count)]
         yield sample("create", taken, "s", size=size)
-        for what, call in (
-            ("map", lambda i, s=size, b=base, h=handles: driver.map_at(b + i * s, s, h[i])),
-            ("allow", lambda i, s=size, b=base: driver.allow(b + i * s, s)),
-            ("unmap", lambda i, s=size, b=base: driver.unmap(b + i * s, s)),
-        ):
-            yield sample(what, [clocked(lambda i=i, c=call: c(i)) for i in range(count)], "s", size=size)  # type: ignore[misc]
-        for i, handle in enumerate(handles):
-            driver.map_at(base + i * size, size, handle)
-        many = min(64, count)
-        yield sample("allow_run", clocked(lambda s=size, b=base: driver.allow(b, many * s)), "s", size=size, pages=many)  # type: ignore[misc] # noqa: B023
-        yield refusable("unmap_run", lambda s=size, b=base: driver.unmap(b, many * s), size=size, pages=many)  # noqa: B023
+        calls: dict[str, Callable[[int], None]] = {
+            "map": lambda i: driver.map_at(base + i * size, size, handles[i]),
+            "allow": lambda i: driver.allow(base + i * size, size),
+            "unmap": lambda i: driver.unmap(base + i * size, size),
+        }
+        for what, call in calls.items():
+            yield sample(what, [clocked(lambda: call(i)) for i in range(count)], "s", size=size)
         for i in range(count):
-            try:
-                driver.unmap(base + i * size, size)
-            except driver.DriverError:  # gone with the run
-                pass
-        yield sample("release", [clocked(lambda h=h: driver.release(h)) for h in handles], "s", size=size)  # type: ignore[misc]
+            calls["map"](i)
+        many = min(64, count)
+        yield sample("allow_run", clocked(lambda: driver.allow(base, many * size)), "s", size=size, pages=many)
+        run = refusable("unmap_run", lambda: driver.unmap(base, many * size), size=size, pages=many)
+        for i in range(0 if (run.facts or {})["refused"] else many, count):
+            calls["unmap"](i)
+        yield run
+        yield sample("release", [clocked(lambda: driver.release(handle)) for handle in handles], "s", size=size)
         driver.unreserve(base, count * size)
     if box.todo("map_offset"):
         base, handle = driver.reserve(32 * MIB, 32 * MIB), driver.create(32 * MIB)
@@ -195,7 +193,7 @@ def copies(box: Box) -> Iterator[Sample]:
         touched = time.perf_counter() - begun
         taken = []
         for memory, at in fresh:
-            taken.append(clocked(lambda at=at: driver.pin(at, GIB)))  # type: ignore[misc]
+            taken.append(clocked(lambda: driver.pin(at, GIB)))
             LOCKED.pieces.append((memory, at))
         if taken:
             yield sample("pin", taken, "s", facts={"bytes": GIB, "touch_s": touched / len(taken)}, method="register")
@@ -212,13 +210,21 @@ def copies(box: Box) -> Iterator[Sample]:
         chunk = mib * MIB
         for what, move, stream in (("h2d", upload, up), ("d2h", download, down)):
             if box.todo(what, chunk=chunk, beside=""):
-                taken = rounds(stream, lambda m=move, s=stream, c=chunk: m(a.data_ptr(), GIB, s, c))  # type: ignore[misc]
+                taken = rounds(stream, lambda: move(a.data_ptr(), GIB, stream, chunk))
                 yield sample(what, taken, "s", facts=facts, chunk=chunk, beside="")
     if box.todo("h2d", chunk=CHUNK, beside="d2h"):
         yield sample("h2d", together(a, b, up, down), "s", facts=facts, chunk=CHUNK, beside="d2h")
     for rows in (1, 64):
         if box.todo("decode_beside", B=rows, copy="d2h"):
             yield from under_decode(box, rows, up, down)
+
+
+def finished(work: Callable[[], None], stream: Any) -> float:
+    """Host seconds of work on a stream, to its end."""
+    begun = time.perf_counter()
+    work()
+    stream.synchronize()
+    return time.perf_counter() - begun
 
 
 def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float]:
@@ -292,7 +298,7 @@ def evict(box: Box) -> Iterator[Sample]:
             rounds(stream, lambda: download(pages.base, pages.size, stream), 1),
             "s",
             facts={"bytes": pages.size},
-        )  # noqa: E501
+        )
     else:
         download(pages.base, pages.size, stream)
     torch.cuda.synchronize()
@@ -302,7 +308,7 @@ def evict(box: Box) -> Iterator[Sample]:
         count = int(part * pages.count)
         nbytes = count * page
         held: list[Any] = []
-        out_s = clocked(lambda: held.extend(pages.take(i) for i in range(count)))  # noqa: B023
+        out_s = clocked(lambda: held.extend(pages.take(i) for i in range(count)))
         for i, handle in enumerate(held):  # somebody else's data, so that a restore must bring all back
             other.put(i, handle)
         other.open(0, count)
@@ -323,7 +329,6 @@ def evict(box: Box) -> Iterator[Sample]:
         yield sample("restore_equal", float(torch.equal(first, logits())), "1", part=part, turn=turn)
         yield sample("restore", ended - begun, "s", facts=facts, part=part, turn=turn)
     graph.reset()
-    del decode, model, blob
     pages.close()
     other.close()
 
@@ -353,33 +358,34 @@ def swap(box: Box) -> Iterator[Sample]:
 
         def out() -> None:
             with torch.cuda.stream(stream):
-                kernels.gather[grid](flat, offset, stage, N=words, BLOCK=1024)  # noqa: B023
-            download(stage.data_ptr(), nbytes, stream)  # noqa: B023
+                kernels.gather[grid](flat, offset, stage, N=words, BLOCK=1024)
+            download(stage.data_ptr(), nbytes, stream)
 
         def back() -> None:
-            upload(stage.data_ptr(), nbytes, stream)  # noqa: B023
+            upload(stage.data_ptr(), nbytes, stream)
             with torch.cuda.stream(stream):
-                kernels.scatter[grid](stage, offset, flat, N=words, BLOCK=1024)  # noqa: B023
+                kernels.scatter[grid](stage, offset, flat, N=words, BLOCK=1024)
 
         def whole_pages(move: Callable[[int, int, int, int], None], *, up: bool) -> None:
-            for i, n in enumerate(pages):  # noqa: B023
+            for i, n in enumerate(pages):
                 at = kv.data.data_ptr() + n * rig.LARGE
                 there = LOCKED.chunks((i + 1) * rig.LARGE, rig.LARGE)[i][0]
-                move(*((at, there) if up else (there, at)), rig.LARGE, stream.cuda_stream)
+                dst, src = (at, there) if up else (there, at)
+                move(dst, src, rig.LARGE, stream.cuda_stream)
 
         ways: dict[tuple[str, str], Callable[[], None]] = {
             ("gather", "out"): out,
             ("gather", "in"): back,
-            ("batch", "out"): lambda: driver.copy_batch(host, device, sizes, stream.cuda_stream),  # noqa: B023
-            ("batch", "in"): lambda: driver.copy_batch(device, host, sizes, stream.cuda_stream),  # noqa: B023
-            ("pages", "out"): lambda: whole_pages(driver.to_host, up=False),  # noqa: B023
-            ("pages", "in"): lambda: whole_pages(driver.to_device, up=True),  # noqa: B023
+            ("batch", "out"): lambda: driver.copy_batch(host, device, sizes, stream.cuda_stream),
+            ("batch", "in"): lambda: driver.copy_batch(device, host, sizes, stream.cuda_stream),
+            ("pages", "out"): lambda: whole_pages(driver.to_host, up=False),
+            ("pages", "in"): lambda: whole_pages(driver.to_device, up=True),
         }
         before = kv.data.clone()
         for (method, way), move in ways.items():
             if box.todo("swap", tokens=tokens, method=method, way=way):
                 rounds(stream, move, 1)
-                taken = [clocked(lambda f=move: (f(), stream.synchronize())) for _ in range(5)]  # type: ignore[misc]
+                taken = [finished(move, stream) for _ in range(5)]
                 yield sample("swap", taken, "s", facts={"bytes": nbytes}, tokens=tokens, method=method, way=way)
         torch.cuda.synchronize()
         yield sample("swap_equal", float(torch.equal(before, kv.data)), "1", tokens=tokens)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -180,7 +181,7 @@ def capture(stream: Any) -> Iterator[Any]:
             graph.capture_end()
 
 
-def graph_of(p: Part, work: Callable[[int], None], calls: int = 1) -> Any:
+def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
     """A graph of `calls` calls of `work(i)`; run once before, so that nothing compiles inside the capture."""
     p.stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(p.stream):
@@ -202,10 +203,10 @@ def replays(p: Part, graph: Any, n: int) -> list[float]:
             graph.replay()
             mark.record()
     p.stream.synchronize()
-    return [1e-3 * a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
+    return [1e-3 * a.elapsed_time(b) for a, b in pairwise(marks)]
 
 
-def timed(p: Part, work: Callable[[int], None], calls: int = 1, seconds: float = 0.1) -> list[float]:
+def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float = 0.1) -> list[float]:
     """Seconds of one call, from replays of a graph of `calls`; the first replays, cold, are left out."""
     graph = graph_of(p, work, calls)
     probe = min(replays(p, graph, 3))
@@ -415,7 +416,7 @@ def attend(kv: Kv, rows: int, ctx: int, on_sms: int, block: int = 64, stages: in
     """Static tensors for `rows` sequences of `ctx` tokens."""
     m, device = kv.m, kv.data.device
     s = split or splits(rows, m.kv, on_sms)
-    fp32 = {"dtype": torch.float32, "device": device}
+    fp32: dict[str, Any] = {"dtype": torch.float32, "device": device}
     q = noise(torch.empty(rows, m.heads, m.d, dtype=torch.bfloat16, device=device), 1.0, 1)
     return Attend(
         kv, q, kv.table(rows, ctx, block), torch.full((rows,), ctx, dtype=torch.int32, device=device),
@@ -563,7 +564,7 @@ class Decode(Layers):
 
 
 class Prefill(Layers):
-    """One prompt from its start. K and V go to contiguous scratch, where torch's attention reads them, and to a page pool."""
+    """One prompt from its start; K and V go to scratch, where torch's attention reads them, and once more to pages."""
 
     def __init__(self, model: Model, tokens: int, backend: str) -> None:
         super().__init__(model, tokens)

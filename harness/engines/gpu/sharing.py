@@ -6,7 +6,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
 import torch
@@ -128,7 +127,8 @@ def interfere(box: Box) -> Iterator[Sample]:
         raise RuntimeError(f"two models do not fit into {room / GIB:.0f} GiB")
     a, b = Side(m, 1), Side(m, 2)
     halves = rig.pair(64 if rig.sms() > 72 else rig.sms() // 16 * 8)
-    least, most = torch.cuda.Stream.priority_range()
+    streams: Any = torch.cuda.Stream
+    least, most = streams.priority_range()
     places = {
         "plain": (rig.whole(0, 1), rig.whole(0, 2)),
         "split": halves,
@@ -168,9 +168,8 @@ def host(box: Box) -> Iterator[Sample]:
         p = rig.whole(0, 10 + i)
         graph = rig.graph_of(p, decode.step)
         meta = torch.zeros(4096, dtype=torch.int32, pin_memory=True)
-        runs.append(
-            (p, graph, meta, meta.to(rig.DEVICE), decode.ids, torch.empty(rows, dtype=torch.int64, pin_memory=True))
-        )  # noqa: E501
+        out = torch.empty(rows, dtype=torch.int64, pin_memory=True)
+        runs.append((p, graph, meta, meta.to(rig.DEVICE), decode.ids, out))
     for n in (1, 2, 4, 8):
         if not box.todo("host_step", models=n):
             continue

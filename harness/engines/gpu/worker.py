@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Value = str | int | float | bool
@@ -78,7 +79,7 @@ class Box:
         return self._end - self._clock()
 
     def todo(self, what: str, **params: Value) -> bool:
-        """Is this measurement still to be made?"""
+        """Whether this measurement is still to be made."""
         return key(what, params) not in self._done
 
 
@@ -97,6 +98,12 @@ def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None])
     except Exception as error:  # whatever it is, it is a finding
         return {"probe": probe, "state": "raise", "why": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
     return {"probe": probe, "state": "done"}
+
+
+def find(module: str, name: str, box: Box) -> Iterator[Sample]:
+    """The samples of a probe, by where it is."""
+    samples: Iterator[Sample] = getattr(importlib.import_module(module), name)(box)
+    return samples
 
 
 def die_with_parent() -> None:
@@ -122,8 +129,7 @@ def main(rig: str, fd: int) -> None:
     send({"ready": True})
     for line in sys.stdin:
         ask = json.loads(line)
-        name, module = ask["probe"], ask["module"]
         box = Box(ask["box_s"], [(what, params) for what, params in ask["done"]])
-        send(play(name, lambda box, n=name, m=module: getattr(importlib.import_module(m), n)(box), box, send))
+        send(play(ask["probe"], partial(find, ask["module"], ask["probe"]), box, send))
         bench.tidy()  # raises where the probe broke the device's context: the parent then starts a new worker
         send({"ready": True})
