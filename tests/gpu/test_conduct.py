@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ def hanging(name: str = "hangs", *, alone: bool = False) -> Probe:
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, Any]]]:
     """Conducts fake probes in one folder and returns the lines that this call added."""
-    monkeypatch.setenv("PYTHONPATH", os.getcwd())
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     raw = tmp_path / "fake-1" / conduct.RAW
 
     def run(*probes: Probe, minutes: float = 10, **more: Any) -> list[dict[str, Any]]:
@@ -74,9 +73,7 @@ def test_what_ends_badly_costs_itself_alone(play: Callable[..., list[dict[str, A
 def test_probes_that_may_fault_run_in_processes_of_their_own(play: Callable[..., list[dict[str, Any]]]) -> None:
     shared = play(fake("also"), fake("again"))
     assert len({line["p50"] for line in shared if "what" in line}) == 1
-    alone = play(
-        fake("also", alone=True), fake("again", alone=True), hanging(alone=True), again=["also", "again"]
-    )
+    alone = play(fake("also", alone=True), fake("again", alone=True), hanging(alone=True), again=["also", "again"])
     assert len({line["p50"] for line in alone if line.get("what") == "worker"}) == 2
     assert states(alone)["hangs"] == "hang"
 

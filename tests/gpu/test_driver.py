@@ -87,6 +87,6 @@ def test_a_status_becomes_an_error_by_name() -> None:
 def test_a_split_that_the_driver_did_not_make_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bindings return as many groups as were asked for, whatever the driver made."""
     made = (drv.CUresult.CUDA_SUCCESS, [RESOURCE], 0, RESOURCE)
-    monkeypatch.setattr(driver.drv, "cuDevSmResourceSplitByCount", lambda *_: made)
+    monkeypatch.setattr(drv, "cuDevSmResourceSplitByCount", lambda *_: made)
     with pytest.raises(driver.DriverError, match="no group of 64 SMs"):
         driver.split(RESOURCE, 64)

@@ -61,8 +61,7 @@ CASES = [
     *(
         Case(
             "rope_write",
-            "qkv:bf16* cosine:fp32* sine:fp32* position:i32* slot:i64* q:bf16* k:bf16* v:bf16*"
-            " layer:=i32* v_off:=i32*",
+            "qkv:bf16* cosine:fp32* sine:fp32* position:i32* slot:i64* q:bf16* k:bf16* v:bf16* layer:=i32* v_off:=i32*",
             {"HQ": m.heads, "HKV": m.kv, "D": m.d},
             1,
         )
@@ -107,7 +106,7 @@ def test_every_kernel_is_compiled_somewhere() -> None:
     assert {case.kernel for case in CASES} == set(NAMES)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.kernel}-{'-'.join(map(str, c.constants.values()))}-{c.stages}")
+@pytest.mark.parametrize("case", CASES, ids=lambda c: "-".join(map(str, (c.kernel, *c.constants.values(), c.stages))))
 def test_a_kernel_compiles_for_hopper(case: Case, tmp_path: Path) -> None:
     got = compiled(case)
     used, ptx = usage(got.asm["cubin"], tmp_path), got.asm["ptx"]
@@ -116,7 +115,7 @@ def test_a_kernel_compiles_for_hopper(case: Case, tmp_path: Path) -> None:
     assert got.metadata.shared <= SHARED
     copies = re.findall(r"cp\.async\.c[ag]\.shared\.global[^;]*?, (0x\w+|\d+)", ptx)
     wide = [size for size in copies if int(size, 0) == 16]
-    assert len(copies) - len(wide) <= case.stages * (case.kernel == "decode")  # the table's entry of each tile in flight
+    assert len(copies) - len(wide) <= case.stages * (case.kernel == "decode")  # a table entry for each tile in flight
     assert bool(wide) == (case.kernel == "decode")
     assert case.kernel != "decode" or not re.search(r"ld\.global[^;]*\.[bu]16", ptx)  # one number at a time
 
@@ -138,8 +137,8 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def one_number(tensor: Any, *more: Any) -> None:
         """Loop bounds are arrays of one number there, which numpy >= 2.4 no longer takes for a number."""
         patch(tensor, *more)
-        value = lambda self: int(self.handle.data.item())  # noqa: E731
-        more[0].set_attr(tensor, "__index__", value) if more else setattr(tensor, "__index__", value)  # noqa: B010
+        patched = more[0].set_attr if more else setattr  # newer versions undo what they patch
+        patched(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     dot = interpreter.InterpreterBuilder.create_dot
 
@@ -281,7 +280,7 @@ def torch_step(model: Any, ids: Any, position: Any, past: list[tuple[Any, Any]])
 def test_a_decode_step_is_a_llama() -> None:
     model = rig.Model(TINY, rig.random(TINY.weight_bytes() // 2, 0.2))
     rows, ctx, block = 3, 70, 64
-    kv = rig.pool(TINY, rows * 128, page=TINY.kv_bytes * 128, block=block)
+    kv = rig.pool(TINY, (rows, 128), page=TINY.kv_bytes * 128, block=block)
     decode = model.decode(kv, rows, ctx, 4)
     past = []
     for l in range(TINY.layers):

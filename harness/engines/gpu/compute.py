@@ -89,7 +89,7 @@ def splits(box: Box) -> Iterator[Sample]:
 
 
 def gemm(box: Box) -> Iterator[Sample]:
-    """Each GEMM of a layer and the head of three models, tokens x SMs, in graphs over weights that outgrow the cache."""
+    """Each GEMM of a layer and the head of three models: tokens x SMs, in graphs over weights larger than the cache."""
     largest = max(n * k for dims in rig.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
@@ -105,7 +105,7 @@ def gemm(box: Box) -> Iterator[Sample]:
     def case(name: str, of: str, m: int, ask: int, target: int = 0) -> Iterator[Sample]:
         n, k = rig.DIMS[name].gemms()[of]
         params: dict[str, Value] = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
-        if box.todo("gemm", **params):
+        if box.todo("gemm", **params) and box.todo("refused", call="gemm", **params):
             p = rig.part(ask)
             try:
                 with sm_target(p.sms if target else 0):
@@ -151,10 +151,10 @@ def sm_target(count: int) -> Iterator[None]:
 
 
 def attention(box: Box) -> Iterator[Sample]:
-    """Paged decode attention of one layer, rows x context x SMs, then splits, stages and page layouts; checked first."""
+    """Paged decode attention of one layer: checked, rows x context x SMs, then splits, stages and page layouts."""
     if box.todo("attention_error"):
         small = rig.DIMS["8B"]._replace(layers=2)
-        a = rig.attend(rig.pool(small, 5 * 1024), 5, 1000, rig.sms())
+        a = rig.attend(rig.pool(small, (5, 1000)), 5, 1000, rig.sms())
         a.ctx.copy_(torch.tensor([1000, 1, 64, 65, 777], dtype=torch.int32))
         a.run(1)
         want = rig.reference(a, 1)
@@ -167,7 +167,7 @@ def attention(box: Box) -> Iterator[Sample]:
         points = [(1, 8192), (8, 2048), (64, 2048), (128, 1024), (1, 512), (16, 512), (64, 256), (256, 512)]
         room = rig.free_bytes() // m.kv_bytes
         points = [(rows, ctx) for rows, ctx in points if rows * ctx * 1.2 < room]
-        kv = rig.pool(m, max(rows * -(-ctx // 128) * 128 for rows, ctx in points))
+        kv = rig.pool(m, *points)
         for ask, (rows, ctx) in product(rig.shares(SHARES if name == "8B" else (64, 32)), points):
             yield from one_attention(box, kv, rows, ctx, ask)
         if name == "8B":
@@ -239,8 +239,16 @@ def prefill(box: Box) -> Iterator[Sample]:
 def causal(box: Box, model: rig.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
     """Attention of one prompt in one layer."""
     m = model.m
-    params: dict[str, Value] = {"of": m.name, "tokens": tokens, "heads": m.heads, "kv": m.kv, "d": m.d, "ask": ask, "backend": backend}
-    if box.todo("prefill_attention", **params):
+    params: dict[str, Value] = {
+        "of": m.name,
+        "tokens": tokens,
+        "heads": m.heads,
+        "kv": m.kv,
+        "d": m.d,
+        "ask": ask,
+        "backend": backend,
+    }
+    if box.todo("prefill_attention", **params) and box.todo("refused", call="prefill_attention", **params):
         p, f = rig.part(ask), model.prefill(tokens, backend)
         for x in (f.q, f.k, f.v):
             rig.noise(x, 1.0)
@@ -302,7 +310,7 @@ def step(box: Box) -> Iterator[Sample]:
         if m.weight_bytes() + rows * (ctx + 128) * m.kv_bytes > rig.free_bytes():
             continue
         model, p = rig.Model(m), rig.whole()
-        decode = model.decode(rig.pool(m, rows * (ctx + 128)), rows, ctx, p.sms)
+        decode = model.decode(rig.pool(m, (rows, ctx)), rows, ctx, p.sms)
         rig.graph_of(p, decode.step)  # compiles; the second capture is the one that counts
         free, begun = driver.memory()[0], time.perf_counter()
         graph = rig.graph_of(p, decode.step)

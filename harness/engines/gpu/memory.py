@@ -34,7 +34,7 @@ def clocked(call: Callable[[], Any]) -> float:
 
 def vmm(box: Box) -> Iterator[Sample]:
     """Host seconds of each call on pages, by size; then the calls whose rules differ between drivers."""
-    if box.todo("reserve"):
+    if box.todo("reserve", size=64 * GIB):
         spans: list[int] = []
         taken = [clocked(lambda: spans.append(driver.reserve(64 * GIB, 2 * MIB))) for _ in range(20)]
         for at in spans:
@@ -215,7 +215,7 @@ def copies(box: Box) -> Iterator[Sample]:
     if box.todo("h2d", chunk=CHUNK, beside="d2h"):
         yield sample("h2d", together(a, b, up, down), "s", facts=facts, chunk=CHUNK, beside="d2h")
     for rows in (1, 64):
-        if box.todo("decode_beside", B=rows, copy="d2h"):
+        if box.todo("decode_beside", of="3B", B=rows, copy="d2h"):
             yield from under_decode(box, rows, up, down)
 
 
@@ -249,11 +249,11 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
     """Decode steps of the 3B alone and beside copies each way."""
     m, ctx = rig.DIMS["3B"], 1024
     model, p = rig.Model(m), rig.whole()
-    decode = model.decode(rig.pool(m, rows * (ctx + 128)), rows, ctx, p.sms)
+    decode = model.decode(rig.pool(m, (rows, ctx)), rows, ctx, p.sms)
     graph = rig.graph_of(p, decode.step)
     buffer = torch.empty(GIB, dtype=torch.uint8, device=rig.DEVICE)
     for copy, move, stream in (("", None, None), ("h2d", upload, up), ("d2h", download, down)):
-        if box.todo("decode_beside", B=rows, copy=copy):
+        if box.todo("decode_beside", of=m.name, B=rows, copy=copy):
             if move is not None:
                 for _ in range(8):  # about 160 ms of copies, longer than the replays
                     move(buffer.data_ptr(), GIB, stream)
@@ -276,7 +276,7 @@ def evict(box: Box) -> Iterator[Sample]:
     other = rig.Pages(pages.count, page)
     blob = rig.noise(rig.at(pages.base, pages.size))
     model, p = rig.Model(m, blob), rig.whole()
-    decode = model.decode(rig.pool(m, 512), 1, 256, p.sms)
+    decode = model.decode(rig.pool(m, (1, 256)), 1, 256, p.sms)
     graph = rig.graph_of(p, decode.step)
     ids = decode.ids.clone()
     stream = torch.cuda.Stream()
@@ -339,7 +339,7 @@ def evict(box: Box) -> Iterator[Sample]:
 def swap(box: Box) -> Iterator[Sample]:
     """A request's KV out to the host and in: gathered and copied as one, as a batch of pieces, or as whole pages."""
     m, block = rig.DIMS["8B"], 64
-    kv = rig.pool(m, 16384)
+    kv = rig.pool(m, (1, 16384))
     stream = torch.cuda.Stream()
     words = block * m.token * rig.BF16 // 8  # of a piece: a block's K, or V, in one layer
     flat = kv.data.view(torch.int64)
@@ -398,7 +398,7 @@ def unmap(box: Box) -> Iterator[Sample]:
     """Steps of one model while a thread changes another's pages; they share nothing but the device."""
     m, ctx = rig.DIMS["1B"], 1024
     model, p = rig.Model(m), rig.whole()
-    decode = model.decode(rig.pool(m, 8 * (ctx + 128)), 8, ctx, p.sms)
+    decode = model.decode(rig.pool(m, (8, ctx)), 8, ctx, p.sms)
     graph = rig.graph_of(p, decode.step)
     rig.replays(p, graph, 10)
     pages = rig.Pages(512).fill()

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -72,7 +71,6 @@ def hello() -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gcc": shutil.which("gcc") or "",
-        "runtime": "gvisor" if Path("/proc/sys/kernel/gvisor").exists() else "",
     }
 
 
@@ -230,7 +228,8 @@ class Pages:
     Triton asks the driver about the base pointer at each launch, so page 0 must be there.
     """
 
-    def __init__(self, count: int, page: int = LARGE) -> None:
+    def __init__(self, count: int, page: int = 0) -> None:
+        page = page or LARGE
         self.count, self.page, self.size = count, page, count * page
         self.base = driver.reserve(self.size, page)
         self.handles: dict[int, Any] = {}
@@ -349,6 +348,10 @@ class Kv:
     def table(self, rows: int, ctx: int, block: int, seed: int = 0) -> Tensor:
         """Block table of `rows` sequences of `ctx` tokens on shuffled pages; int32, in units of 256 bytes."""
         each = -(-ctx // self.tokens)
+        if rows * each * self.stride > self.data.numel():
+            raise ValueError(
+                f"{rows} sequences of {ctx} tokens do not fit into {self.data.numel() // self.stride} pages"
+            )
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(rows * each, generator=generator).view(rows, each, 1)
         inside = torch.arange(self.tokens // block) * block * self.m.token
@@ -369,10 +372,12 @@ def page_tokens(m: Dims, page: int, block: int) -> int:
     return page // m.kv_bytes // block * block
 
 
-def pool(m: Dims, tokens: int, page: int = LARGE, block: int = 64) -> Kv:
-    """KV in plain memory for some pages' worth of tokens."""
+def pool(m: Dims, *needs: tuple[int, int], page: int = 0, block: int = 64) -> Kv:
+    """KV in plain memory, enough for any one of `needs`: (sequences, tokens of each)."""
+    page = page or LARGE
     each = page_tokens(m, page, block)
-    return Kv(m, random(-(-tokens // each) * page // BF16, 1.0), each, page // BF16)
+    count = max(rows * -(-ctx // each) for rows, ctx in needs)
+    return Kv(m, random(count * page // BF16, 1.0), each, page // BF16)
 
 
 def splits(rows: int, kv: int, on_sms: int) -> int:

@@ -67,20 +67,21 @@ class Side:
     def __init__(self, m: rig.Dims, seed: int) -> None:
         self.m = m
         self.model = rig.Model(m, rig.random(m.weight_bytes() // rig.BF16, seed=seed))
-        self.kv = rig.pool(m, 64 * (CTX + 128))
-        self.short = rig.Model(m, self.model.blob, layers=8)
+        self.kv = rig.pool(m, (64, CTX))
+        self.short = rig.Model(m, self.model.blob, layers=min(8, m.layers))
         self.host = torch.empty(memory.CHUNK, dtype=torch.uint8, pin_memory=True)
         self.device = torch.empty(memory.CHUNK, dtype=torch.uint8, device=rig.DEVICE)
         self.pages = rig.Pages(64).fill()
-        self._lanes: dict[tuple[str, rig.Part], Lane] = {}
+        self._lanes: dict[tuple[str, int], Lane] = {}
 
     def lane(self, act: str, part: rig.Part) -> Lane:
         """An act on a partition; its graph is captured once."""
         if act in {"h2d", "d2h", "churn"}:
             part = rig.whole(0, id(self))  # copy engines and the driver know no partition
-        if (act, part) not in self._lanes:
-            self._lanes[act, part] = self._lane(act, part)
-        return self._lanes[act, part]
+        at = (act, int(part.stream.cuda_stream))
+        if at not in self._lanes:
+            self._lanes[at] = self._lane(act, part)
+        return self._lanes[at]
 
     def _lane(self, act: str, part: rig.Part) -> Lane:
         if act == "churn":
@@ -161,7 +162,7 @@ def host(box: Box) -> Iterator[Sample]:
     """One Python thread that drives 1 to 8 models: host seconds a step, and how often it looks at each."""
     m, rows, steps = rig.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
-    kv = rig.pool(m, 8 * rows * 384)
+    kv = rig.pool(m, (rows, 256))
     runs = []
     for i in range(8):
         decode = rig.Model(m, blob).decode(kv, rows, 256, rig.sms())

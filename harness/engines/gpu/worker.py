@@ -60,11 +60,16 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
+def _digits(value: float) -> float:
+    """Six digits are more than any clock here has."""
+    return float(f"{value:.6g}")
+
+
 def record(probe: str, one: Sample) -> dict[str, Any]:
     """A sample as a line of raw.jsonl, still without its time."""
     v = sorted(one.values)
     out: dict[str, Any] = {"probe": probe, "what": one.what, "params": dict(one.params), "unit": one.unit, "n": len(v)}
-    out |= {"min": v[0], "p50": quantile(v, 0.5), "p95": quantile(v, 0.95), "sms": one.sms}
+    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": one.sms}
     return out | ({"facts": dict(one.facts)} if one.facts else {})
 
 
