@@ -13,6 +13,7 @@ TRACE = arena-chat
 PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
+IMPORTS := import torch, triton, cuda.bindings.driver
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
@@ -72,7 +73,7 @@ torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock
 
 $(TORCHED): | $(READY)
 	$(call quiet,torch,$(PY) -m pip install -q --disable-pip-version-check $(TORCH) && \
-	$(PY) -c 'import torch, triton, cuda.bindings.driver' && rm -f .venv/.torch-* && touch $@)
+	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
 	@$(PYTHON) -m harness.engines.gpu --minutes $(MINUTES)

@@ -207,7 +207,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v, **_: q)
     monkeypatch.setattr(compute, "varlen", lambda q, k, v: q)
     monkeypatch.setattr(rig, "reference", lambda a, layer: torch.ones_like(a.q).float())
-    monkeypatch.setattr(rig.Attend, "run", lambda self, layer: launched(self, layer))
+    monkeypatch.setattr(rig.Attend, "run", launched)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
     monkeypatch.setattr(rig, "DIMS", DIMS)
     monkeypatch.setattr(rig, "LARGE", 64 * KIB)
