@@ -6,7 +6,8 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON = python3
 MINUTES = 8
-TORCH = torch==2.13.0 triton==3.6.0 cuda-bindings==13.0.3
+TORCH = torch==2.13.0
+KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = dedicated,static,chunked,ideal
 TRACE = arena-chat
 
@@ -14,7 +15,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
-TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH)' | cksum | cut -d' ' -f1)
+TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
@@ -69,10 +70,12 @@ test-slow: $(READY) ## tests that take minutes: kills, conformance under load, r
 test-torch: torch ## tests of what runs on a GPU, on a CPU: kernels compiled and interpreted, driver calls
 	$(call loud,test-torch,$(PY) -m pytest -q -m torch tests/gpu)
 
-torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock (make torch TORCH='...': others)
+torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock, for test-torch
 
+# Apart: torch's CUDA builds name a triton of their own, its CPU builds none; what is compiled here needs no GPU.
 $(TORCHED): | $(READY)
 	$(call quiet,torch,$(PY) -m pip install -q --disable-pip-version-check $(TORCH) && \
+	$(PY) -m pip install -q --disable-pip-version-check $(KERNELS) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
