@@ -33,6 +33,9 @@ def main(argv: list[str]) -> int:
     except conduct.NoGpuError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
+        return 130
     print(report.write(folder, PLAN))
     return 0
 

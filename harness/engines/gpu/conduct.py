@@ -30,6 +30,11 @@ BAD = frozenset({"fault", "hang"})  # how a probe may end that a second call lea
 Line = dict[str, Any]
 
 
+def aloud(line: str) -> None:
+    """Print a line at once, also into a pipe."""
+    print(line, flush=True)
+
+
 class NoGpuError(Exception):
     """Nothing here to probe; says why and the way out in one line."""
 
@@ -139,7 +144,7 @@ def ended(known: Sequence[Line], probe: str) -> str | None:
     return states[-1] if states else None
 
 
-class Book:
+class Journal:
     """raw.jsonl: appends lines, each flushed and synced, with the call's number and the time."""
 
     def __init__(self, path: Path) -> None:
@@ -169,7 +174,7 @@ def conduct(
     *,
     again: Collection[str] = (),
     only: Collection[str] = (),
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None] = aloud,
     clock: Callable[[], float] = time.monotonic,
 ) -> Path:
     """Run what of the plan is left, within `minutes`, into `out`/<GPU name>, and return that folder.
@@ -180,11 +185,11 @@ def conduct(
     end = clock() + 60 * minutes
     child: Child | None
     child, hello = _greet(plan, clock)
-    book: Book | None = None
+    book: Journal | None = None
     try:
         folder = out / str(hello["short"])
         folder.mkdir(parents=True, exist_ok=True)
-        book = Book(folder / RAW)
+        book = Journal(folder / RAW)
         _remember(folder / HOST, book.call, hello)
         for probe in plan.probes:
             if only and probe.name not in only:
@@ -237,7 +242,14 @@ def _greet(plan: Plan, clock: Callable[[], float]) -> tuple[Child, Line]:
 
 
 def _turn(
-    plan: Plan, probe: Probe, child: Child | None, book: Book, box_s: float, clock: Callable[[], float], *, fresh: bool
+    plan: Plan,
+    probe: Probe,
+    child: Child | None,
+    book: Journal,
+    box_s: float,
+    clock: Callable[[], float],
+    *,
+    fresh: bool,
 ) -> tuple[Child | None, Line]:
     """One probe in `child`, or in one of its own: the worker that is left, and the line of the probe's end."""
     if child is not None and probe.alone:
