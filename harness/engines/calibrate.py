@@ -70,8 +70,8 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
         op: str, rows: Rows, names: Sequence[str], seconds: Callable[[Quantity, Rows], F8], at: Sequence[str]
     ) -> None:
         """One quantity, if it has rows; `at`: what its factors' axes count, of the rows' features."""
-        if len(rows.y) < LEAST:
-            notes.append(f"{op}: {len(rows.y)} measured rows, the committed table holds")
+        if (fitted := int((~rows.out).sum())) < LEAST:
+            notes.append(f"{op}: {fitted} measured rows, the committed table holds")
             return
         was: Quantity = dict(base[op])
         q = was["gqa"] if op == "decode" else was
@@ -80,7 +80,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
         new |= {"source": f"{said}; scaled from: {was['source']}", "formula": was["formula"]}
         if op == "decode":  # one query head a KV head was not measured
             mha = {k: v for k, v in was["mha"].items() if k not in cost.ERRORS}
-            errors = {k: new[k] for k in cost.ERRORS}
+            errors = {k: new[k] for k in cost.ERRORS if k in new}
             gqa = {k: v for k, v in new.items() if k not in {"source", "formula"}}
             new = {"source": new["source"], "formula": new["formula"], **errors, "gqa": gqa, "mha": mha}
         out[op] = new
@@ -236,7 +236,8 @@ def _refit(
         }
         more = fit._factors(q["axes"], [feature[name] for name in at], np.log(few.y / seconds(new, few)))
         new["factors"] = [round(a * b, 3) for a, b in zip(q["factors"], more, strict=True)]
-    return new | fit._errors(seconds(new, rows), rows)
+    predicted = seconds(new, rows)
+    return new | (fit._errors(predicted, rows) if rows.out.any() else {"fit": fit._error(predicted, rows.y)})
 
 
 def _small(q: Quantity, spec: cost.GpuSpec, rows: Rows) -> F8:

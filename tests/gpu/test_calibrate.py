@@ -77,6 +77,19 @@ def test_it_is_a_table_that_a_run_can_take(fitted: tuple[dict[str, Any], Path, l
     assert any(re.fullmatch(r"h2d: (49|50)\.\d GB/s measured, 54\.0 in the table of h200", note) for note in notes)
 
 
+def test_a_call_that_was_cut_short_gives_what_it_can(tmp_path: Path) -> None:
+    folder = raw.write(tmp_path / "h200", truth())
+    kept = [
+        line for line in (folder / "raw.jsonl").read_text().splitlines() if '"of": "8B' in line and '"ask": 132' in line
+    ]
+    (folder / "raw.jsonl").write_text("\n".join(kept) + "\n")
+    got = calibrate.calibrate(folder).table
+    assert set(got) == {"kind", "gemm"}  # four prompts and eight batches, one held out, are too few for four numbers
+    assert "held" not in got["gemm"]
+    path, _ = calibrate.write(folder, out=tmp_path / "mine.toml")
+    assert path == tmp_path / "mine.toml"
+
+
 def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     folder = raw.write(tmp_path / "h200", truth())
     kept = [line for line in (folder / "raw.jsonl").read_text().splitlines() if '"probe": "step"' in line]

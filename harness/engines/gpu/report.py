@@ -230,6 +230,7 @@ def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
     for line in book.all("unit", mode=mode):
         p = line["params"]
         alone = book.one("unit", mode=mode, victim=p["victim"], other="")
+        alone = alone or book.one("unit", mode="plain", victim=p["victim"], other="")  # copies know no partition
         if alone and p["other"]:
             out.setdefault(p["victim"], {})[p["other"]] = line["p50"] / alone["p50"]
     return out

@@ -139,8 +139,7 @@ def interfere(box: Box) -> Iterator[Sample]:
     for mode in MODES:
         left, right = places[mode]
         for victim in ACTS:
-            pairs = [("", mode)] + [(other, mode) for other in ACTS]
-            for other, _ in pairs:
+            for other in ("", *ACTS):
                 if mode != "plain" and not (victim in bound or other in bound):
                     continue  # the same as plain
                 params = {"victim": victim, "other": other, "mode": mode, "of": m.name}
