@@ -126,5 +126,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit \
-ci lock clean
+.PHONY: compare reproduce-fig7 help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean
