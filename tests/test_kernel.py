@@ -107,7 +107,7 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
         ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
         ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
         ("    B.ctx -= q.l\n", ""),  # forgets a context
-        ("K.end = W.now + xfer_at(S, K.head).bytes / K.bw", "K.end = W.now"),  # a link without a queue
+        ("K.end = W.now + K.stop / K.bw", "K.end = W.now"),  # a link without a queue
     ],
 )
 def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.sim import Config, Machine, Served, Sim
+from harness.engines.sim import PIECE_BYTES, Config, Machine, Served, Sim
 from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
@@ -68,6 +68,7 @@ class World:
             batch_cap=c.batch_cap,
             chunk_tokens=c.chunk_tokens,
             prefill_tokens=c.prefill_tokens,
+            piece_bytes=c.piece_bytes,
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
             memory=text.get("memory", "real"),
@@ -158,6 +159,7 @@ def world(seed: int) -> World:
         batch_cap=int(rng.choice([2, 4, 16])),
         chunk_tokens=int(rng.choice([0, 8, 32])),
         prefill_tokens=64,
+        piece_bytes=foot // 7 if seed % 2 else PIECE_BYTES,
         watermark=float(rng.choice([0.0, 0.05])),
         mem_fraction=1.0,
         process_bytes=1000,
