@@ -12,12 +12,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Load, Move, Run
+from harness.actions import Action, Admit, Drop, Load, Move, Run
 from harness.engines import state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
 from harness.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Host, Inst, Jobs
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
@@ -125,10 +126,20 @@ def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
         ("            elif stuck(S, lane):\n", "            elif False:\n"),
         ("            if deserted(S, lane):\n", "            if False:\n"),
         ("    n.mine = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
+        (
+            "    if K.head >= 0:\n        return K.head\n",
+            "    if K.head >= 0 and K.whead < 0:\n        return K.head\n",
+        ),  # KV waits
+        ("            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):\n", "            if False:\n"),
+        ("/ W.piece)) + 1\n", "/ W.piece)) + 2\n"),  # a piece more
+        (
+            "        if K.weights > 1 and K.head < 0 and",
+            "        if W.now < 0.0 and K.head < 0 and",
+        ),  # once begun, to the end
     ],
 )
-def test_oracle_notices_a_wrong_turn(pair: tuple[str, str]) -> None:
-    assert plain(str(TURNED), str(TURNED + 30), *pair).split() != []
+def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
+    assert plain(str(TURNED), str(TURNED + 60), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
@@ -439,3 +450,58 @@ def test_the_order_in_force_is_none_after_the_turn() -> None:
         event = sim.poll(9.0)
         assert isinstance(event, Done)
         assert event.failed is not None
+
+
+# ---------------------------------------------------------------- links, by hand
+
+
+def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[float, Action]]:
+    """Loads of three models of 1 s on one link, in 8 pieces; when each load or move is done, in both simulators."""
+    w = clock(3)
+    size = weight_bytes(SHAPE)
+    spec = w.machine.spec._replace(h2d=float(size), d2h=float(size))
+    machine = w.machine._replace(spec=spec, ladder={"host": Way(0.0, "pcie")})
+    free = [x for x in w.script if not isinstance(x[1], Load) or x[1].inst == M0.inst]
+    w = replace(w, machine=machine, config=replace(w.config, piece_bytes=size // pieces), script=[*free, *script])
+    want = [
+        (t, e.action) for t, e in Oracle(w.setup()).run(w.jobs, w.script, 9.0).told
+        if isinstance(e, Done) and e.failed is None and t > NEVER
+    ]  # fmt: skip
+    sim = w.sim()
+    for t, a in w.script:
+        if t == NEVER:
+            sim.do(a)
+    sim.begin(w.jobs, frozenset({Load, Move}), oracle=False)
+    found, view = list[tuple[float, Action]](), sim.view()
+    for t, a in [*((t, a) for t, a in w.script if t > NEVER), (9.0, Drop(0))]:
+        while (event := sim.poll(t)) is not None:
+            assert isinstance(event, Done)
+            assert event.failed is None
+            found.append((view.now_s, event.action))
+        sim.do(a)
+    assert [a for _, a in found] == [a for _, a in want]
+    assert [t for t, _ in found] == pytest.approx([t for t, _ in want], abs=1e-12)
+    return found
+
+
+M2 = Batch(Inst("m2", (0,)))
+
+
+def test_weights_that_somebody_waits_for_overtake_a_prefetch() -> None:
+    two: list[tuple[float, Action]] = [(0.0, Load(M1.inst)), (0.0, Load(M2.inst))]
+    assert link(two) == [(1.0, Load(M1.inst)), (2.0, Load(M2.inst))]
+    # asked for at 0.3: the piece on the wire, the third, is not cut
+    assert link([*two, (0.3, Run(M2))]) == [(1.375, Load(M2.inst)), (2.0, Load(M1.inst))]
+    # closed again at 0.6, when its second piece is on the wire
+    assert link([*two, (0.3, Run(M2)), (0.6, Run(M2, steps=0))]) == [(1.25, Load(M1.inst)), (2.0, Load(M2.inst))]
+    # both awaited at 0.45: in order of issue again
+    assert link([*two, (0.3, Run(M2)), (0.45, Run(M1))]) == [(1.125, Load(M1.inst)), (2.0, Load(M2.inst))]
+    assert link([*two, (0.3, Run(M2))], pieces=1) == [(1.0, Load(M1.inst)), (2.0, Load(M2.inst))]
+
+
+def test_kv_overtakes_weights() -> None:
+    kv_s = 16 * kv_token_bytes(SHAPE) / weight_bytes(SHAPE)  # a block
+    out: list[tuple[float, Action]] = [(NEVER, Run(M0, "prefill")), (0.5, Move(0, Host())), (1.0, Load(M1.inst))]
+    found = link([*out, (1.3, Move(0, (0,)))])
+    assert [a for _, a in found] == [Move(0, Host()), Move(0, (0,)), Load(M1.inst)]
+    assert [t for t, _ in found] == pytest.approx([0.5 + kv_s, 1.375 + kv_s, 2.0 + kv_s], abs=1e-12)

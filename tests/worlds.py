@@ -262,13 +262,16 @@ def turned(seed: int) -> World:
     def switch() -> list[Action]:
         """What stands before a turn."""
         old, new, r = some(), some(), int(rng.integers(0, len(w.jobs)))
-        what = int(rng.integers(0, 6))
+        what = int(rng.integers(0, 7))
         if what == 0 and old != new:
             return [Evict(old.inst, bool(rng.random() < 0.3)), Load(new.inst), turn(new)]
         if what == 1 and (c.gpus == 2 and c.models[int(w.jobs.model[r])].tp == 1):
             return [Move(r, homes[int(rng.integers(0, 4))]), turn(new)]
         if what == 2:
             return [Run(old, str(rng.choice(["mixed", "prefill", "decode"])), steps=0), turn(new)]  # type: ignore[arg-type]
+        if what == 3:  # a prefetch, and weights that the turn waits for
+            both: list[Action] = [Evict(b.inst, drain=False) for b in (old, new)]
+            return [*both, Load(old.inst), Load(new.inst), turn(new)]
         return [turn(new)]
 
     last_s = w.script[-1][0]
