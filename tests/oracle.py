@@ -232,7 +232,7 @@ class Oracle:
         self.now, self.fresh, self.admits = -math.inf, False, 0
         self.reqs, self.live = reqs, list[Req]()
         self.weights: dict[Inst, str] = {}  # waiting, loading, in, draining, leaving; absent: out
-        self.leaving: dict[Inst, list[Action]] = {}
+        self.leaving: dict[Inst, Action] = {}
         self.limits: dict[tuple[str, int], int | None] = {}
         self.routes: dict[str, Batch] = {}
         self.answer = answer
@@ -352,7 +352,7 @@ class Oracle:
             members = any(r.batch and r.batch.inst == inst for r in self.live)
             if (state == "leaving" and not steps) or (state == "draining" and not members):
                 del self.weights[inst]
-                self.news += [Done(e) for e in self.leaving.pop(inst)]
+                self.news.append(Done(self.leaving.pop(inst)))
 
     # turns
 
@@ -737,9 +737,14 @@ class Oracle:
                 mine.fail("evicted")
                 done()
             case Evict(inst, drain) if self.weights.get(inst) in ("in", "draining", "leaving"):
-                self.leaving.setdefault(inst, []).append(action)
-                if self.weights[inst] != "leaving":
-                    self.weights[inst] = "draining" if drain else "leaving"
+                if self.weights[inst] == "leaving" or (self.weights[inst] == "draining" and drain):
+                    done("it is leaving already")
+                    return
+                if inst in self.leaving:
+                    self.news.append(Done(self.leaving[inst], "another took its place"))
+                self.leaving[inst] = action
+                self.weights[inst] = "draining" if drain else "leaving"
+                self.empty_leaving()
             case Limit(model, gpu, kv_bytes):
                 self.limits[model, gpu] = kv_bytes
             case Admit(str() as model, batch) if model == batch.inst.model:
@@ -765,6 +770,24 @@ class Oracle:
                     self.move(r, to, done)
 
                 self.after_step(self.reqs[rid], move, done)
+            case Move(Batch() as batch, to):
+                whole = [r for r in sorted(self.live, key=lambda r: r.seq) if r.batch == batch and r.blocks]
+                whole = [r for r in whole if to is None or r.where != "waiting"]
+                ends: list[str | None] = []
+
+                def end(failed: str | None = None) -> None:
+                    ends.append(failed)
+                    if len(ends) == len(whole):
+                        done(next((x for x in ends if x), None))
+
+                def move_one(r: Req) -> None:
+                    self.move(r, to, end)
+
+                self.batches.setdefault(batch, len(self.batches))
+                for r in whole:
+                    self.after_step(r, move_one, end)
+                if not whole:
+                    done("no KV to move")
             case Run(batch, phase, steps=0):
                 lane = (batch, int(phase == "decode"))
                 self.batches.setdefault(batch, len(self.batches))
@@ -808,7 +831,7 @@ class Oracle:
             done()
         elif state in ("draining", "leaving"):
             self.weights[inst] = "in"
-            self.news += [Done(e, "loaded again") for e in self.leaving.pop(inst)]
+            self.news.append(Done(self.leaving.pop(inst), "loaded again"))
             done()
         elif state is None:
 
@@ -833,7 +856,7 @@ class Oracle:
         if r.step or r.where == "moving":
             kind = "admit" if effect.__name__ == "admit" else "other"
             if kind == "other" and kind in r.later:
-                if effect.__name__ == "move":
+                if effect.__name__.startswith("move"):
                     failed("another is under way")
                     return
                 r.later[kind][1]("dropped")
@@ -850,10 +873,10 @@ class Oracle:
             done()
         elif not r.blocks or r.swapped or to is None:
             done("no KV to move")
-        elif dest == r.home:
-            done()
         elif not r.whole:
             done("its KV is not whole")
+        elif dest == r.home:
+            done()
         elif on(dest) and self.never(dest, r.blocks):
             done("larger than the account")
         elif on(dest):

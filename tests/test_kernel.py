@@ -12,8 +12,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Drop, Load, Move, Run
-from harness.engines import state
+from harness.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.engines import kernel, state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
@@ -32,6 +32,16 @@ def same(a: float, b: float, tol: float = 1e-9) -> bool:
     return (math.isnan(a) and math.isnan(b)) or abs(a - b) <= tol
 
 
+def heard(event: Event, kind: type) -> bool:
+    """Whether an event is of a kind; of ends, those of loads, evictions and moves."""
+    return isinstance(event, kind) and (not isinstance(event, Done) or isinstance(event.action, Load | Evict | Move))
+
+
+def bare(event: Event) -> Event:
+    """An event without the words in which a refusal gives its reason."""
+    return replace(event, failed="") if isinstance(event, Done) and event.failed is not None else event
+
+
 def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
     """Whether two events are one and the same, told at one time."""
     (t, e), (u, f) = a, b
@@ -46,10 +56,10 @@ def differences(seed: int) -> list[str]:
     want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
     sim, told = drive(w, end_s)
     found = []
-    for kind in (Prefilled, Finished, Preempted, TurnEnded):
-        ours, theirs = ([(t, e) for t, e in of if isinstance(e, kind)] for of in (told, want.told))
+    for kind in (Prefilled, Finished, Preempted, TurnEnded, Done):
+        ours, theirs = ([(max(t, 0.0), bare(e)) for t, e in of if heard(e, kind)] for of in (told, want.told))
         for of in (ours, theirs):  # of requests that end at one instant, the order has no meaning
-            of.sort(key=lambda x: getattr(x[1], "rid", 0))
+            of.sort(key=lambda x: repr(getattr(x[1], "rid", x[1] if isinstance(x[1], Done) else 0)))
         if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
             k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
             found.append(f"{seed}: {kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
@@ -505,3 +515,75 @@ def test_kv_overtakes_weights() -> None:
     found = link([*out, (1.3, Move(0, (0,)))])
     assert [a for _, a in found] == [Move(0, Host()), Move(0, (0,)), Load(M1.inst)]
     assert [t for t, _ in found] == pytest.approx([0.5 + kv_s, 1.375 + kv_s, 2.0 + kv_s], abs=1e-12)
+
+
+# ---------------------------------------------------------------- books
+
+
+def books(sim: Sim) -> None:
+    """Every block belongs to one request at rest or to one end of one move, and every byte to an account or to weights."""
+    S = sim.S
+    owned = np.zeros(len(S.I), np.int64)
+    for r in S.R[: int(S.s["nxt"])]:
+        if r["state"] >= state.DONE:
+            assert (r["home"], r["blocks"]) == (-1, 0)
+        elif r["home"] >= 0:
+            blocks = int(r["blocks"])
+            if r["state"] == state.RUN:
+                b = int(r["batch"])
+                lane = kernel.decode_lane(S.at, b)
+                made = int(S.B[b]["D"]) - int(r["jd"])
+                made += kernel.stepped(S.at, lane) + 1 if lane >= 0 else 0  # a step begun writes one token more
+                blocks = max(blocks, -(-(int(r["l"]) + made - 1) // sim.config.block_tokens))
+            owned[r["home"]] += blocks
+    x = int(S.s["xhead"])
+    while x >= 0:
+        X = S.X[x]
+        if X["rid"] >= 0 and X["stage"] in (state.LINK, state.TAIL):
+            owned[X["inst"]] += X["blocks"]  # both ends are charged until it is there
+            assert S.R[X["rid"]]["home"] == X["src"]
+        x = int(X["next"])
+    ahead = np.zeros(len(S.I), np.int64)
+    for b in range(len(S.B)):
+        ahead[S.B[b]["inst"]] += kernel.ahead(S.at, b)
+    assert (owned == S.I["blocks"] - ahead).all()
+    used = np.where(np.arange(len(S.G)) < sim.config.gpus, 0, S.G["used"] - S.G["kv"])
+    kv = np.zeros(len(S.G), np.int64)
+    for i in S.I:
+        for g in i["at"][: i["n"]]:
+            kv[g] += i["held"]
+            used[g] += i["foot"] * (i["state"] not in (state.OUT, state.QUEUED))
+    assert (kv == S.G["kv"]).all()
+    assert (used + kv == S.G["used"]).all()
+    assert (S.G["used"] <= S.G["cap"]).all() or S.s["unlimited"]
+
+
+@pytest.mark.parametrize("first", range(TURNED, TURNED + 60, 20))
+def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
+    for seed in range(first, first + 20):
+        w = world(seed)
+        sim, answer, rng = w.sim(), w.answer(), np.random.default_rng(seed)
+        view = sim.view()
+
+        def hear(until: float) -> None:
+            while (event := sim.poll(until)) is not None:  # noqa: B023 - called at once
+                for action in answer(view.now_s, event):  # noqa: B023
+                    sim.do(action)  # noqa: B023
+                    books(sim)  # noqa: B023
+
+        for t, action in w.script:
+            if t == NEVER:
+                sim.do(action)
+        sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
+        stops = [(t, a) for t, a in w.script if t > NEVER]
+        looks = [(float(t), None) for t in rng.uniform(0, stops[-1][0] + 2.0, 40)]
+        for t, a in sorted([*stops, *looks], key=lambda x: x[0]):
+            hear(t)
+            books(sim)
+            if a is not None:
+                sim.do(a)
+                books(sim)
+        hear(math.inf)
+        books(sim)
+        lost = sim.S.R["state"] == state.DONE
+        assert (sim.S.R["made"][lost] == sim.S.R["out"][lost]).all()

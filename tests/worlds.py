@@ -21,7 +21,7 @@ from tests.oracle import ModelSetup, Setup
 NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
-HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded})
+HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
 
 @dataclass(frozen=True)
@@ -266,7 +266,8 @@ def turned(seed: int) -> World:
         if what == 0 and old != new:
             return [Evict(old.inst, bool(rng.random() < 0.3)), Load(new.inst), turn(new)]
         if what == 1 and (c.gpus == 2 and c.models[int(w.jobs.model[r])].tp == 1):
-            return [Move(r, homes[int(rng.integers(0, 4))]), turn(new)]
+            who = old if rng.random() < 0.5 and c.models[int(old.inst.model[1:])].tp == 1 else r
+            return [Move(who, homes[int(rng.integers(0, 4))]), turn(new)]
         if what == 2:
             return [Run(old, str(rng.choice(["mixed", "prefill", "decode"])), steps=0), turn(new)]  # type: ignore[arg-type]
         if what == 3:  # a prefetch, and weights that the turn waits for

@@ -837,8 +837,7 @@ def end(S: int, r: int, state: int, t: float) -> None:
             q.pend_batch = -1
             batch_at(S, was).pend -= 1
         if q.pend != P_NONE:
-            if q.pend == P_MOVE:
-                refuse(S, q.pend_arg)
+            turn_down(S, q.pend, q.pend_arg)
             q.pend = P_NONE
             batch_at(S, was).pend -= 1
     q.state = state
@@ -1490,7 +1489,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
         unlist(S, r)
         end(S, r, DROPPED, W.now)
     elif what == P_DISCARD:
-        discard_now(S, r)
+        discard_now(S, r, arg)
     elif what == P_MOVE:
         move_now(S, r, arg)
 
@@ -1512,11 +1511,10 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         q.pend = what
         q.pend_arg = arg
     elif what == P_DROP:
-        if q.pend == P_MOVE:
-            refuse(S, q.pend_arg)
+        turn_down(S, q.pend, q.pend_arg)
         q.pend = what
-    elif what == P_MOVE:
-        refuse(S, arg)
+    else:
+        turn_down(S, what, arg)
     cut(S, 2 * q.batch)
     cut(S, 2 * q.batch + 1)
 
@@ -1527,6 +1525,15 @@ def refuse(S: int, x: int) -> None:
     act_ = xfer_at(S, x).act
     release(S, x)
     tell(S, E_DONE, act_, -1, 1)
+
+
+@jit
+def turn_down(S: int, what: int, arg: int) -> None:
+    """Something asked of a request cannot be any more."""
+    if what == P_MOVE:
+        refuse(S, arg)
+    elif what == P_DISCARD:
+        tell(S, E_DONE, arg, -1, 1)
 
 
 @jit
@@ -1592,10 +1599,13 @@ def swapped_out(S: int, r: int) -> None:
 
 
 @jit
-def discard_now(S: int, r: int) -> None:
+def discard_now(S: int, r: int, act_: int) -> None:
     """Forget a member's KV; it recomputes from its old place in the queue."""
     W = world(S)
     q = req_at(S, r)
+    tell(S, E_DONE, act_, -1, int(q.home < 0))
+    if q.home < 0:
+        return
     charge(S, r, W.now)
     unlist(S, r)
     drop_blocks(S, r)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -96,6 +96,15 @@ class Config:
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Together:
+    """A move of a whole batch, which goes request by request and is done with the last."""
+
+    action: Move
+    left: int
+    refused: int = 0
 
 
 class Machine(NamedTuple):
@@ -207,7 +216,7 @@ class Sim:
         self._batches: list[Batch] = []
         self._limits: dict[tuple[str, int], int | None] = {}
         self._orders: dict[tuple[int, int], Run] = {}
-        self._actions: list[Action] = []
+        self._actions: list[Action | Together] = []
         self._transfers: dict[int, int] = {}  # action -> transfer under way
         self._told: deque[Event] = deque()
         self._hears: frozenset[type] = frozenset()
@@ -412,11 +421,14 @@ class Sim:
         return x
 
     def _withdraw(self, x: int, why: str) -> None:
-        action = self._actions[int(self.S.X[x]["act"])]
+        act = int(self.S.X[x]["act"])
+        action = self._actions[act]
         kernel.withdraw(self.S.at, x)
         if isinstance(action, Load):
             self._order.pop(action.inst, None)
-        self._told.append(Done(action, why))
+        event = self._event(state.E_DONE, act, -1, 1, 0.0)
+        if isinstance(event, Done):
+            self._told.append(replace(event, failed=why))
 
     def _event(self, kind: int, a: int, b: int, c: int, ran_s: float) -> Event | None:
         batch = self._batches[b] if b >= 0 else None
@@ -426,6 +438,13 @@ class Sim:
             return Finished(a, batch, ENDS[c])
         if kind == state.E_DONE:
             action = self._actions[a]
+            if isinstance(action, Together):
+                action.left, action.refused = action.left - 1, action.refused + c
+                if action.left:
+                    return None
+                if action.refused:
+                    return Done(action.action, f"the KV of {action.refused} of its members could not go there")
+                action = action.action
             if isinstance(action, Evict):
                 self._order.pop(action.inst, None)
             if c:
@@ -478,8 +497,8 @@ class Sim:
                 return self._on_request(rid, state.P_DROP, 0)
             case Run():
                 return self._run(action)
-            case Move(who, to):
-                return self._move(action, who, to)
+            case Move():
+                return self._move(action)
             case Wake():
                 raise TypeError("timers are replay's")
         return None
@@ -492,7 +511,7 @@ class Sim:
                 self._told.append(Done(action))
             return None
         if row["state"] in (state.DRAINING, state.LEAVING):
-            evicted = self._actions[int(row["evict"])]
+            evicted = self._evicted(i)
             kernel.set_weights(S.at, i, state.IN)
             self._told.append(Done(evicted, "loaded again"))
             if Load in self._hears:
@@ -549,9 +568,17 @@ class Sim:
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
+        if now == state.DRAINING:
+            self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
         self._actions.append(action)
         kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
         return None
+
+    def _evicted(self, i: int) -> Evict:
+        """What an instance is leaving for."""
+        action = self._actions[int(self.S.I[i]["evict"])]
+        assert isinstance(action, Evict)
+        return action
 
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
         if model not in self._model or not 0 <= gpu < self.config.gpus:
@@ -600,20 +627,27 @@ class Sim:
             self._orders[b, int(order.phase == "decode")] = order
         return None
 
-    def _move(self, action: Move, who: int | Batch, to: Gpus | Host | None) -> str | None:
+    def _move(self, action: Move) -> str | None:
         if action.attend:
             return "no attention on another GPU here"
-        if isinstance(who, Batch):
-            b = self._batch_row(who)
-            for rid in self._members(b):
-                self._move(action, rid, to)
-            return None
+        if not isinstance(action.who, Batch):
+            return self._move_one(action, action.who, action.to)
+        R = self.S.R
+        members = self._members(self._batch_row(action.who))
+        whole = [r for r in members if R[r]["home"] >= 0 and (action.to is None or R[r]["state"] != state.WAIT)]
+        together = Together(action, len(whole))
+        for rid in whole:
+            self._move_one(together, rid, action.to)
+        return None if whole else "no KV to move"
+
+    def _move_one(self, action: Move | Together, who: int, to: Gpus | Host | None) -> str | None:
         if failed := self._gone(who):
             return failed
         if self.S.R[who]["batch"] < 0:
             return "a request in no batch has no KV"
         if to is None:
-            return self._on_request(who, state.P_DISCARD, 0)
+            self._actions.append(action)
+            return self._on_request(who, state.P_DISCARD, len(self._actions) - 1)
         model = self.config.models[int(self.S.R[who]["model"])].name
         i = self._inst_row(Inst(model, to))
         self._actions.append(action)
