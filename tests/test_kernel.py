@@ -521,7 +521,7 @@ def test_kv_overtakes_weights() -> None:
 
 
 def books(sim: Sim) -> None:
-    """Every block belongs to one request at rest or to one end of one move, and every byte to an account or to weights."""
+    """Every block belongs to a request at rest or to an end of a move, and every byte to an account or to weights."""
     S = sim.S
     owned = np.zeros(len(S.I), np.int64)
     for r in S.R[: int(S.s["nxt"])]:
