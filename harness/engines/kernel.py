@@ -441,9 +441,10 @@ def freed(S: int, i: int) -> None:
     """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
     W = world(S)
     W.grants = 1
-    if W.blocked > 0:
+    if W.blocked > 0 or W.swap:
         for b in range(W.nB):
-            if (batch_at(S, b).kvblock or batch_at(S, b).stalled) and shares_gpu(S, i, batch_at(S, b).inst):
+            B = batch_at(S, b)
+            if (B.kvblock or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
 
