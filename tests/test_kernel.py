@@ -90,7 +90,7 @@ def test_turns_are_the_oracles(first: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 2120, 100)])
+@pytest.mark.parametrize("first", [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 1120, 100)])
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
 
@@ -137,15 +137,12 @@ def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
         ("            if deserted(S, lane):\n", "            if False:\n"),
         ("    n.mine = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
         (
-            "    if K.head >= 0:\n        return K.head\n",
-            "    if K.head >= 0 and K.whead < 0:\n        return K.head\n",
-        ),  # KV waits
+            "    if K.head >= 0:\n        return K.head\n",  # KV waits
+            "    if K.head >= 0 > K.whead:\n        return K.head\n",
+        ),
         ("            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):\n", "            if False:\n"),
         ("/ W.piece)) + 1\n", "/ W.piece)) + 2\n"),  # a piece more
-        (
-            "        if K.weights > 1 and K.head < 0 and",
-            "        if W.now < 0.0 and K.head < 0 and",
-        ),  # once begun, to the end
+        ("        if K.weights > 1 and K.head < 0 and", "        if K.weights > 99 and"),  # once begun, to the end
     ],
 )
 def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
