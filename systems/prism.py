@@ -318,7 +318,7 @@ class Prism:
         if all(self.shared_kv(g) >= need for g in best[1]):  # else once they have left
             yield from self.bring(m, best[1])
 
-    def victims(self, m: Tenant, g: int, need: int, now_s: float) -> list[Tenant] | None:
+    def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
         """Whom to evict so that a model has room on GPU g; None: it cannot be."""
         if self.workers and sum(g in place for _, place in self.copies) >= self.workers:
             return None
@@ -326,9 +326,10 @@ class Prism:
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
         busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
-        starves = m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
+        hurry &= self.evict == "pressure"
+        starves = m.home is None and m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
         found, lacks = [], need - self.shared_kv(g, soon=True)
-        for v in [*long, *(rest if self.evict == "pressure" else []), *(busy if starves else [])]:
+        for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
             if lacks <= 0 or self.evict == "never":
                 break
             found.append(v)
@@ -375,28 +376,38 @@ class Prism:
         yield from self.load_all(view)
         homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
         if self.placement == "kvpr":
-            where = self.place(homes)
-            (r, var), (best, least) = self.worst(homes, {m.name: m.home or () for m in homes}), self.worst(homes, where)
-            if r - best > self.tau + self.z * math.sqrt(var + least):
-                yield from self.migrate(where, view)
+            yield from self.migrate(self.place(homes), homes, view)
         elif self.placement == "requests":
-            yield from self.migrate(self.balance(homes), view)
+            yield from self.migrate(self.balance(homes), [], view)
 
-    def migrate(self, where: Mapping[str, Gpus], view: View) -> Iterator[Action]:
-        """Move whoever is placed elsewhere: beside its first copy where there is room; else the idle ones go."""
+    def migrate(self, where: Mapping[str, Gpus], homes: Sequence[Tenant], view: View) -> Iterator[Action]:
+        """Move whoever is placed elsewhere, where there is room for a second copy, or will be without long idle models.
+
+        Each move by itself must lower the largest KVPR (of `homes`) by more than tau and the noise: other moves of the
+        placement may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
+        """
+        at = {m.name: m.home or () for m in homes}
         taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
         for name, place in where.items():
             m = self.models[name]
             if m.home == place or m.next or (name, place) in self.copies:
                 continue
+            fits = all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place)
+            gone = [self.victims(m, g, self.need(m), view.now_s, hurry=False) for g in place]
+            spare = {v.name: v for some in gone for v in some or () if self.overlap and not fits}
+            after = {x: p for x, p in at.items() if x not in spare} | {name: place}
+            (r, var), (less, also) = self.worst(homes, at), self.worst(homes, after)
+            if None in gone or (homes and r - less <= self.tau + self.z * math.sqrt(var + also)):
+                continue
+            for v in spare.values():  # the move follows once they have left
+                yield from self.leave(v)
             if not self.overlap:
                 yield from self.leave(m)
                 self.out[name] = place
-            elif all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place):
+            elif fits:
                 taken |= {g: taken[g] + self.need(m) for g in place}
                 yield from self.bring(m, place)
-            elif m.idle:  # makes room, and comes back where it is wanted
-                yield from self.leave(m)
+            at = after if fits or not self.overlap else {x: p for x, p in at.items() if x not in spare}
 
     def balance(self, homes: Sequence[Tenant]) -> dict[str, Gpus]:
         """Released instead of Alg. 1: the model with fewest requests moves if fewer pairs of GPUs are unstable then."""
