@@ -8,7 +8,7 @@ PYTHON = python3
 MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
-SYSTEMS = dedicated,static,chunked,ideal
+SYSTEMS = prism,muxserve,static,qlm,dedicated
 TRACE = arena-chat
 FULL =
 
@@ -44,7 +44,7 @@ endef
 reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more rates, scales, seeds, longer windows
 	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
 
-compare: $(READY) ## (plain `make`) compare the first four systems on a trace: table and figure
+compare: $(READY) ## (plain `make`) compare five systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
@@ -93,7 +93,7 @@ types: $(READY) ## mypy --strict
 
 smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
-	$(call loud,smoke,$(BENCH) compare --systems $(SYSTEMS) --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+	$(call loud,smoke,$(BENCH) compare --systems $(SYSTEMS),chunked,ideal --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
 bench: $(READY) ## speed: requests per second, memory, first table
 	$(call loud,bench,$(PY) tests/speed.py)
