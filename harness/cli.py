@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 DEFAULT_SLO = "5xP95"
+DEFAULT_SCALE = 5.0
 PROGRESS_HZ = 4
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 ROOM = 120  # characters of a line where the width of the terminal is not known
@@ -200,7 +201,8 @@ SLO = _grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
                  "classes:FILE.toml."),
-    click.option("--slo-scale", type=float, default=5.0, show_default=True, metavar="X", help="Times the base."),
+    click.option("--slo-scale", type=float, metavar="X",
+                 help="Times the base.  [default: 5; of seconds 1]"),
 )  # fmt: skip
 SETTING = _grouped(
     click.option("--trace", default="arena-chat", show_default=True, shell_complete=_complete(_traces),
@@ -221,9 +223,11 @@ SETTING = _grouped(
 )  # fmt: skip
 
 
-def _rule(slo: str, scale: float) -> str:
+def _rule(slo: str, scale: float | None) -> str:
     """The SLO rule in full: `5xP95`."""
-    return f"{scale:g}x{slo}" if slo in {"P95", "solo", "released"} else slo
+    from workloads.slo import BASES, scaled
+
+    return scaled(slo, scale if scale is not None else DEFAULT_SCALE if slo in BASES else 1.0)
 
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
@@ -288,7 +292,7 @@ def compare(
     settings: dict[str, Any],
     rates: tuple[float, ...] | None,
     slo: str,
-    slo_scale: float,
+    slo_scale: float | None,
     definition: str | None,
     seeds: int,
     controls: bool,
@@ -682,7 +686,7 @@ def _stale(sweep: Path) -> str:
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
 @click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
 @SLO
-def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float) -> None:
+def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float | None) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
     from harness import explain as words
     from harness import record, sweep
@@ -753,7 +757,8 @@ def traces() -> None:
             missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
         mark = "drawn" if "drawn" in entry else "yes" if here else "no"
-        lines.append((name, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
+        shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
+        lines.append((shown, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
     click.echo("\n".join(table.aligned(lines)))
     for line in missing:
         click.echo(line)
@@ -807,8 +812,8 @@ def _fact(value: Any) -> str:
 )
 @click.option("--column", "columns", multiple=True, callback=_settings, metavar="CANONICAL=OWN",
               help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "datetime"]), default="s", show_default=True,
-              help="Of arrival_s.")  # fmt: skip
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s", show_default=True,
+              help="Of arrival_s; clock: HH:MM:SS.mmm.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]), default="replayed", show_default=True,

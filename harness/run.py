@@ -105,9 +105,11 @@ def judged(maker: str) -> Judged | None:
 
 def sized(name: str, models: ModelSet) -> str:
     """The name under which a run knows a trace: a generator's with its size, which is the set's where none is given."""
-    from traces.load import manifest, present
+    from traces.load import family, manifest, present
     from workloads import fitted
 
+    if (one := family(name)) is not None:
+        return name if present(name) else one.generator
     if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
         name = name if present(name) else fallback
     if name.partition("+")[0] not in fitted.PRESETS:
