@@ -275,7 +275,8 @@ def main() -> None:
               show_default=True, help="How the rate is scaled.")  # fmt: skip
 @SLO
 @click.option("--definition", type=click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"]),
-              help="Attainment in the headline.  [default: both; e2e for an SLO by solo latency]")  # fmt: skip
+              help="Attainment in the headline; token and qos store the time of each token.  "
+              "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
@@ -322,7 +323,8 @@ def compare(
     if notice:
         click.echo(notice, err=form is not None)
     with Terminal() as teller:
-        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, workers=workers, teller=teller)
+        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
+                              workers=workers, teller=teller)  # fmt: skip
     silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
     rule = definition or found.judge.definition
     shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
@@ -812,7 +814,8 @@ def _fact(value: Any) -> str:
 )
 @click.option("--column", "columns", multiple=True, callback=_settings, metavar="CANONICAL=OWN",
               help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s", show_default=True,
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s",
+              show_default=True,
               help="Of arrival_s; clock: HH:MM:SS.mmm.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN_IN = 3.4  # one column of a two-column page, inches
+PAGE_IN = 7.0  # both
 
 
 Line = Literal["-"] | tuple[float, tuple[float, ...]]
