@@ -515,7 +515,9 @@ class Sim:
             self._actions.append(action)
             if self._elsewhere(action.inst, state.DRAINING, state.LEAVING) or self._just_left(action.inst):
                 self._migrations += 1
-            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
+            size = float(shapes.weight_bytes(self.config.models[int(row["model"])].shape, len(gpus)))
+            tail_s = rung.after_s(size, self._machine.spec.h2d)
+            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, tail_s, float(row["foot"]))
             for link, size in self._parts(i, gpus, rung.source):
                 kernel.add_part(S.at, x, link, size)
             kernel.load(S.at, x)
