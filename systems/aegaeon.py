@@ -113,6 +113,7 @@ class Work:
     batch: Batch
     rids: dict[int, None] = field(default_factory=dict)
     ctx: int = 0  # tokens of context in all
+    t: float = math.inf  # seconds of a step, at the start of the round
     q: float = 0.0  # what is left of its turn in this round
     home: bool = False  # its KV is to be on the GPUs
     strays: bool = False  # ... some of it is, though it is not to be
@@ -362,9 +363,9 @@ class Aegaeon:
         x.works.sort(key=lambda w: models.index(w.batch.inst.model))
         n = []
         for w in x.works:
-            slo_s = self.cluster.models[w.batch.inst.model].tpot_slo_s
-            t = self.cluster.profile.step_s(w.batch.inst, len(w.rids), w.ctx)
-            n.append((slo_s if slo_s < math.inf else TBT_S) / t)
+            w.t = self.cluster.profile.step_s(w.batch.inst, len(w.rids), w.ctx)
+            d = self.cluster.models[w.batch.inst.model].tpot_slo_s
+            n.append((d if d < math.inf else TBT_S) / w.t)
         c = sum(self.switch_s[m] for m in models) if len(models) > 1 else 0.0
         for w, q in zip(x.works, quotas(n, c, self.qmax_s), strict=True):
             w.q = q
@@ -489,7 +490,7 @@ class Aegaeon:
         here = [w for w in x.works if w.batch.inst.model == m]
         grows = LOOKAHEAD
         if isinstance(job, Work):
-            grows += math.ceil(job.q / self.cluster.profile.step_s(job.batch.inst, len(job.rids), job.ctx))
+            grows += math.ceil(job.q / job.t)
         kv = sum(w.ctx + grows * len(w.rids) for w in here) * models[m].kv_token_bytes + one_request(models[m])
         fits = models[m].weight_bytes + kv + models[soon].weight_bytes <= self.cluster.gpus[x.gpus[0]].mem_bytes
         return soon if fits else None

@@ -200,6 +200,7 @@ class Sim:
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
+        self._of: dict[str, list[Inst]] = {}  # on GPUs, by model
         self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
@@ -301,6 +302,8 @@ class Sim:
         S.put(I=I)
         self._inst[inst] = row
         self._insts.append(inst)
+        if not host:
+            self._of.setdefault(inst.model, []).append(inst)
         return row
 
     def _batch_row(self, batch: Batch) -> int:
@@ -566,8 +569,8 @@ class Sim:
     def _elsewhere(self, inst: Inst, *states: int) -> bool:
         """Whether the model's weights are on other GPUs in one of these states."""
         return any(
-            other.model == inst.model and other != inst and not row["is_host"] and row["state"] in states
-            for other, row in ((other, self.S.I[i]) for other, i in self._inst.items())
+            other != inst and row["state"] in states
+            for other, row in ((other, self.S.I[self._inst[other]]) for other in self._of.get(inst.model, ()))
         )
 
     def _just_left(self, inst: Inst) -> bool:
