@@ -89,6 +89,7 @@ class Figure:
     slo: str = "P95"  # base of the SLO (workloads/slo.py)
     level: float = 0.99  # of attainment, at which systems are compared
     claims: tuple[Claim, ...] = ()
+    titles: tuple[str, ...] = ()  # of the traces' columns; none: their names
     notes: tuple[str, ...] = ()  # for the caption
 
     def only(
@@ -110,8 +111,15 @@ class Figure:
                 f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})'
             )
         quick, full = (replace(one, seeds=seeds or one.seeds) for one in (self.quick, self.full))
+        titles = () if traces else self.titles
         return replace(
-            self, systems=systems or self.systems, traces=traces or self.traces, rows=rows, quick=quick, full=full
+            self,
+            systems=systems or self.systems,
+            traces=traces or self.traces,
+            titles=titles,
+            rows=rows,
+            quick=quick,
+            full=full,
         )
 
 
@@ -164,6 +172,8 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
 def _whole(found: Figure) -> None:
     """UserError where rows or claims ask for what is not there."""
     axes = [row.axis for row in found.rows]
+    if len(found.titles) not in {0, len(found.traces)}:
+        raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):
         if len(row.traces) not in {0, len(found.traces)}:
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")

@@ -524,6 +524,23 @@ FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Estimate]] = {  # wher
     "slo_scale": least,
     "gpus": fewest,
 }
+
+
+def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Estimate | None:
+    """Where a label crosses the level along column x; None where it was not run.
+
+    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
+    """
+    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
+    fit = own.filter(pc.is_null(own["infeasible"])) if axis == "models" else own
+    if not (found := curves(fit, label, definition, "x")):
+        if axis != "models" or not len(own):
+            return None
+        return crossing(curves(own, label, definition, "x"), level)
+    e = FIND[axis](found, level)
+    return Estimate(e.mean, None, None, e.n) if e.sign == ">" and len(fit) < len(own) else e
+
+
 _MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
 
 

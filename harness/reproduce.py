@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
-from harness.run import jobs_of, models_of, resolve, trace_of, traits
+from harness.run import jobs_of, models_of, rate_of, resolve, trace_of, traits
 from harness.spec import Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT
@@ -52,8 +52,8 @@ class Panel(NamedTuple):
         return f"{self.row + 1}/{self.column + 1}/{self.name}"
 
     @property
-    def count(self) -> int:
-        """Its models."""
+    def size(self) -> int:
+        """How many models."""
         return len(models_of(self.models).members)
 
 
@@ -149,11 +149,11 @@ class _Work:
         for trace, models in pairs:  # a mistake shows before anything is run
             for entry in self.entries:
                 jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=_most(self.figure), slo="")))
-        with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
-            if self.figure.slo == "P95":
+        if self.figure.slo == "P95":
+            with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
                 bases = [one for t, m in pairs for one in sweep.base_specs(self._spec(t, m))]
                 sweep.sweep(bases, self.out, workers=self.workers, teller=self.teller, what="SLO bases")
-            judges = {pair: self._judges(*pair) for pair in pairs}
+        judges = {pair: self._judges(*pair) for pair in pairs}
         return tuple(
             Panel(i, k, _family(row, models), trace, models, *self._window(trace, models), judges[trace, models])
             for i, row in enumerate(self.figure.rows)
@@ -195,7 +195,7 @@ class _Work:
         """Seconds that count, and requests per second at rate scale 1."""
         found = trace_of(trace)
         once = replace(self._spec(trace, models), gpus=_most(self.figure), slo="", warmup_s=0.0)
-        unit_rps = len(jobs_of(resolve(once))) / found.span_s
+        unit_rps = rate_of(resolve(once))
         asked_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
         fixed = [min(row.rate_scale) for row in self.figure.rows if models in row.sets and row.rate_scale]
         needed_s = (self.figure.requests / (rate * unit_rps) for rate in fixed)  # where the rate is no choice
@@ -298,7 +298,7 @@ class _Work:
         row = self.figure.rows[panel.row]
         if row.axis == "rate_scale":
             return {"x": x, "rate": x}
-        own = {"gpus": {"gpus": int(x)}, "slo_scale": {"scale": x}}
+        own: dict[str, dict[str, Any]] = {"gpus": {"gpus": int(x)}, "slo_scale": {"scale": x}}
         return {"x": x, "rate": self._fixed(panel), **own.get(row.axis, {})}
 
     def _fixed(self, panel: Panel) -> float:
@@ -312,7 +312,7 @@ class _Work:
         row = self.figure.rows[panel.row]
         if row.axis == "rate_scale":
             return self.rates[panel.key, label]
-        return (float(panel.count),) if row.axis == "models" else row.along(self.full)
+        return (float(panel.size),) if row.axis == "models" else row.along(self.full)
 
     def _ends(self, panel: Panel) -> set[float]:
         """The ends of the first system's axis, so far as they are this panel's."""
@@ -334,7 +334,7 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: traces, bases, rates, the grid, the table."""
-        self.teller.say("; ".join(map(_described, self._asked())))
+        self.teller.say(_described(self._asked()))
         for notice in self._notices():
             self.teller.say(notice)
         if not sweep.compiled():
@@ -395,6 +395,7 @@ class _Work:
             "paper": self.figure.paper,
             "level": self.figure.level,
             "definitions": self.figure.definitions,
+            "titles": self.figure.titles,
             "systems": [entry.label for entry in self.entries],
             "controls": [entry.label for entry in self.controls],
             "seeds": self.scope.seeds,
@@ -420,10 +421,10 @@ class _Work:
             "tier": trace.tier,
             "note": trace.note,
             "models": panel.name,
-            "count": None if sized else panel.count,
+            "count": None if sized else panel.size,
             "gpus": None if row.axis == "gpus" else row.gpus[0],
             "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],
-            "rate_rps": None if row.axis == "rate_scale" else fixed * panel.unit_rps / (panel.count if sized else 1),
+            "rate_rps": None if row.axis == "rate_scale" else fixed * panel.unit_rps / (panel.size if sized else 1),
             "unit_rps": panel.unit_rps,
             "at": at,
             "window_s": panel.window_s,
@@ -431,14 +432,18 @@ class _Work:
 
     def _cuts(self, panels: Sequence[Panel]) -> list[str]:
         """Say where a window is not the trace's own span."""
-        found = []
+        found: dict[str, dict[str, None]] = {}
         for panel in panels:
             trace = trace_of(panel.trace)
+            words = ""
             if panel.window_s < trace.span_s:
-                found.append(f"{trace.name}: windows cut to {panel.window_s:g} of {trace.span_s:g} s.")
+                words = f"windows cut to {panel.window_s:g} of {trace.span_s:g} s."
             elif panel.window_s > trace.span_s:
-                found.append(f"{trace.name}: {trace.span_s:g} s repeated to fill {panel.window_s:g} s.")
-        return list(dict.fromkeys(found))
+                words = f"{trace.span_s:g} s repeated to fill {panel.window_s:g} s."
+            found.setdefault(words, {})[trace.name] = None
+        if len(found) == 1:
+            return [words[:1].upper() + words[1:] for words in found if words]
+        return [f"{name}: {words}" for words, names in found.items() if words for name in names]
 
     def _unheld(self) -> list[str]:
         """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
@@ -464,12 +469,18 @@ def _family(row: Row, models: str) -> str:
     return _short(models) if row.axis != "models" else heads.pop() if len(heads) == 1 else "models"
 
 
-def _described(name: str) -> str:
-    trace = trace_of(name)
-    note = f" ({trace.note})" if trace.note else ""
-    return (
-        f"{trace.name}: {trace.tier}{note}, {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
-    )
+def _described(names: Sequence[str]) -> str:
+    """What the traces are; those of a kind together."""
+    kinds: dict[tuple[str, str], list[Any]] = {}
+    for trace in map(trace_of, names):
+        kinds.setdefault((trace.tier, trace.note), []).append(trace)
+    found = []
+    for (tier, note), traces in kinds.items():
+        text = ", ".join(trace.name for trace in traces) + f": {tier}" + (f" ({note})" if note else "")
+        if len(traces) == 1 and (one := traces[0]):
+            text += f", {len(one)} requests of {len(one.models)} models in {one.span_s:g} s"
+        found.append(text)
+    return "; ".join(found)
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -564,14 +575,12 @@ def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str,
 
     Of rates and models the last that holds with every lower one; of SLO scales and GPUs the first with every larger.
     """
-    curves = metrics.curves(rows, label, definition, "x")
-    if not curves:
-        return None
-    if panel["axis"] == "rate_scale":
-        e, unit = metrics.crossing(curves, level), panel["unit_rps"]
-        low, high = (None if x is None else x * unit for x in (e.low, e.high))
-        return Estimate(e.mean * unit, low, high, e.n, e.sign)
-    return metrics.FIND[panel["axis"]](curves, level)
+    e = metrics.crossed(rows, panel["axis"], label, definition, level)
+    if e is None or panel["axis"] != "rate_scale":
+        return e
+    unit = panel["unit_rps"]
+    low, high = (None if x is None else x * unit for x in (e.low, e.high))
+    return Estimate(e.mean * unit, low, high, e.n, e.sign)
 
 
 class Verdict(NamedTuple):
@@ -621,7 +630,7 @@ def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
 
 
 def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """`agrees` where the paper's value, or a part of its range, lies in the interval (is the value, without), or `differs`.
+    """`agrees` where the paper's value, or part of its range, lies in the interval (is it, without), else `differs`.
 
     `open` where the crossing lies beyond the grid and may be the paper's.
     """

@@ -451,6 +451,16 @@ def jobs_of(spec: Spec) -> Jobs:
     return jobs
 
 
+def rate_of(spec: Spec) -> float:
+    """Requests per second of a resolved spec at rate scale 1: as its generator means them, or as counted."""
+    from workloads import fitted
+
+    trace = trace_of(spec.trace)
+    if trace.maker is not None and (each := fitted.preset(trace.maker).rate_rps):
+        return each * len(models_of(spec.models).members)
+    return len(jobs_of(replace(spec, rate_scale=1.0, window_s=None, warmup_s=0.0))) / trace.span_s
+
+
 def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
     import numpy as np

@@ -36,7 +36,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-CAPTION = 104 / style.COLUMN_IN  # characters of an inch of the caption
+CAPTION = {style.COLUMN_IN: 104, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 
 
@@ -86,15 +86,12 @@ def crossed(table: pa.Table, panel: Mapping[str, Any], label: str, definition: s
     import pyarrow.compute as pc
 
     own = table.filter(pc.equal(table["panel"].cast(pa.string()), panel["panel"]))
-    curves = metrics.curves(own, label, definition, "x")
-    if not curves:
-        return None
-    e = metrics.FIND[panel["axis"]](curves, level)
-    return e.mean * _unit(panel) if e.sign == "=" else None
+    e = metrics.crossed(own, panel["axis"], label, definition, level)
+    return e.mean * _unit(panel) if e is not None and e.sign == "=" else None
 
 
 def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
-    """Draw the figure, one or two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    """Draw the figure, a column or a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
     frame = points(table, facts)
     if not len(frame):
         raise UserError("nothing to draw: every run of this figure was skipped (bench list tells why)")
@@ -106,14 +103,14 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     series = [label for label in series if not label.endswith(" (A/A)")]
     looks = style.looks(series)
     width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
-    text = textwrap.fill(_caption(table, facts, frame, note), round(CAPTION * width))
+    text = textwrap.fill(_caption(table, facts, frame, note), CAPTION[width])
 
     below = 0.1 + 0.078 * (1 + text.count("\n"))
     height = len(lines) * LINE_IN + TOP_IN + 0.12 + below
     figure = Figure(figsize=(width, height))
     gap = 0.5
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.36 / width, right=1 - 0.05 / width, top=1 - TOP_IN / height,
-                               bottom=(below + 0.24) / height, hspace=gap, wspace=0.13)  # fmt: skip
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.36 / width, right=1 - 0.05 / width, hspace=gap,
+                               top=1 - TOP_IN / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
     for i, (row, models) in enumerate(lines):
         axes = []
         for j, (trace, definition) in enumerate(columns):
@@ -129,7 +126,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                axis.set_ylabel(f"({LETTERS[i]}) {models}", fontsize=6, labelpad=2)
+                axis.set_ylabel(f"({LETTERS[i]}) {models.partition('+models=')[0]}", fontsize=6, labelpad=2)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
@@ -138,7 +135,8 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
     for k, trace in enumerate(traces):
-        name = _title([p for p in panels if p["column"] == trace], lines)
+        titles = facts.get("titles")
+        name = titles[trace] if titles else _title([p for p in panels if p["column"] == trace], lines)
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
         figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)

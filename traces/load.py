@@ -75,8 +75,8 @@ def trace(name: str, draw: Draw | None = None) -> Trace:
     `draw` makes the table of a generator's name, NAME+FIELD=VALUE...; without it those are unknown.
     """
     head, plus, _ = name.partition("+")
-    if (found := family(name)) is not None:
-        return _of_family(name, found, draw)
+    if (one := family(name)) is not None:
+        return _of_family(name, one, draw)
     if (name if draw is None else head) not in manifest():
         path = Path(name)
         if path.suffix == ".parquet":
@@ -142,7 +142,7 @@ def family(name: str) -> Family | None:
         if key != "max_tokens" or not value.isdigit() or int(value) < 2:
             raise UserError(f'trace "{name}": "+{pair}" is not +max_tokens=N, all that its rows take')
         most = int(value)
-    return Family(label, entry, int(numbers[1]), *(float(x) for x in numbers.groups()[1:]), most)
+    return Family(label, entry, int(numbers[1]), float(numbers[2]), float(numbers[3]), float(numbers[4]), most)
 
 
 def _of_family(name: str, one: Family, draw: Draw | None) -> Trace:
