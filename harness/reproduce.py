@@ -201,21 +201,17 @@ class _Work:
         seen: dict[tuple[str, str], dict[float, Mapping[str, float]]] = {}
         lowest = {panel.key: self._lowest(panel) for panel in self._rate_panels()}
         open_ = [(panel, entry) for panel in self._rate_panels() for entry in self.entries]
-        for k in count():
+        for times in (2.0**k for k in range(1 + round(math.log2(TOP)))):
+            if not open_:
+                break
             cells = [
-                self._cell(panel, entry, 0, rate=lowest[panel.key] * 2.0**k, x=lowest[panel.key] * 2.0**k)
-                for panel, entry in open_
+                self._cell(panel, entry, 0, **self._at(panel, times * lowest[panel.key])) for panel, entry in open_
             ]
-            for cell, found in zip(cells, self._attained(cells, f"search, rate x {2**k}"), strict=True):
-                seen.setdefault((cell.panel, cell.label), {})[cell.x] = found
-            open_ = [
-                (panel, entry)
-                for panel, entry in open_
-                if seen[panel.key, entry.label][lowest[panel.key] * 2.0**k][self.figure.definitions[0]] >= LOW
-            ]
-            if not open_ or 2.0 ** (k + 1) > TOP:
-                return {key: grid(found, self.scope.rates) for key, found in seen.items()}
-        raise AssertionError
+            scores = self._attained(cells, f"search, rate x {times:g}")
+            for cell, score in zip(cells, scores, strict=True):
+                seen.setdefault((cell.panel, cell.label), {})[cell.x] = score
+            open_ = [one for one, score in zip(open_, scores, strict=True) if score[self.figure.definitions[0]] >= LOW]
+        return {key: grid(found, self.scope.rates) for key, found in seen.items()}
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float | None]:
@@ -308,9 +304,8 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: traces, bases, rates, the grid, the table."""
-        self.teller.say("; ".join(map(_described, self._asked())))
-        for notice in self._notices():
-            self.teller.say(notice)
+        for line in (*map(_described, self._asked()), *self._notices()):
+            self.teller.say(line)
         if not sweep.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()

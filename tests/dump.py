@@ -1,7 +1,7 @@
 """Run worlds and print a digest of every record: `python -m tests.dump FIRST LAST [OLD NEW]...`.
 
 Pairs OLD NEW are replaced in the kernel's source first, to see whether the oracle notices a wrong kernel; then the
-seeds on which the two differ are printed instead.
+first seed on which the two differ is printed instead.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if __name__ == "__main__":
         mutate(pairs)
         from tests.test_kernel import differences
 
-        print(*(seed for seed in range(int(first), int(last)) if differences(seed)))
+        print(next((seed for seed in range(int(first), int(last)) if differences(seed)), ""))
     else:
         for seed in range(int(first), int(last)):
             print(digest(seed))

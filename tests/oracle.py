@@ -53,6 +53,7 @@ class Setup:
     batch_cap: int = 256
     chunk_tokens: int = 2048
     prefill_tokens: int = 16384
+    piece_bytes: float = math.inf
     watermark: float = 0.01
     sharing: Literal["fluid", "none"] = "fluid"
     memory: Literal["real", "unlimited"] = "real"
@@ -113,6 +114,26 @@ class Step:
     progress: float = 0.0
     since: float = 0.0
     end: float = math.inf
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Weights of an instance, or KV (None), on links; `due` once nothing of it is left there."""
+
+    weights: Inst | None
+    gpus: set[int]  # at both ends
+    fixed_s: float
+    effect: Callable[[], None]
+    parts: int
+    due: float = math.inf
+
+
+@dataclass(eq=False)
+class Part:
+    """What a link has still to move of a transfer."""
+
+    of: Transfer
+    left: float
 
 
 class Grant(NamedTuple):
@@ -212,7 +233,7 @@ class Oracle:
         self.now, self.fresh, self.admits = -math.inf, False, 0
         self.reqs, self.live = reqs, list[Req]()
         self.weights: dict[Inst, str] = {}  # waiting, loading, in, draining, leaving; absent: out
-        self.leaving: dict[Inst, list[Action]] = {}
+        self.leaving: dict[Inst, Action] = {}
         self.limits: dict[tuple[str, int], int | None] = {}
         self.routes: dict[str, Batch] = {}
         self.answer = answer
@@ -226,12 +247,14 @@ class Oracle:
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
         self.grants: list[Grant] = []
-        self.transfers: list[tuple[float, Callable[[], None], set[int]]] = []  # the GPUs at both ends
-        self.link_free: dict[str, float] = {}
+        self.transfers: list[Transfer] = []
+        self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
+        self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
         self.told: list[tuple[float, Event]] = []
         self.news: list[Event] = []
         while True:
-            times = [x[0] for x in arrivals[:1] + todo[:1]] + [x[0] for x in self.transfers]
+            times = [x[0] for x in arrivals[:1] + todo[:1]] + [x[0] for x in self.wires.values()]
+            times += [x.due for x in self.transfers]
             times += [0.0] * (self.now == -math.inf)
             times += [t.end_s for lane, t in self.turns.items() if lane not in self.steps and t.begun == t.begun]
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
@@ -241,10 +264,12 @@ class Oracle:
             self.pass_time(min(then, end_s))
             if then > end_s or then == math.inf:
                 return Result(reqs, self.told)
-            due = [x for x in self.transfers if x[0] <= self.now]
-            self.transfers = [x for x in self.transfers if x[0] > self.now]
-            for _, effect, _ in due:
-                effect()
+            for link in [x for x in self.wires if self.wires[x][0] <= self.now]:
+                self.end_piece(link)
+            due = [x for x in self.transfers if x.due <= self.now]
+            self.transfers = [x for x in self.transfers if x.due > self.now]
+            for transfer in due:
+                transfer.effect()
             for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= self.now]:
                 self.end_step(lane, self.steps.pop(lane))
             for lane in self.idle_turns():
@@ -329,7 +354,7 @@ class Oracle:
             members = any(r.batch and r.batch.inst == inst for r in self.live)
             if (state == "leaving" and not steps) or (state == "draining" and not members):
                 del self.weights[inst]
-                self.news += [Done(e) for e in self.leaving.pop(inst)]
+                self.news.append(Done(self.leaving.pop(inst)))
 
     # turns
 
@@ -378,7 +403,7 @@ class Oracle:
             return None
         mine = set(on(batch.inst))
         busy = any(mine & set(s.place) for s in self.steps.values())
-        sent = any(mine & gpus for *_, gpus in self.transfers)
+        sent = any(mine & x.gpus for x in self.transfers)
         asked = any(mine & (set(on(g.inst)) | set(on(g.req.home) if g.req and g.req.home else ())) for g in self.grants)
         return None if here and (busy or sent or asked) else "stuck"
 
@@ -448,15 +473,43 @@ class Oracle:
     # links
 
     def send(
-        self, parts: Sequence[tuple[str, int]], fixed_s: float, effect: Callable[[], None], ends: Sequence[Inst]
+        self,
+        parts: Sequence[tuple[str, float]],
+        fixed_s: float,
+        effect: Callable[[], None],
+        ends: Sequence[Inst],
+        weights: Inst | None = None,
     ) -> None:
-        """First come, first served on each link; `effect` a fixed time after the last part."""
-        over = [self.now]
+        """Queue parts on their links; `effect` a fixed time after the last has gone."""
+        transfer = Transfer(weights, {g for inst in ends for g in on(inst)}, fixed_s, effect, len(parts))
+        self.transfers.append(transfer)
+        transfer.due = math.inf if parts else self.now + fixed_s
         for link, size in parts:
-            begin = max(self.now, self.link_free.get(link, self.now))
-            self.link_free[link] = begin + size / self.setup.links[link]
-            over.append(self.link_free[link])
-        self.transfers.append((max(over) + fixed_s, effect, {g for inst in ends for g in on(inst)}))
+            self.queues[link].append(Part(transfer, size))
+            if link not in self.wires:
+                self.next_piece(link)
+
+    def urgency(self, part: Part) -> int:
+        """KV goes before weights, and weights that an open lane with members waits for before others."""
+        weights = part.of.weights
+        open_ = {lane[0] for lane, order in self.lanes.items() if order and lane[0].inst == weights}
+        return 0 if weights is None else 1 if any(r.batch in open_ for r in self.live) else 2
+
+    def next_piece(self, link: str) -> None:
+        part = min(self.queues[link], key=self.urgency)
+        size = min(part.left, self.setup.piece_bytes)
+        self.wires[link] = self.now + size / self.setup.links[link], part, size
+
+    def end_piece(self, link: str) -> None:
+        _, part, size = self.wires.pop(link)
+        part.left -= size
+        if part.left <= 0:
+            self.queues[link].remove(part)
+            part.of.parts -= 1
+            if part.of.parts == 0:
+                part.of.due = self.now + part.of.fixed_s
+        if self.queues[link]:
+            self.next_piece(link)
 
     def carry(self, r: Req, to: Inst, done: Callable[[str | None], None]) -> None:
         """Bring a request's KV over the links; both ends are charged until it is there."""
@@ -687,9 +740,14 @@ class Oracle:
                 mine.fail("evicted")
                 done()
             case Evict(inst, drain) if self.weights.get(inst) in ("in", "draining", "leaving"):
-                self.leaving.setdefault(inst, []).append(action)
-                if self.weights[inst] != "leaving":
-                    self.weights[inst] = "draining" if drain else "leaving"
+                if self.weights[inst] == "leaving" or (self.weights[inst] == "draining" and drain):
+                    done("it is leaving already")
+                    return
+                if inst in self.leaving:
+                    self.news.append(Done(self.leaving[inst], "another took its place"))
+                self.leaving[inst] = action
+                self.weights[inst] = "draining" if drain else "leaving"
+                self.empty_leaving()
             case Limit(model, gpu, kv_bytes):
                 self.limits[model, gpu] = kv_bytes
             case Admit(str() as model, batch) if model == batch.inst.model:
@@ -715,6 +773,24 @@ class Oracle:
                     self.move(r, to, done)
 
                 self.after_step(self.reqs[rid], move, done)
+            case Move(Batch() as batch, to):
+                whole = [r for r in sorted(self.live, key=lambda r: r.seq) if r.batch == batch and r.blocks]
+                whole = [r for r in whole if to is None or r.where != "waiting"]
+                ends: list[str | None] = []
+
+                def end(failed: str | None = None) -> None:
+                    ends.append(failed)
+                    if len(ends) == len(whole):
+                        done(next((x for x in ends if x), None))
+
+                def move_one(r: Req) -> None:
+                    self.move(r, to, end)
+
+                self.batches.setdefault(batch, len(self.batches))
+                for r in whole:
+                    self.after_step(r, move_one, end)
+                if not whole:
+                    done("no KV to move")
             case Run(batch, phase, steps=0):
                 lane = (batch, int(phase == "decode"))
                 self.batches.setdefault(batch, len(self.batches))
@@ -758,7 +834,7 @@ class Oracle:
             done()
         elif state in ("draining", "leaving"):
             self.weights[inst] = "in"
-            self.news += [Done(e, "loaded again") for e in self.leaving.pop(inst)]
+            self.news.append(Done(self.leaving.pop(inst), "loaded again"))
             done()
         elif state is None:
 
@@ -769,7 +845,7 @@ class Oracle:
             def start() -> None:
                 self.weights[inst] = "loading"
                 fixed_s, parts = self.setup.ways[inst, way]
-                self.send(parts, fixed_s, end, [inst])
+                self.send(parts, fixed_s, end, [inst], inst)
 
             def fail(why: str) -> None:
                 del self.weights[inst]
@@ -783,7 +859,7 @@ class Oracle:
         if r.step or r.where == "moving":
             kind = "admit" if effect.__name__ == "admit" else "other"
             if kind == "other" and kind in r.later:
-                if effect.__name__ == "move":
+                if effect.__name__.startswith("move"):
                     failed("another is under way")
                     return
                 r.later[kind][1]("dropped")
@@ -800,10 +876,10 @@ class Oracle:
             done()
         elif not r.blocks or r.swapped or to is None:
             done("no KV to move")
-        elif dest == r.home:
-            done()
         elif not r.whole:
             done("its KV is not whole")
+        elif dest == r.home:
+            done()
         elif on(dest) and self.never(dest, r.blocks):
             done("larger than the account")
         elif on(dest):

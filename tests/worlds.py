@@ -12,7 +12,16 @@ import numpy as np
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.sim import ELASTIC_FRAG, ELASTIC_RESERVE, Config, Machine, Served, Sim, granule_bytes
+from harness.engines.sim import (
+    ELASTIC_FRAG,
+    ELASTIC_RESERVE,
+    PIECE_BYTES,
+    Config,
+    Machine,
+    Served,
+    Sim,
+    granule_bytes,
+)
 from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
@@ -21,7 +30,7 @@ from tests.oracle import ModelSetup, Setup
 NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
-HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded})
+HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,7 @@ class World:
             batch_cap=c.batch_cap,
             chunk_tokens=c.chunk_tokens,
             prefill_tokens=c.prefill_tokens,
+            piece_bytes=c.piece_bytes,
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
             memory=text.get("memory", "real"),
@@ -165,6 +175,7 @@ def world(seed: int) -> World:
         batch_cap=int(rng.choice([2, 4, 16])),
         chunk_tokens=int(rng.choice([0, 8, 32])),
         prefill_tokens=64,
+        piece_bytes=foot // 7 if seed % 2 else PIECE_BYTES,
         watermark=float(rng.choice([0.0, 0.05])),
         mem_fraction=1.0,
         process_bytes=1000,
@@ -269,13 +280,17 @@ def turned(seed: int) -> World:
     def switch() -> list[Action]:
         """What stands before a turn."""
         old, new, r = some(), some(), int(rng.integers(0, len(w.jobs)))
-        what = int(rng.integers(0, 6))
+        what = int(rng.integers(0, 7))
         if what == 0 and old != new:
             return [Evict(old.inst, bool(rng.random() < 0.3)), Load(new.inst), turn(new)]
         if what == 1 and (c.gpus == 2 and c.models[int(w.jobs.model[r])].tp == 1):
-            return [Move(r, homes[int(rng.integers(0, 4))]), turn(new)]
+            who = old if rng.random() < 0.5 and c.models[int(old.inst.model[1:])].tp == 1 else r
+            return [Move(who, homes[int(rng.integers(0, 4))]), turn(new)]
         if what == 2:
             return [Run(old, str(rng.choice(["mixed", "prefill", "decode"])), steps=0), turn(new)]  # type: ignore[arg-type]
+        if what == 3:  # a prefetch, and weights that the turn waits for
+            both: list[Action] = [Evict(b.inst, drain=False) for b in (old, new)]
+            return [*both, Load(old.inst), Load(new.inst), turn(new)]
         return [turn(new)]
 
     last_s = w.script[-1][0]

@@ -454,9 +454,10 @@ def freed(S: int, i: int) -> None:
     """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
     W = world(S)
     W.grants = 1
-    if W.blocked > 0:
+    if W.blocked > 0 or W.swap:
         for b in range(W.nB):
-            if (batch_at(S, b).kvblock or batch_at(S, b).stalled) and shares_gpu(S, i, batch_at(S, b).inst):
+            B = batch_at(S, b)
+            if (B.kvblock or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
 
@@ -850,8 +851,7 @@ def end(S: int, r: int, state: int, t: float) -> None:
             q.pend_batch = -1
             batch_at(S, was).pend -= 1
         if q.pend != P_NONE:
-            if q.pend == P_MOVE:
-                refuse(S, q.pend_arg)
+            turn_down(S, q.pend, q.pend_arg)
             q.pend = P_NONE
             batch_at(S, was).pend -= 1
     q.state = state
@@ -1503,7 +1503,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
         unlist(S, r)
         end(S, r, DROPPED, W.now)
     elif what == P_DISCARD:
-        discard_now(S, r)
+        discard_now(S, r, arg)
     elif what == P_MOVE:
         move_now(S, r, arg)
 
@@ -1525,11 +1525,10 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         q.pend = what
         q.pend_arg = arg
     elif what == P_DROP:
-        if q.pend == P_MOVE:
-            refuse(S, q.pend_arg)
+        turn_down(S, q.pend, q.pend_arg)
         q.pend = what
-    elif what == P_MOVE:
-        refuse(S, arg)
+    else:
+        turn_down(S, what, arg)
     cut(S, 2 * q.batch)
     cut(S, 2 * q.batch + 1)
 
@@ -1540,6 +1539,15 @@ def refuse(S: int, x: int) -> None:
     act_ = xfer_at(S, x).act
     release(S, x)
     tell(S, E_DONE, act_, -1, 1)
+
+
+@jit
+def turn_down(S: int, what: int, arg: int) -> None:
+    """Something asked of a request cannot be any more."""
+    if what == P_MOVE:
+        refuse(S, arg)
+    elif what == P_DISCARD:
+        tell(S, E_DONE, arg, -1, 1)
 
 
 @jit
@@ -1605,10 +1613,13 @@ def swapped_out(S: int, r: int) -> None:
 
 
 @jit
-def discard_now(S: int, r: int) -> None:
+def discard_now(S: int, r: int, act_: int) -> None:
     """Forget a member's KV; it recomputes from its old place in the queue."""
     W = world(S)
     q = req_at(S, r)
+    tell(S, E_DONE, act_, -1, int(q.home < 0))
+    if q.home < 0:
+        return
     charge(S, r, W.now)
     unlist(S, r)
     drop_blocks(S, r)
@@ -1707,8 +1718,99 @@ def add_part(S: int, x: int, link: int, nbytes: float) -> None:
 
 
 @jit
+def awaited(S: int, i: int) -> bool:
+    """Whether an open lane with members waits for an instance's weights."""
+    for b in range(world(S).nB):
+        B = batch_at(S, b)
+        if B.inst == i and (lane_at(S, 2 * b).open or lane_at(S, 2 * b + 1).open):
+            for lst in range(4):
+                if B.count[lst] > 0:
+                    return True
+    return False
+
+
+@jit
+def foremost(S: int, link: int) -> int:
+    """The part that a link moves next: KV, then weights that are awaited, then prefetches; each in order of issue."""
+    K = link_at(S, link)
+    if K.head >= 0:
+        return K.head
+    if K.weights > 1:
+        p = K.whead
+        while p >= 0:
+            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):
+                return p
+            p = xfer_at(S, p).next
+    return K.whead
+
+
+@jit
+def move_on(S: int, link: int) -> None:
+    """A link begins with its foremost part, at a boundary of its pieces."""
+    W = world(S)
+    K = link_at(S, link)
+    K.cur = foremost(S, link)
+    if K.cur >= 0:
+        K.began = W.now
+        K.stop = xfer_at(S, K.cur).bytes
+        K.end = W.now + K.stop / K.bw
+    else:
+        K.end = INF
+        W.links -= 1
+
+
+@jit
+def interrupt(S: int, link: int) -> None:
+    """A link stops after the piece that is on the wire: something goes before what it moves."""
+    W = world(S)
+    K = link_at(S, link)
+    if K.end > W.now:
+        n = int(math.floor((W.now - K.began + HALF_NS) * K.bw / W.piece)) + 1
+        if n * W.piece < K.stop:
+            K.stop = n * W.piece
+            K.end = K.began + K.stop / K.bw
+
+
+@jit
+def enlist(S: int, link: int, p: int, weights: int) -> None:
+    """Put a part behind those of its kind on a link."""
+    W = world(S)
+    K = link_at(S, link)
+    xfer_at(S, p).next = -1
+    if weights:
+        K.weights += 1
+        if K.weights == 2:
+            W.rivals += 1
+        if K.whead < 0:
+            K.whead = p
+        else:
+            xfer_at(S, K.wtail).next = p
+        K.wtail = p
+    else:
+        if K.head < 0:
+            K.head = p
+        else:
+            xfer_at(S, K.tail).next = p
+        K.tail = p
+    if K.cur < 0:
+        W.links += 1
+        move_on(S, link)
+    elif K.cur != K.head and not weights:
+        interrupt(S, link)
+
+
+@jit
+def rank_links(S: int) -> None:
+    """Weights that came to be awaited go before prefetches."""
+    for k in range(world(S).nK):
+        K = link_at(S, k)
+        if K.weights > 1 and K.head < 0 and foremost(S, k) != K.cur:
+            interrupt(S, k)
+
+
+@jit
 def launch(S: int, x: int) -> None:
-    """Put a transfer's parts on their links, first come, first served."""
+    """Put a transfer's parts on their links."""
     W = world(S)
     X = xfer_at(S, x)
     X.stage = LINK
@@ -1716,15 +1818,7 @@ def launch(S: int, x: int) -> None:
     X.first = -1
     while p >= 0:
         nxt = xfer_at(S, p).next
-        xfer_at(S, p).next = -1
-        K = link_at(S, xfer_at(S, p).link)
-        if K.head < 0:
-            K.head = p
-            K.end = W.now + xfer_at(S, p).bytes / K.bw
-            W.links += 1
-        else:
-            xfer_at(S, K.tail).next = p
-        K.tail = p
+        enlist(S, xfer_at(S, p).link, p, X.kind == LOAD)
         p = nxt
     if X.parts == 0:
         X.stage = TAIL
@@ -1929,19 +2023,34 @@ def release(S: int, x: int) -> None:
 
 @jit
 def end_part(S: int, link: int) -> None:
-    """A link has moved its first part; the next one starts."""
+    """A link has moved a part, or as many pieces of it as it was let; it goes on with what is foremost."""
     W = world(S)
     K = link_at(S, link)
-    p = K.head
+    p = K.cur
     Q = xfer_at(S, p)
-    K.busy_s += Q.bytes / K.bw
-    K.head = Q.next
-    if K.head >= 0:
-        K.end = W.now + xfer_at(S, K.head).bytes / K.bw
+    K.busy_s += K.stop / K.bw
+    Q.bytes -= K.stop
+    if Q.bytes > 0.0:
+        move_on(S, link)
+        return
+    if p == K.head:
+        K.head = Q.next
     else:
-        K.tail = -1
-        K.end = INF
-        W.links -= 1
+        prev = -1
+        x = K.whead
+        while x != p:
+            prev = x
+            x = xfer_at(S, x).next
+        if prev < 0:
+            K.whead = Q.next
+        else:
+            xfer_at(S, prev).next = Q.next
+        if K.wtail == p:
+            K.wtail = prev
+        K.weights -= 1
+        if K.weights == 1:
+            W.rivals -= 1
+    move_on(S, link)
     X = xfer_at(S, Q.xfer)
     X.parts -= 1
     if X.parts == 0:
@@ -2184,8 +2293,7 @@ def next_time(S: int) -> float:
         x = xfer_at(S, x).next
     if W.links > 0:
         for k in range(W.nK):
-            if link_at(S, k).head >= 0:
-                t = min(t, link_at(S, k).end)
+            t = min(t, link_at(S, k).end)
     lane = W.thead
     while lane >= 0:
         n = lane_at(S, lane)
@@ -2239,7 +2347,7 @@ def end_all(S: int, t: float) -> bool:
     W = world(S)
     if W.links > 0:
         for k in range(W.nK):
-            if link_at(S, k).head >= 0 and link_at(S, k).end <= t:
+            if link_at(S, k).end <= t:
                 end_part(S, k)
     x = W.xhead
     while x >= 0:
@@ -2292,11 +2400,13 @@ def advance(S: int, T: Tables, until: float) -> int:
                 if not form_all(S, T):
                     return GROW
                 continue
-            if W.thead >= 0 and look:
+            if look and (W.thead >= 0 or W.rivals > 0):
                 if until <= now:
                     return NOTHING
                 look = False
                 W.over = now
+                if W.rivals > 0:
+                    rank_links(S)
                 if not settle_turns(S):
                     return GROW
                 continue

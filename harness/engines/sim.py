@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -44,6 +44,9 @@ ELASTIC_RESERVE = 5  # pages kept mapped per engine: kvcached 0.1.6, KVCACHED_MI
 # of 1024: kvcached's idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 3.1 GiB, 22 pages, for 16 packed ones;
 # five of them are the reserve
 ELASTIC_FRAG = 64
+# What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
+# above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
+PIECE_BYTES = 64 * MIB
 TELLS: dict[type, int] = {
     Finished: state.E_FINISHED,
     Prefilled: state.E_PREFILLED,
@@ -85,6 +88,7 @@ class Config:
     batch_cap: int = 256
     chunk_tokens: int = 2048
     prefill_tokens: int = 16384  # most tokens of a step of whole prompts
+    piece_bytes: int = PIECE_BYTES
     watermark: float = 0.01
     mem_fraction: float = 0.90
     process_bytes: int = GIB // 2
@@ -94,6 +98,15 @@ class Config:
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Together:
+    """A move of a whole batch, which goes request by request and is done with the last."""
+
+    action: Move
+    left: int
+    refused: int = 0
 
 
 class Machine(NamedTuple):
@@ -208,7 +221,7 @@ class Sim:
         self._migrations = 0
         self._left: dict[str, tuple[Inst, float]] = {}  # model -> the place that it left last, and when
         self._orders: dict[tuple[int, int], Run] = {}
-        self._actions: list[Action] = []
+        self._actions: list[Action | Together] = []
         self._transfers: dict[int, int] = {}  # action -> transfer under way
         self._told: deque[Event] = deque()
         self._hears: frozenset[type] = frozenset()
@@ -234,6 +247,7 @@ class Sim:
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
+        w["piece"] = c.piece_bytes
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times
         w["xhead"] = w["xtail"] = w["thead"] = w["dirty"] = -1
@@ -246,7 +260,8 @@ class Sim:
         G["head"] = G["lane"] = -1
         G["end"] = math.inf
         K = np.zeros(4 * n, state.LINK_)
-        K["head"] = K["tail"] = -1
+        for name in ("cur", "head", "tail", "whead", "wtail"):
+            K[name] = -1
         K["end"] = math.inf
         K["bw"][0 : 4 * c.gpus : 4], K["bw"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
         K["bw"][2 : 4 * c.gpus : 4], K["bw"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
@@ -417,11 +432,14 @@ class Sim:
         return x
 
     def _withdraw(self, x: int, why: str) -> None:
-        action = self._actions[int(self.S.X[x]["act"])]
+        act = int(self.S.X[x]["act"])
+        action = self._actions[act]
         kernel.withdraw(self.S.at, x)
         if isinstance(action, Load):
             self._order.pop(action.inst, None)
-        self._told.append(Done(action, why))
+        event = self._event(state.E_DONE, act, -1, 1, 0.0)
+        if isinstance(event, Done):
+            self._told.append(replace(event, failed=why))
 
     def _event(self, kind: int, a: int, b: int, c: int, ran_s: float) -> Event | None:
         batch = self._batches[b] if b >= 0 else None
@@ -431,6 +449,13 @@ class Sim:
             return Finished(a, batch, ENDS[c])
         if kind == state.E_DONE:
             action = self._actions[a]
+            if isinstance(action, Together):
+                action.left, action.refused = action.left - 1, action.refused + c
+                if action.left:
+                    return None
+                if action.refused:
+                    return Done(action.action, f"the KV of {action.refused} of its members could not go there")
+                action = action.action
             if isinstance(action, Evict):
                 self._order.pop(action.inst, None)
             if c:
@@ -483,8 +508,8 @@ class Sim:
                 return self._on_request(rid, state.P_DROP, 0)
             case Run():
                 return self._run(action)
-            case Move(who, to):
-                return self._move(action, who, to)
+            case Move():
+                return self._move(action)
             case Wake():
                 raise TypeError("timers are replay's")
         return None
@@ -497,7 +522,7 @@ class Sim:
                 self._told.append(Done(action))
             return None
         if row["state"] in (state.DRAINING, state.LEAVING):
-            evicted = self._actions[int(row["evict"])]
+            evicted = self._evicted(i)
             kernel.set_weights(S.at, i, state.IN)
             self._told.append(Done(evicted, "loaded again"))
             if Load in self._hears:
@@ -559,12 +584,20 @@ class Sim:
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
-        if now != state.DRAINING:  # else it was counted when it began to leave
+        if now == state.DRAINING:  # it was counted when it began to leave
+            self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
+        else:
             self._migrations += self._elsewhere(action.inst, state.IN, state.QUEUED, state.LOADING)
             self._left[action.inst.model] = action.inst, float(self.S.s["now"])
         self._actions.append(action)
         kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
         return None
+
+    def _evicted(self, i: int) -> Evict:
+        """What an instance is leaving for."""
+        action = self._actions[int(self.S.I[i]["evict"])]
+        assert isinstance(action, Evict)
+        return action
 
     def _elsewhere(self, inst: Inst, *states: int) -> bool:
         """Whether the model's weights are on other GPUs in one of these states."""
@@ -624,20 +657,27 @@ class Sim:
             self._orders[b, int(order.phase == "decode")] = order
         return None
 
-    def _move(self, action: Move, who: int | Batch, to: Gpus | Host | None) -> str | None:
+    def _move(self, action: Move) -> str | None:
         if action.attend:
             return "no attention on another GPU here"
-        if isinstance(who, Batch):
-            b = self._batch_row(who)
-            for rid in self._members(b):
-                self._move(action, rid, to)
-            return None
+        if not isinstance(action.who, Batch):
+            return self._move_one(action, action.who, action.to)
+        R = self.S.R
+        members = self._members(self._batch_row(action.who))
+        whole = [r for r in members if R[r]["home"] >= 0 and (action.to is None or R[r]["state"] != state.WAIT)]
+        together = Together(action, len(whole))
+        for rid in whole:
+            self._move_one(together, rid, action.to)
+        return None if whole else "no KV to move"
+
+    def _move_one(self, action: Move | Together, who: int, to: Gpus | Host | None) -> str | None:
         if failed := self._gone(who):
             return failed
         if self.S.R[who]["batch"] < 0:
             return "a request in no batch has no KV"
         if to is None:
-            return self._on_request(who, state.P_DISCARD, 0)
+            self._actions.append(action)
+            return self._on_request(who, state.P_DISCARD, len(self._actions) - 1)
         model = self.config.models[int(self.S.R[who]["model"])].name
         i = self._inst_row(Inst(model, to))
         self._actions.append(action)

@@ -43,16 +43,16 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now over watermark sigma",
+    "now over watermark sigma piece",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "xfree xn xhead xtail thead links logs spans steps preempts loads evicts moves",
+    "xfree xn xhead xtail thead links rivals logs spans steps preempts loads evicts moves",
 )
 GPU = _row(
     "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
     "head lane touched n cap used kv waiting sms pool node active barred",
 )
-LINK_ = _row("bw end busy_s", "head tail")
+LINK_ = _row("bw end busy_s began stop", "cur head tail whead wtail weights")  # queues of KV and of weights
 INST = _row(
     "",
     "model n state foot cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders gone "
