@@ -213,7 +213,7 @@ class Sim:
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
-        self._of: dict[str, list[Inst]] = {}  # on GPUs, by model
+        self._of: dict[str, list[int]] = {}  # on GPUs, by model
         self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
@@ -318,7 +318,7 @@ class Sim:
         self._inst[inst] = row
         self._insts.append(inst)
         if not host:
-            self._of.setdefault(inst.model, []).append(inst)
+            self._of.setdefault(inst.model, []).append(row)
         return row
 
     def _batch_row(self, batch: Batch) -> int:
@@ -601,10 +601,8 @@ class Sim:
 
     def _elsewhere(self, inst: Inst, *states: int) -> bool:
         """Whether the model's weights are on other GPUs in one of these states."""
-        return any(
-            other != inst and row["state"] in states
-            for other, row in ((other, self.S.I[self._inst[other]]) for other in self._of.get(inst.model, ()))
-        )
+        now, row = self.S.I["state"], self._inst[inst]
+        return any(now.item(i) in states for i in self._of[inst.model] if i != row)
 
     def _just_left(self, inst: Inst) -> bool:
         """Whether the model left another place at this very instant."""
