@@ -284,7 +284,7 @@ class Aegaeon:
     def busy(self, x: Instance, m: str) -> tuple[float, ...]:
         """How loaded an instance is, for a new group of model m."""
         if self.order != "split":
-            models = {job.batch.inst.model for job in (*x.groups, *x.works)}
+            models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
             return float(m not in models), float(len(models)), x.seconds
         return (x.seconds,) if self.load == "seconds" else (float(x.queued),)
 
