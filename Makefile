@@ -5,6 +5,9 @@
 MAKEFLAGS += --no-print-directory
 
 PYTHON = python3
+MINUTES = 8
+TORCH = torch==2.13.0
+KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = dedicated,static,chunked,ideal
 TRACE = arena-chat
 FULL =
@@ -12,6 +15,8 @@ FULL =
 PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
+IMPORTS := import torch, triton, cuda.bindings.driver
+TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
@@ -61,10 +66,24 @@ $(READY): $(LOCKED)
 test: test-fast test-slow ## all tests
 
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(PY) -m pytest -q -m "not slow")
+	$(call loud,test-fast,$(PY) -m pytest -q -m "not slow and not torch")
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	$(call loud,test-slow,$(PY) -m pytest -q -m slow)
+	$(call loud,test-slow,$(PY) -m pytest -q -m "slow and not torch")
+
+test-torch: torch ## tests of what runs on a GPU, on a CPU: kernels compiled and interpreted, driver calls
+	$(call loud,test-torch,$(PY) -m pytest -q -m torch tests/gpu)
+
+torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock, for test-torch
+
+# Apart: torch's CUDA builds name a triton of their own, its CPU builds none; what is compiled here needs no GPU.
+$(TORCHED): | $(READY)
+	$(call quiet,torch,$(PY) -m pip install -q --disable-pip-version-check $(TORCH) && \
+	$(PY) -m pip install -q --disable-pip-version-check $(KERNELS) && \
+	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
+
+gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
+	@$(PYTHON) -m harness.engines.gpu --minutes $(MINUTES)
 
 lint: $(READY) ## ruff: rules and format
 	$(call loud,lint,$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .)
@@ -96,6 +115,8 @@ ci: ## what .ci/run runs
 	$(call stage,600,test-fast)
 	$(call stage,1200,test-slow)
 	$(call stage,60,smoke)
+	$(call stage,480,torch)
+	$(call stage,300,test-torch)
 
 lock: ## resolve requirements.lock anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
@@ -105,4 +126,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 help setup test test-fast test-slow lint types smoke bench gallery fit ci lock clean
+.PHONY: compare reproduce-fig7 help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean

@@ -911,6 +911,26 @@ def check(system: str, full: bool, law: str | None, case: str | None) -> None:
     click.echo(f"next: bench compare --systems static,{shlex.quote(system)}")
 
 
+@main.command(**_examples(
+    "bench calibrate --from results/h200",
+    "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
+))  # fmt: skip
+@click.option("--from", "folder", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Results of `make gpu`.")  # fmt: skip
+@click.option("--gpu", "kind", shell_complete=_complete(_gpus), metavar="KIND",
+              help="The table to start from.  [default: by the card's name]")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE.toml",
+              help="[default: FOLDER/KIND-measured.toml]")  # fmt: skip
+def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
+    """A cost table from what `make gpu` measured, with its errors."""
+    from harness.engines import calibrate as calibration
+
+    path, notes = calibration.write(folder, kind, out)
+    for note in notes:
+        click.echo(note)
+    click.echo(f"wrote {_shown(path)} (--table takes it)")
+
+
 @main.command(**_examples("bench new mine.py && bench check ./mine.py"))
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.py")
 def new(file: Path) -> None:

@@ -32,6 +32,7 @@ class Row:
     rate_scale: tuple[float, ...] = ()  # none: searched along rate_scale, else as the row of rates found it
     full: tuple[float | str, ...] = ()  # more x for --full
     traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
+    systems: tuple[str, ...] = ()  # of the figure's, its first among them; none: all
 
     def along(self, full: bool = False) -> tuple[Any, ...]:
         """What is asked for along the axis; no rates: they are searched."""
@@ -101,7 +102,7 @@ class Figure:
     ) -> Figure:
         """The figure with other systems, traces or seeds, or a part of its model sets. UserError for an unknown set."""
         rows = tuple(
-            replace(row, models=kept, traces=() if traces else row.traces)
+            replace(row, models=kept, traces=() if traces else row.traces, systems=() if systems else row.systems)
             for row in self.rows
             if (kept := row.models if models is None else tuple(one for one in row.models if one in models))
         )
@@ -177,6 +178,10 @@ def _whole(found: Figure) -> None:
     for i, row in enumerate(found.rows, 1):
         if len(row.traces) not in {0, len(found.traces)}:
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
+        if unknown := next((one for one in row.systems if one not in found.systems), None):
+            raise UserError(f'row {i}: system "{unknown}" is none of the figure\'s ({", ".join(found.systems)})')
+        if row.systems and found.systems[0] not in row.systems:
+            raise UserError(f"row {i}: systems are without {found.systems[0]}, the figure's first")
         if row.axis == "models" and not row.rate_scale:
             raise UserError(f"row {i}: no rate_scale, which a row along models needs")
         if row.axis != "rate_scale" and not row.rate_scale and not _rates(found, row):

@@ -130,6 +130,11 @@ class _Work:
         specs = [from_dict({**asked(text), **common}) for text in self.figure.systems]
         return tuple(Entry(spec.label, spec) for spec in specs)
 
+    def _those(self, panel: Panel) -> tuple[Entry, ...]:
+        """The contestants of a panel's row."""
+        names = self.figure.rows[panel.row].systems or self.figure.systems
+        return tuple(e for e, name in zip(self.entries, self.figure.systems, strict=True) if name in names)
+
     @cached_property
     def controls(self) -> tuple[Entry, ...]:
         """Those that stand at the ends of each axis, and contend for nothing."""
@@ -213,7 +218,7 @@ class _Work:
     @cached_property
     def rates(self) -> Mapping[tuple[str, str], tuple[float, ...]]:
         """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee."""
-        every = [(panel, entry) for panel in self._rate_panels() for entry in self.entries]
+        every = [(panel, entry) for panel in self._rate_panels() for entry in self._those(panel)]
         given = {
             (panel.key, entry.label): rates
             for panel, entry in every
@@ -222,22 +227,18 @@ class _Work:
         seen: dict[tuple[str, str], dict[float, Mapping[str, float]]] = {}
         lowest = {panel.key: self._lowest(panel) for panel in self._rate_panels()}
         open_ = [(panel, entry) for panel, entry in every if (panel.key, entry.label) not in given]
-        for k in count():
+        for times in (2.0**k for k in range(1 + round(math.log2(TOP)))):
+            if not open_:
+                break
             cells = [
-                self._cell(panel, entry, 0, rate=lowest[panel.key] * 2.0**k, x=lowest[panel.key] * 2.0**k)
-                for panel, entry in open_
+                self._cell(panel, entry, 0, **self._at(panel, times * lowest[panel.key])) for panel, entry in open_
             ]
-            for cell, found in zip(cells, self._attained(cells, f"search, rate x {2**k}"), strict=True):
-                seen.setdefault((cell.panel, cell.label), {})[cell.x] = found
-            open_ = [
-                (panel, entry)
-                for panel, entry in open_
-                if seen[panel.key, entry.label][lowest[panel.key] * 2.0**k][self.figure.definitions[0]] >= LOW
-            ]
-            if not open_ or 2.0 ** (k + 1) > TOP:
-                level = self.figure.level
-                return given | {key: grid(found, self.scope.rates, level) for key, found in seen.items()}
-        raise AssertionError
+            scores = self._attained(cells, f"search, rate x {times:g}")
+            for cell, score in zip(cells, scores, strict=True):
+                seen.setdefault((cell.panel, cell.label), {})[cell.x] = score
+            open_ = [one for one, score in zip(open_, scores, strict=True) if score[self.figure.definitions[0]] >= LOW]
+        level = self.figure.level
+        return given | {key: grid(found, self.scope.rates, level) for key, found in seen.items()}
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float | None]:
@@ -323,7 +324,7 @@ class _Work:
         """Every cell of the figure; controls stand at the ends of the first system's axis, the A/A copy along rates."""
         found = []
         for panel in self.panels:
-            for entry in self.entries:
+            for entry in self._those(panel):
                 for x in self._xs(panel, entry.label):
                     found += self._seeds(panel, entry, **self._at(panel, x))
             rated = self.figure.rows[panel.row].axis == "rate_scale"
@@ -334,9 +335,8 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: traces, bases, rates, the grid, the table."""
-        self.teller.say(_described(self._asked()))
-        for notice in self._notices():
-            self.teller.say(notice)
+        for line in (*_described(self._asked()), *self._notices()):
+            self.teller.say(line)
         if not sweep.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
@@ -469,18 +469,16 @@ def _family(row: Row, models: str) -> str:
     return _short(models) if row.axis != "models" else heads.pop() if len(heads) == 1 else "models"
 
 
-def _described(names: Sequence[str]) -> str:
-    """What the traces are; those of a kind together."""
+def _described(names: Sequence[str]) -> Iterator[str]:
+    """What the traces are, a line a kind."""
     kinds: dict[tuple[str, str], list[Any]] = {}
     for trace in map(trace_of, names):
         kinds.setdefault((trace.tier, trace.note), []).append(trace)
-    found = []
     for (tier, note), traces in kinds.items():
         text = ", ".join(trace.name for trace in traces) + f": {tier}" + (f" ({note})" if note else "")
         if len(traces) == 1 and (one := traces[0]):
             text += f", {len(one)} requests of {len(one.models)} models in {one.span_s:g} s"
-        found.append(text)
-    return "; ".join(found)
+        yield text
 
 
 def _mean(values: Iterable[float]) -> float:

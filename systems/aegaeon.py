@@ -84,7 +84,7 @@ class Instance:
     works: list[Work] = field(default_factory=list)
     round: deque[Work] = field(default_factory=deque)  # still to have their turn
     job: Group | Work | None = None  # whose turn it is
-    held: dict[str, bool] = field(default_factory=dict)  # models in (True), or on their way
+    held: list[str] = field(default_factory=list)  # models in, or on their way
     want: tuple[str, ...] = ()  # of these, the one that runs and the next
     stages: deque[list[Action]] = field(default_factory=deque)  # of a switch under way, without `sync`
     waits: list[Action] = field(default_factory=list)  # what the next stage waits for
@@ -167,8 +167,8 @@ class Aegaeon:
 
     def __post_init__(self) -> None:
         models, profile, gpu = self.cluster.models, self.cluster.profile, self.cluster.gpus[0]
-        self.hears = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Load})
-        self.hears |= set() if self.sync else {Move}
+        self.hears = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded})
+        self.hears |= set() if self.sync else {Load, Move}
         self.uses = frozenset(
             {"Load", "Evict", "Evict.drain", "Admit", "Move", "Move.to:host", "Move.to:gpu", "Run", "Run.phase:prefill",
              "Run.phase:decode", "Run.for_s", "Run.steps", "Run.seqs", "Wake", "Request.slo"}
@@ -241,7 +241,7 @@ class Aegaeon:
             models = sorted(self.cluster.models, key=lambda m: -self.rate(m))
             for k, x in enumerate([x for x in self.all if getattr(x, role)]):
                 m = next(m for m in models[k % len(models) :] + models if self.cluster.models[m].tp <= len(x.gpus))
-                x.held[m], x.want = True, (m,)
+                x.held, x.want = [m], (m,)
                 yield Load(self.batch(x, m).inst, self.way)
 
     def batch(self, x: Instance, m: str, tag: int = 0) -> Batch:
@@ -284,7 +284,7 @@ class Aegaeon:
     def busy(self, x: Instance, m: str) -> tuple[float, ...]:
         """How loaded an instance is, for a new group of model m."""
         if self.order != "split":
-            models = {job.batch.inst.model for job in (*x.groups, *x.works)}
+            models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
             return float(m not in models), float(len(models)), x.seconds
         return (x.seconds,) if self.load == "seconds" else (float(x.queued),)
 
@@ -446,13 +446,9 @@ class Aegaeon:
                 out.append(Move(w.batch, host))
         soon = self.soon(x, job)
         x.want = (new, soon) if soon else (new,)
-        load: list[Action] = []
-        for m, there in list(x.held.items()):
-            if m not in x.want and there:
-                del x.held[m]
-                load.append(Evict(self.batch(x, m).inst, drain=False))
+        load = list(self.clear(x))
         if new not in x.held:
-            x.held[new] = False
+            x.held.append(new)
             load.append(Load(job.batch.inst, self.way))
         if isinstance(job, Group):
             into: list[Action] = []
@@ -463,13 +459,19 @@ class Aegaeon:
             run = Run(job.batch, "decode", for_s=job.q)
         ahead: list[Action] = []
         if soon and soon not in x.held:
-            x.held[soon] = False
+            x.held.append(soon)
             ahead.append(Load(self.batch(x, soon).inst, self.way))
         if self.sync:
             yield from (*out, *load, *into, run, *ahead)
         else:
             x.stages = deque([out, load, into, [run]])
             yield from self.advance(x)
+
+    def clear(self, x: Instance) -> Iterator[Action]:
+        """Models that have no business here go."""
+        for m in [m for m in x.held if m not in x.want]:
+            x.held.remove(m)
+            yield Evict(self.batch(x, m).inst, drain=False)
 
     def advance(self, x: Instance) -> Iterator[Action]:
         """Without fine-grained synchronisation: the next stages of a switch, up to one that has to be waited for."""
@@ -503,13 +505,12 @@ class Aegaeon:
         match action:
             case Load(Inst(m, tuple(place))):
                 x = self.by_gpu[place[0]]
-                if failed is not None:
-                    x.held.pop(m, None)
-                elif m in x.want:
-                    x.held[m] = True
-                elif m in x.held:
-                    del x.held[m]
-                    yield Evict(action.inst, drain=False)
+                if failed is not None and m in x.held:
+                    x.held.remove(m)
+            case Evict(Inst(m, tuple(place)) as inst) if view.weights(inst) == "loading":
+                x = self.by_gpu[place[0]]  # it was to come next, and is not to any more
+                x.held.append(m)
+                yield Wake(later, "mend")
             case Move(who):
                 w = self.where.get(who) if isinstance(who, int) else self.named(who)
                 if isinstance(w, Work) and failed is not None:
@@ -553,5 +554,6 @@ class Aegaeon:
                 if isinstance(job, Work) and job.home:
                     yield Move(rid, job.batch.inst.place)
         for x in self.all:
+            yield from self.clear(x)
             if x.job is None:
                 yield from self.next(x, view)

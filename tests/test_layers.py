@@ -37,6 +37,10 @@ LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in name
 ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.cli"}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
+# The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they
+# import its libraries at their start, and are themselves imported where they are used.
+PROBE = "harness.engines.gpu"
+DEVICE = {f"{PROBE}.{name}" for name in ("driver", "kernels", "rig", "compute", "memory", "sharing")}
 
 
 class Rule(NamedTuple):
@@ -65,6 +69,7 @@ RULES = {
         ),
         frozenset({"llvmlite", "numba", "numpy", "pandas", "pyarrow", "scipy"} | GPU),
     ),
+    PROBE: Rule((PROBE,), frozenset({"matplotlib", "numpy"} | GPU)),
     "harness": Rule(("harness",), frozenset({"numpy", "pandas", "pyarrow", "scipy", "tqdm"})),
     "harness.cli": Rule(("harness", *PACKAGES), frozenset({"click", "numpy", "pandas", "pyarrow", "tqdm"})),
 }
@@ -123,6 +128,8 @@ def breaches(module: str, source: str) -> list[str]:
     found = [f"{module} is in no layer"] if rule(module) is RULES["harness"] and layer(module) is None else []
     for one in imports(module, source):
         why = ours if one.name.split(".", 1)[0] in PACKAGES else others
+        if one.eager and module not in DEVICE and any(under(one.name, device) for device in DEVICE):
+            found.append(f"{one.line}: {one.name} must be imported where it is used")
         if bad := why(module, one):
             found.append(f"{one.line}: {bad}")
     return found + (impure(source) if under(module, "systems") else named(module, source))
@@ -137,7 +144,7 @@ def others(module: str, one: Import) -> str | None:
         bad = top not in rule(module).others or (under(module, "systems") and under(one.name, "numpy.random"))
     if bad:
         return f"{module} cannot import {one.name}"
-    if top in GPU and one.eager:
+    if top in GPU and one.eager and module not in DEVICE:
         return f"{one.name} must be imported where it is used"
     if module == "harness.cli" and one.eager and top not in {"click", *sys.stdlib_module_names}:
         return f"{module} imports {one.name} at its start"
@@ -234,6 +241,11 @@ PLANTED = [
         "where it is used",
     ),
     ("harness.engines.vllm", "def f():\n    import vllm", "cannot import vllm"),
+    ("harness.engines.gpu.conduct", "import torch", "where it is used"),
+    ("harness.engines.gpu.conduct", "from harness.engines.gpu import rig", "where it is used"),
+    ("harness.engines.gpu.rig", "from harness.engines import cost", "cannot import harness.engines"),
+    ("harness.engines.gpu.report", "import pandas", "cannot import pandas"),
+    ("harness.engines.local", "from harness.engines.gpu.driver import bind", "where it is used"),
     ("harness.cli", "import numpy as np", "at its start"),
     ("harness.cli", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),
     ("harness.cli", "def f():\n    import torch", "cannot import torch"),
@@ -269,6 +281,7 @@ ALLOWED = [
     ("harness.engine", "if TYPE_CHECKING:\n    import pyarrow as pa"),
     ("harness.engines.sim", "from harness import shapes\nfrom harness.engines import kernel"),
     ("harness.engines.local", "def step():\n    import torch"),
+    ("harness.engines.gpu.rig", "import torch\nfrom harness.engines.gpu import driver, kernels"),
     ("harness.sweep", "from systems import static\nfrom harness.engines.sim import Sim\nimport workloads.build"),
     ("harness.cli", "import click\ndef f():\n    from harness.sweep import sweep\n    import pyarrow"),
     ("harness.__main__", "from harness.cli import main"),

@@ -379,7 +379,7 @@ def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
     assert list(lines(one)) == list(lines(two))
     panels = {panel["panel"]: panel for panel in one.about["panels"]}
     assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
-    assert "sample: windows cut to 50 of 60 s." in one.about["notes"]
+    assert "Windows cut to 50 of 60 s." in one.about["notes"]
     scores = metrics.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0

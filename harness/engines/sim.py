@@ -213,7 +213,7 @@ class Sim:
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
-        self._of: dict[str, list[Inst]] = {}  # on GPUs, by model
+        self._of: dict[str, list[int]] = {}  # on GPUs, by model
         self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
@@ -318,7 +318,7 @@ class Sim:
         self._inst[inst] = row
         self._insts.append(inst)
         if not host:
-            self._of.setdefault(inst.model, []).append(inst)
+            self._of.setdefault(inst.model, []).append(row)
         return row
 
     def _batch_row(self, batch: Batch) -> int:
@@ -584,32 +584,30 @@ class Sim:
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
-        if now == state.DRAINING:
+        if now == state.DRAINING:  # it was counted when it began to leave
             self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
-        else:  # a draining one was counted when it began to leave
+        else:
             self._migrations += self._elsewhere(action.inst, state.IN, state.QUEUED, state.LOADING)
             self._left[action.inst.model] = action.inst, float(self.S.s["now"])
         self._actions.append(action)
         kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
         return None
 
-    def _elsewhere(self, inst: Inst, *states: int) -> bool:
-        """Whether the model's weights are on other GPUs in one of these states."""
-        return any(
-            other != inst and row["state"] in states
-            for other, row in ((other, self.S.I[self._inst[other]]) for other in self._of.get(inst.model, ()))
-        )
-
-    def _just_left(self, inst: Inst) -> bool:
-        """Whether the model left another place at this very instant."""
-        other, when_s = self._left.get(inst.model, (inst, -math.inf))
-        return other != inst and when_s == float(self.S.s["now"])
-
     def _evicted(self, i: int) -> Evict:
         """What an instance is leaving for."""
         action = self._actions[int(self.S.I[i]["evict"])]
         assert isinstance(action, Evict)
         return action
+
+    def _elsewhere(self, inst: Inst, *states: int) -> bool:
+        """Whether the model's weights are on other GPUs in one of these states."""
+        now, row = self.S.I["state"], self._inst[inst]
+        return any(now.item(i) in states for i in self._of[inst.model] if i != row)
+
+    def _just_left(self, inst: Inst) -> bool:
+        """Whether the model left another place at this very instant."""
+        other, when_s = self._left.get(inst.model, (inst, -math.inf))
+        return other != inst and when_s == float(self.S.s["now"])
 
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
         if model not in self._model or not 0 <= gpu < self.config.gpus:

@@ -1,0 +1,225 @@
+"""The CUDA driver's calls that torch lacks, one function each: pages, partitions, stream memory operations, batches.
+
+Sizes and addresses are ints in bytes. Arguments go by position: their names change between versions of the bindings.
+Every call lets other Python threads run; a thread's first call must be `bind`. Raises DriverError, with the driver's
+own name of the error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from cuda.bindings import driver as drv
+
+DEVICE_LOCATION = drv.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+SM_RESOURCE = drv.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+DEFAULT_STREAM = NON_BLOCKING = 1  # CU_GREEN_CTX_DEFAULT_STREAM, CU_STREAM_NON_BLOCKING: both are required
+AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+
+
+class DriverError(RuntimeError):
+    """A driver call failed; `name` as in CUDA_ERROR_OUT_OF_MEMORY."""
+
+    def __init__(self, name: str, call: str = "") -> None:
+        super().__init__(f"{call}: {name}" if call else name)
+        self.name = name
+
+
+def ok(result: tuple[Any, ...], call: str = "") -> Any:
+    """What a driver call returned beside its status."""
+    status = result[0]
+    if int(status):
+        raise DriverError(getattr(status, "name", str(status)), call)
+    return result[1] if len(result) == 2 else result[1:]
+
+
+# ------------------------------------------------------------------------------------------------------ device
+
+
+def version() -> int:
+    """The driver's CUDA version, as 13000."""
+    return int(ok(drv.cuDriverGetVersion()))
+
+
+def device(ordinal: int = 0) -> Any:
+    """A device's handle."""
+    return ok(drv.cuDeviceGet(ordinal))
+
+
+def attribute(dev: Any, name: str) -> int:
+    """A device attribute, by the end of its name: `MULTIPROCESSOR_COUNT`."""
+    which = getattr(drv.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+    return int(ok(drv.cuDeviceGetAttribute(which, dev), name))
+
+
+def primary(dev: Any) -> Any:
+    """The device's primary context, the one that torch uses."""
+    return ok(drv.cuDevicePrimaryCtxRetain(dev))
+
+
+def set_current(context: Any) -> None:
+    """Make a context this thread's."""
+    ok(drv.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+
+
+def bind(ordinal: int = 0) -> None:
+    """Let this thread use the primary context: the first line of every helper thread."""
+    set_current(primary(device(ordinal)))
+
+
+def memory() -> tuple[int, int]:
+    """Free and total bytes of the device."""
+    free, total = ok(drv.cuMemGetInfo())
+    return int(free), int(total)
+
+
+# ------------------------------------------------------------------------------------------------------- pages
+
+
+@cache
+def _property(ordinal: int) -> Any:
+    prop = drv.CUmemAllocationProp()
+    prop.type = drv.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    prop.location.type, prop.location.id = DEVICE_LOCATION, ordinal
+    return prop
+
+
+def granularity(ordinal: int = 0) -> int:
+    """The least size of a page."""
+    least = drv.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    return int(ok(drv.cuMemGetAllocationGranularity(_property(ordinal), least), "cuMemGetAllocationGranularity"))
+
+
+def reserve(size: int, align: int) -> int:
+    """Addresses without memory behind them; align: a power of two."""
+    return int(ok(drv.cuMemAddressReserve(size, align, 0, 0), "cuMemAddressReserve"))
+
+
+def unreserve(at: int, size: int) -> None:
+    """Give addresses back; nothing may be mapped there."""
+    ok(drv.cuMemAddressFree(at, size), "cuMemAddressFree")
+
+
+def create(size: int, ordinal: int = 0) -> Any:
+    """Memory without an address: a handle that lives until `release` and its last mapping's end."""
+    return ok(drv.cuMemCreate(size, _property(ordinal), 0), "cuMemCreate")
+
+
+def release(handle: Any) -> None:
+    """Give a handle back."""
+    ok(drv.cuMemRelease(handle), "cuMemRelease")
+
+
+def map_at(at: int, size: int, handle: Any, offset: int = 0) -> None:
+    """Put a handle at an address; nobody may touch it before `allow`."""
+    ok(drv.cuMemMap(at, size, offset, handle, 0), "cuMemMap")
+
+
+def allow(at: int, size: int, ordinal: int = 0) -> None:
+    """Let the device read and write a range that is mapped throughout."""
+    access = drv.CUmemAccessDesc()
+    access.location.type, access.location.id = DEVICE_LOCATION, ordinal
+    access.flags = drv.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(drv.cuMemSetAccess(at, size, [access], 1), "cuMemSetAccess")
+
+
+def unmap(at: int, size: int) -> None:
+    """Take away exactly what was mapped; the handle lives on. No kernel that may touch it may be running."""
+    ok(drv.cuMemUnmap(at, size), "cuMemUnmap")
+
+
+def fill(at: int, word: int, words: int, stream: int) -> None:
+    """Fill with a 32-bit word, in a stream's order."""
+    ok(drv.cuMemsetD32Async(at, word, words, stream), "cuMemsetD32Async")
+
+
+# ------------------------------------------------------------------------------------------------- host memory
+
+
+def pin(at: int, size: int) -> None:
+    """Lock host memory and let the device reach it."""
+    ok(drv.cuMemHostRegister(at, size, 0), "cuMemHostRegister")
+
+
+def unpin(at: int) -> None:
+    """The end of `pin`."""
+    ok(drv.cuMemHostUnregister(at), "cuMemHostUnregister")
+
+
+def to_device(dst: int, src: int, size: int, stream: int) -> None:
+    """Copy from host memory, in a stream's order."""
+    ok(drv.cuMemcpyHtoDAsync(dst, src, size, stream), "cuMemcpyHtoDAsync")
+
+
+def to_host(dst: int, src: int, size: int, stream: int) -> None:
+    """Copy to host memory, in a stream's order."""
+    ok(drv.cuMemcpyDtoHAsync(dst, src, size, stream), "cuMemcpyDtoHAsync")
+
+
+def copy_batch(dsts: Sequence[int], srcs: Sequence[int], sizes: Sequence[int], stream: int) -> None:
+    """Many copies in one call; sources are read in the stream's order (any other may read KV before it is written)."""
+    attr = drv.CUmemcpyAttributes()
+    attr.srcAccessOrder = drv.CUmemcpySrcAccessOrder.CU_MEMCPY_SRC_ACCESS_ORDER_STREAM
+    to, of = ([drv.CUdeviceptr(a) for a in addresses] for addresses in (dsts, srcs))
+    ok(drv.cuMemcpyBatchAsync(to, of, list(sizes), len(sizes), [attr], [0], 1, stream), "cuMemcpyBatchAsync")
+
+
+# -------------------------------------------------------------------------------------------------- partitions
+
+
+def all_sms(dev: Any) -> Any:
+    """The device's SMs as a resource: `.sm.smCount`, `.sm.minSmPartitionSize`."""
+    return ok(drv.cuDeviceGetDevResource(dev, SM_RESOURCE), "cuDeviceGetDevResource")
+
+
+def split(resource: Any, sms: int) -> tuple[Any, Any]:
+    """A group of at least `sms` SMs, and the rest. What the driver gives may differ: read `.sm.smCount`."""
+    groups, got, rest = ok(drv.cuDevSmResourceSplitByCount(1, resource, 0, sms), "cuDevSmResourceSplitByCount")
+    if got != 1:  # the list is as long as was asked, also where the driver made fewer
+        raise DriverError("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION", f"no group of {sms} SMs")
+    return groups[0], rest
+
+
+def describe(resource: Any) -> Any:
+    """A resource as `green` takes it."""
+    return ok(drv.cuDevResourceGenerateDesc([resource], 1), "cuDevResourceGenerateDesc")
+
+
+def green(description: Any, dev: Any) -> Any:
+    """A context on some of the SMs; keep it as long as its streams."""
+    return ok(drv.cuGreenCtxCreate(description, dev, DEFAULT_STREAM), "cuGreenCtxCreate")
+
+
+def green_sms(context: Any) -> Any:
+    """What a green context really holds; may be split again."""
+    return ok(drv.cuGreenCtxGetDevResource(context, SM_RESOURCE), "cuGreenCtxGetDevResource")
+
+
+def green_stream(context: Any, priority: int = 0) -> int:
+    """A stream on a green context's SMs; a lower priority is more urgent."""
+    return int(ok(drv.cuGreenCtxStreamCreate(context, NON_BLOCKING, priority), "cuGreenCtxStreamCreate"))
+
+
+def destroy_stream(stream: int) -> None:
+    """The end of a stream."""
+    ok(drv.cuStreamDestroy(stream), "cuStreamDestroy")
+
+
+def destroy_green(context: Any) -> None:
+    """The end of a green context; its streams must be gone."""
+    ok(drv.cuGreenCtxDestroy(context), "cuGreenCtxDestroy")
+
+
+# ------------------------------------------------------------------------------------ stream memory operations
+
+
+def write_word(stream: int, at: int, value: int) -> None:
+    """Write a 32-bit word in the stream's order, without a kernel."""
+    ok(drv.cuStreamWriteValue32(stream, at, value, 0), "cuStreamWriteValue32")
+
+
+def wait_word(stream: int, at: int, value: int) -> None:
+    """Hold the stream until the 32-bit word is at least `value`. The scheduler does not see this edge."""
+    ok(drv.cuStreamWaitValue32(stream, at, value, AT_LEAST), "cuStreamWaitValue32")

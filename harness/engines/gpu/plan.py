@@ -1,0 +1,53 @@
+"""The probes, in order: what can neither fault nor hang first, the others at the end, each in a process of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A generator `name(box)` in `module`; it is asked to stop after `box_s` and stopped `grace_s` later."""
+
+    name: str
+    module: str
+    box_s: float
+    expect: str  # from public measurements of this or a near card, before the first run
+    alone: bool = False  # may fault or hang: a process of its own
+    grace_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Probes, and the module that greets (`hello`) and cleans up (`tidy`) in a worker."""
+
+    rig: str
+    probes: tuple[Probe, ...]
+    start_s: float = 120.0  # a worker may take so long to import and to open the device
+
+
+HERE = __package__
+COMPUTE, MEMORY, SHARING = f"{HERE}.compute", f"{HERE}.memory", f"{HERE}.sharing"
+
+PLAN = Plan(
+    f"{HERE}.rig",
+    (
+        Probe("device", COMPUTE, 10, "132 SMs, granularity 2 MiB, at least 2 copy engines"),
+        Probe("splits", COMPUTE, 15, "n and 132 - n for each n, disjoint; a context under 5 ms and few MiB"),
+        Probe("vmm", MEMORY, 25, "2 MiB: create 200, map 2, access 36, unmap 26 us (A100)"),
+        Probe("gemm", COMPUTE, 60, "80 % of HBM from 64 SMs on; 750 TFLOP/s at 8,192 tokens"),
+        Probe("attention", COMPUTE, 50, "65 % of HBM or more; page layout under 10 %"),
+        Probe("prefill", COMPUTE, 40, "8B at 2,048 tokens: 42 to 50 ms, about 1 / SMs"),
+        Probe("step", COMPUTE, 30, "8B at 2,048 tokens: B 1 4.3 ms, B 64 9 ms; launch 20 us"),
+        Probe("interfere", SHARING, 75, "decode beside prefill on 64 / 68 SMs: at most 1.5 x"),
+        Probe("copies", MEMORY, 50, "50 GB/s or more each way; pinning 1 to 4 GiB/s"),
+        Probe("evict", MEMORY, 50, "8B back in 0.3 s, replay bitwise equal"),
+        Probe("swap", MEMORY, 20, "within 10 % of the link"),
+        Probe("host", SHARING, 25, "300 us a step or less with 8 models"),
+        Probe("events", SHARING, 20, "1 to 5 us a hand-over", alone=True),
+        Probe("memops", SHARING, 15, "1 to 3 us a hand-over", alone=True),
+        Probe("polling", SHARING, 20, "1 to 2 us a hand-over", alone=True),
+        Probe("unmap", MEMORY, 25, "another model's steps: jitter under 100 us", alone=True),
+        Probe("hole", MEMORY, 15, "CUDA_ERROR_ILLEGAL_ADDRESS", alone=True),
+    ),
+)

@@ -1,0 +1,140 @@
+"""The child: runs the probes that it is told on stdin, one after another, and sends what they measure up a pipe.
+
+A probe is a generator of samples; between two of them its time box is looked at. What ends badly ends this process at
+worst: all that was sent is kept by the parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+Value = str | int | float | bool
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: repeated values of `what` in `unit`, at `params`, on truly `sms` SMs (None: does not matter)."""
+
+    what: str
+    values: Sequence[float]
+    unit: str
+    params: Mapping[str, Value]
+    sms: int | None = None
+    facts: Mapping[str, Value] | None = None  # bytes, FLOPs and what else a reader needs to judge it
+
+
+def sample(
+    what: str,
+    values: float | Sequence[float],
+    unit: str,
+    sms: int | None = None,
+    facts: Mapping[str, Value] | None = None,
+    **params: Value,
+) -> Sample:
+    """A `Sample` whose parameters are the keywords."""
+    many = [float(values)] if isinstance(values, int | float) else [float(v) for v in values]
+    return Sample(what, many, unit, params, sms, facts)
+
+
+def key(what: str, params: Mapping[str, Any]) -> Key:
+    """What tells one measurement of a probe from another."""
+    return what, json.dumps(dict(params), sort_keys=True)
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """Linear between order statistics, as numpy's default."""
+    at = q * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def _digits(value: float) -> float:
+    """Six digits are more than any clock here has."""
+    return float(f"{value:.6g}")
+
+
+def record(probe: str, one: Sample) -> dict[str, Any]:
+    """A sample as a line of raw.jsonl, still without its time."""
+    v = sorted(one.values)
+    out: dict[str, Any] = {"probe": probe, "what": one.what, "params": dict(one.params), "unit": one.unit, "n": len(v)}
+    out |= {"min": _digits(v[0]), "p50": _digits(quantile(v, 0.5)), "p95": _digits(quantile(v, 0.95)), "sms": one.sms}
+    return out | ({"facts": dict(one.facts)} if one.facts else {})
+
+
+class Box:
+    """What a probe knows of its turn: the seconds left, and which measurements an earlier call already made."""
+
+    def __init__(self, seconds: float, done: Iterable[Key] = (), clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._end, self._done = clock, clock() + seconds, frozenset(done)
+
+    def left_s(self) -> float:
+        """Seconds until the probe is to stop; negative once it should have."""
+        return self._end - self._clock()
+
+    def todo(self, what: str, **params: Value) -> bool:
+        """Whether this measurement is still to be made."""
+        return key(what, params) not in self._done
+
+
+Run = Callable[[Box], Iterator[Sample]]
+
+
+def play(probe: str, run: Run, box: Box, send: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Send the probe's samples; returns its end: `done`, `boxed`, or `raise` with why."""
+    try:
+        samples = run(box)
+        for one in samples:
+            send(record(probe, one))
+            if box.left_s() <= 0:
+                samples.close()  # type: ignore[attr-defined]  # a generator
+                return {"probe": probe, "state": "boxed", "why": "its time was over"}
+    except Exception as error:  # whatever it is, it is a finding
+        return {"probe": probe, "state": "raise", "why": f"{type(error).__name__}: {error}".split("\n")[0][:300]}
+    return {"probe": probe, "state": "done"}
+
+
+def find(module: str, name: str, box: Box) -> Iterator[Sample]:
+    """The samples of a probe, by where it is."""
+    samples: Iterator[Sample] = getattr(importlib.import_module(module), name)(box)
+    return samples
+
+
+def die_with_parent() -> None:
+    """Linux: a worker that hangs in the driver does not outlive its parent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def main(rig: str, fd: int) -> None:
+    """Greet, then serve one line of stdin after another: {"probe", "module", "box_s", "done"}; "ready" before each."""
+    die_with_parent()
+    out = os.fdopen(fd, "w", buffering=1, encoding="utf-8")
+
+    def send(message: dict[str, Any]) -> None:
+        out.write(json.dumps(message) + "\n")
+
+    try:
+        bench = importlib.import_module(rig)
+        send({"hello": bench.hello()})
+    except Exception as error:
+        send({"sorry": f"{type(error).__name__}: {error}".split("\n")[0]})
+        return
+    send({"ready": True})
+    for line in sys.stdin:
+        ask = json.loads(line)
+        box = Box(ask["box_s"], [(what, params) for what, params in ask["done"]])
+        send(play(ask["probe"], partial(find, ask["module"], ask["probe"]), box, send))
+        bench.tidy()  # raises where the probe broke the device's context: the parent then starts a new worker
+        send({"ready": True})

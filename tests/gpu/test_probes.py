@@ -1,0 +1,266 @@
+"""Every probe's own code, run to its end on an emulated device: nothing is timed truly, every line is walked.
+
+Kernels only check their arguments, streams and graphs run at once, pages are host memory that never moves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import math
+import mmap
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+triton = pytest.importorskip("triton")
+pytest.importorskip("cuda.bindings.driver")
+
+from harness.engines.gpu import compute, driver, kernels, memory, rig, sharing  # noqa: E402
+from harness.engines.gpu.plan import PLAN  # noqa: E402
+from harness.engines.gpu.worker import Box, Sample, find, key, record  # noqa: E402
+
+KIB = 1 << 10
+NORESERVE = 0x4000  # Linux; `mmap` names it from Python 3.13 on
+TINY = rig.Dims("8B", 2, 64, 4, 2, 32, 96, 128)
+DIMS = {name: TINY._replace(name=name) for name in rig.DIMS}
+
+
+class Stream:
+    """A stream on which all is done already."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.cuda_stream = id(self)
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -5
+
+
+class Event:
+    """A point that has passed; a millisecond lies between any two."""
+
+    def __init__(self, *, enable_timing: bool = False) -> None:
+        self.timing = enable_timing
+
+    def record(self, stream: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, other: Event) -> float:
+        assert self.timing
+        assert other.timing
+        return 1.0
+
+
+class Graph:
+    """Captures nothing: what is launched runs at once."""
+
+    def capture_begin(self, capture_error_mode: str = "global") -> None:
+        assert capture_error_mode == "thread_local"
+
+    def capture_end(self) -> None: ...
+
+    def replay(self) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+class Kernel:
+    """Takes what the kernel takes."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.signature = inspect.signature(kernel.fn)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        assert 1 <= len(grid) <= 3
+        assert all(isinstance(n, int) and n >= 1 for n in grid)
+
+        def launch(*args: Any, num_warps: int = 4, num_stages: int = 3, **more: Any) -> None:
+            assert num_warps & (num_warps - 1) == 0
+            assert num_stages > 0
+            self.signature.bind(*args, **more)
+
+        return launch
+
+
+class Memory:
+    """The driver's calls on pages, over host memory; maps and unmaps are only counted."""
+
+    def __init__(self) -> None:
+        self.spans: dict[int, mmap.mmap] = {}
+        self.mapped: dict[int, int] = {}
+        self.open: set[int] = set()
+        self.handles = 0
+
+    def reserve(self, size: int, align: int) -> int:
+        assert align & (align - 1) == 0
+        span = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+        at = ctypes.addressof(ctypes.c_char.from_buffer(span))
+        self.spans[at] = span
+        return at
+
+    def unreserve(self, at: int, size: int) -> None:
+        assert not [page for page in self.mapped if at <= page < at + size]
+        del self.spans[at]
+
+    def create(self, size: int, ordinal: int = 0) -> int:
+        self.handles += 1
+        return size
+
+    def release(self, handle: int) -> None:
+        self.handles -= 1
+
+    def map_at(self, at: int, size: int, handle: int, offset: int = 0) -> None:
+        assert at not in self.mapped
+        assert offset + size <= handle
+        self.mapped[at] = size
+
+    def allow(self, at: int, size: int, ordinal: int = 0) -> None:
+        inside = {page: n for page, n in self.mapped.items() if at <= page < at + size}
+        assert sum(inside.values()) == size
+        self.open |= set(inside)
+
+    def unmap(self, at: int, size: int) -> None:
+        inside = [page for page in self.mapped if at <= page < at + size]
+        assert sum(self.mapped[page] for page in inside) == size
+        for page in inside:
+            del self.mapped[page]
+            self.open.discard(page)
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
+    """A tiny H200 in host memory."""
+    fake = Memory()
+    for name in ("reserve", "unreserve", "create", "release", "map_at", "allow", "unmap"):
+        monkeypatch.setattr(driver, name, getattr(fake, name))
+
+    def resource(count: int) -> Any:
+        return SimpleNamespace(sm=SimpleNamespace(smCount=count, minSmPartitionSize=8, smCoscheduledAlignment=8))
+
+    calls: dict[str, Any] = {
+        "device": lambda ordinal=0: 0,
+        "attribute": lambda dev, name: 132,
+        "bind": lambda ordinal=0: None,
+        "memory": lambda: (1 << 38, 1 << 38),
+        "granularity": lambda ordinal=0: 1 << 21,
+        "all_sms": lambda dev: resource(132),
+        "split": lambda whole, n: (resource(n), resource(whole.sm.smCount - n)),
+        "describe": lambda one: one,
+        "green": lambda one, dev: one,
+        "green_sms": lambda one: one,
+        "green_stream": lambda one, priority=0: 7,
+        "destroy_stream": lambda stream: None,
+        "destroy_green": lambda one: None,
+        "pin": lambda at, size: None,
+        "to_device": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
+        "to_host": lambda dst, src, size, stream: ctypes.memmove(dst, src, size),
+        "copy_batch": lambda dsts, srcs, sizes, stream: [
+            ctypes.memmove(*one) for one in zip(dsts, srcs, sizes, strict=True)
+        ],
+        "write_word": lambda stream, at, value: None,
+        "wait_word": lambda stream, at, value: None,
+    }
+    for name, call in calls.items():
+        monkeypatch.setattr(driver, name, call)
+    for name, kernel in list(vars(kernels).items()):
+        if isinstance(kernel, triton.runtime.jit.JITFunction):
+            monkeypatch.setattr(kernels, name, Kernel(kernel))
+    cuda: dict[str, Any] = {
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": Stream,
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "get_device_properties": lambda _: SimpleNamespace(multi_processor_count=132, L2_cache_size=64 * KIB),
+    }
+    for name, value in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    for name in ("empty", "zeros"):
+        make = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, make=make, pin_memory=False, **k: make(*a, **k))
+
+    def mm(a: Any, b: Any, *, out: Any) -> Any:
+        assert a.shape[1] == b.shape[0]
+        assert out.shape == (a.shape[0], b.shape[1])
+        return out
+
+    monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v, **_: q)
+    monkeypatch.setattr(compute, "varlen", lambda q, k, v: q)
+    monkeypatch.setattr(rig, "reference", lambda a, layer: torch.ones_like(a.q).float())
+    monkeypatch.setattr(rig.Attend, "run", launched)
+    monkeypatch.setattr(rig, "DEVICE", "cpu")
+    monkeypatch.setattr(rig, "DIMS", DIMS)
+    monkeypatch.setattr(rig, "LARGE", 64 * KIB)
+    monkeypatch.setattr(rig, "MIB", 4 * KIB)
+    for module in (rig, memory, sharing):
+        monkeypatch.setattr(module, "GIB", 1 << 20)
+    monkeypatch.setattr(memory, "CHUNK", 64 * KIB)
+    monkeypatch.setattr(memory, "LOCKED", memory.Locked())
+    duel = sharing.duel
+    monkeypatch.setattr(sharing, "duel", lambda lanes, seconds: duel(lanes, 0.002))
+    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, rig.rotary)
+    for one in cached:
+        one.cache_clear()
+    yield fake
+    for one in cached:
+        one.cache_clear()
+
+
+run = rig.Attend.run
+
+
+def launched(a: rig.Attend, layer: int) -> None:
+    """The real launch, and something to look at in its output."""
+    assert 0 <= layer < a.kv.m.layers
+    run(a, layer)
+    a.out.fill_(1.0)
+
+
+def finite(one: Sample) -> bool:
+    return all(math.isfinite(v) for v in one.values) and len(one.values) > 0
+
+
+@pytest.mark.parametrize("probe", PLAN.probes, ids=lambda p: p.name)
+def test_a_probe_runs_to_its_end(probe: Any, device: Memory) -> None:
+    samples = list(find(probe.module, probe.name, Box(600.0)))
+    assert samples
+    assert all(finite(one) for one in samples)
+    keys = [key(one.what, one.params) for one in samples]
+    assert len(set(keys)) == len(keys)
+    assert all(record(probe.name, one)["n"] == len(one.values) for one in samples)
+    if probe.name in {"vmm", "attention", "evict", "unmap"}:
+        assert not device.mapped  # what was taken was given back
+        assert not device.spans
+        assert device.handles == 0
+
+
+# Checks, what leaves pages for the next, and what may find no time for a single unit here.
+REPEATED = {"same_twice", "swap_equal", "seen", "error", "step_beside", "unit"}
+
+
+@pytest.mark.parametrize("probe", PLAN.probes, ids=lambda p: p.name)
+@pytest.mark.usefixtures("device")
+def test_a_probe_does_nothing_twice(probe: Any) -> None:
+    done = [key(one.what, one.params) for one in find(probe.module, probe.name, Box(600.0))]
+    more = {one.what for one in find(probe.module, probe.name, Box(600.0, done))}
+    assert more <= REPEATED

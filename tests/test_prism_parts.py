@@ -1,0 +1,106 @@
+"""Prism with a part switched off is worse where the paper says so: figures 8 to 11 in small."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from harness.engines import cost
+from harness.engines.sim import Config, Served, Sim
+from harness.replay import replay
+from harness.types import GIB, Jobs, Plan
+from systems.prism import Prism
+from workloads.models import shape
+
+SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
+WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # of an 8B, with its process and the pages that it keeps
+
+
+def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = (), rates: Sequence[float]) -> Config:
+    """GPUs that hold `n` 8B models between them, and so much KV memory each."""
+    models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
+    mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
+    plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
+    return Config(models, gpus=gpus, mem_fraction=mem / cost.gpu("h100").mem_bytes, plan=plan)
+
+
+def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:
+    """Poisson streams: (model, from, to, requests a second, prompt tokens, output tokens)."""
+    rng = np.random.default_rng(11)
+    rows = []
+    for m, begin, end, rate, prompt, output in parts:
+        at = begin + np.cumsum(rng.exponential(1 / rate, int((end - begin) * rate)))
+        rows += [(t, m, prompt, output) for t in at if t < end]
+    rows.sort()
+    at, model, prompts, outputs = (np.array(x) for x in zip(*rows, strict=True))
+    slo = [(m.ttft_slo_s, m.tpot_slo_s) for m in config.models]
+    return Jobs(
+        tuple(m.name for m in config.models), at.astype(float), model.astype(np.int32), prompts.astype(np.int32),
+        outputs.astype(np.int32), np.array([slo[m][0] for m in model]), np.array([slo[m][1] for m in model]),
+    )  # fmt: skip
+
+
+def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
+    """Whether each request met its TTFT, when it was done, and the engine."""
+    policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **fields)  # type: ignore[arg-type]
+    engine = Sim(config, policy.options)
+    policy = Prism(engine.cluster, **fields)  # type: ignore[arg-type]
+    replay(policy, engine, jobs)
+    R = engine.S.R
+    return R["first"] - jobs.arrival_s <= jobs.ttft_slo_s, R["done"], engine
+
+
+@cache
+def surge() -> tuple[Config, Jobs]:
+    """Figure 8: after 20 s model 1 falls silent and model 2 surges."""
+    config = served(2, 6.0, rates=[6.0, 1.0])
+    return config, arrivals(config, [(0, 0, 20, 6.0, 300, 200), (1, 0, 20, 1.0, 300, 200), (1, 20, 60, 12.0, 300, 400)])
+
+
+def test_memory_on_demand_gives_a_surging_model_what_the_other_does_not_use() -> None:
+    config, jobs = surge()
+    on, done, _ = outcome(config, jobs)
+    off, done_off, _ = outcome(config, jobs, elastic=False)
+    assert on.mean() > off.mean() + 0.2
+    assert done.max() < done_off.max()  # the same tokens in less time
+
+
+def test_each_step_of_the_ladder_activates_sooner() -> None:
+    # figure 9: a model that is out comes back on its first request
+    config = served(3, 4.0, rates=[1.0, 1.0, 1.0])
+    config = replace(config, mem_fraction=(2 * WEIGHTS + 4 * GIB) / cost.gpu("h100").mem_bytes)  # two of three are in
+    jobs = arrivals(config, [(0, 0, 5, 1.0, 300, 20), (1, 0, 200, 0.5, 300, 20), (2, 100, 110, 1.0, 300, 20)])
+    first = {}
+    for way in ("host", "parallel", "pool", "sleep", "disk", "cold"):
+        *_, engine = outcome(config, jobs, way=way)
+        R = engine.S.R
+        first[way] = float((R["first"] - R["arr"])[jobs.model == 2][0])
+    assert first["host"] < first["parallel"] <= first["pool"] < first["sleep"] < first["disk"] < first["cold"]
+
+
+def test_the_global_scheduler_spreads_load_that_the_forecast_did_not_see() -> None:
+    # figure 10: two of four models get all the traffic, and the forecast has put them on one GPU
+    config = served(4, 2.0, gpus=2, rates=[4.0, 3.0, 2.9, 2.8])
+    jobs = arrivals(config, [(0, 0, 120, 8.0, 600, 300), (3, 0, 120, 8.0, 600, 300)])
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster)
+    list(start.start(0.0))
+    assert start.models["m0"].home == start.models["m3"].home
+    on, _, engine = outcome(config, jobs)
+    off, _, still = outcome(config, jobs, placement="fixed")
+    assert engine.stats()["migrations"] >= 1
+    assert still.stats()["migrations"] == 0
+    assert on.mean() > off.mean() + 0.05
+
+
+def test_the_local_scheduler_lets_the_requests_of_a_strict_slo_go_first() -> None:
+    # figure 11: two models share a GPU's memory; the second has shorter requests and a tenth of the SLO
+    config = served(2, 2.0, ttft_s=[10.0, 1.0], rates=[5.0, 5.0])
+    jobs = arrivals(config, [(0, 0, 60, 30.0, 300, 400), (1, 0, 60, 10.0, 300, 200)])
+    on, *_ = outcome(config, jobs)
+    off, *_ = outcome(config, jobs, order="fcfs")
+    second = jobs.model == 1
+    assert on[second].mean() > off[second].mean() + 0.4  # the paper: by more than 40 points
+    assert on[~second].mean() > off[~second].mean()
