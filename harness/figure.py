@@ -59,6 +59,7 @@ class Claim:
     over: str | None = None
     trace: str = ""  # how the trace's name begins; "": any
     row: int = 0  # which row alone, from 1; 0: any along the axis
+    column: int = 0  # which trace alone, from 1; 0: any
     why: str = ""
 
 

@@ -601,7 +601,7 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
-            if claim.row and panel["row"] != claim.row - 1:
+            if claim.row not in {0, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
             rows = of_panel(found.table, panel["panel"])
             if claim.over is None:
