@@ -44,6 +44,20 @@ endef
 reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more rates, scales, seeds, longer windows
 	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
 
+reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
+	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
+
+TURNS := .make/turns
+PARTS := no-prefetch no-sync no-memory no-reuse
+turns: $(READY) ## Aegaeon's turns on two decode GPUs, and what a switch takes by stage, into plots/out/
+	@rm -rf $(TURNS) && mkdir -p $(TURNS) plots/out
+	$(call loud,turns,for part in "" $(PARTS); do \
+	printf 'system = "aegaeon"\n%s\ntrace = "aegaeon-like"\nmodels = "aegaeon+models=48"\ngpus = 16\nwindow_s = 120.0\n%s\n' \
+	"$${part:+preset = \"$$part\"}" 'slo = "absolute:ttft=10,tpot=0.1"' >$(TURNS)/spec.toml && \
+	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done && \
+	$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
+	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*))
+
 compare: $(READY) ## (plain `make`) compare the first four systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
@@ -126,4 +140,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean

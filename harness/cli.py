@@ -585,11 +585,12 @@ def reproduce(
 @main.command(**_examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
+@click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
 @OUT
-def run(spec: Path, dry_run: bool, out: Path | None) -> None:
+def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from harness import record, sweep
-    from harness.run import resolve
+    from harness.run import recorded, resolve
     from harness.spec import as_dict, read
     from harness.types import UserError
 
@@ -604,7 +605,12 @@ def run(spec: Path, dry_run: bool, out: Path | None) -> None:
             return
         with Terminal() as teller:
             under = sweep.judge(asked, rule, folder, teller=teller)
-            (path,) = sweep.sweep([under.spec(asked)], folder, teller=teller)
+            wanted = under.spec(asked)
+            if keep:
+                (task,) = sweep.tasks([wanted])
+                path = recorded(task.spec, folder, task.code)
+            else:
+                (path,) = sweep.sweep([wanted], folder, teller=teller)
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
