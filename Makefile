@@ -49,20 +49,21 @@ reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems
 
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
-turns: $(READY) ## Aegaeon's turns on two decode GPUs, and what a switch takes by stage, into plots/out/
+turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
 	@rm -rf $(TURNS) && mkdir -p $(TURNS) plots/out
-	$(call loud,turns,for part in "" $(PARTS); do \
-	printf 'system = "aegaeon"\n%s\ntrace = "aegaeon-like"\nmodels = "aegaeon+models=48"\ngpus = 16\nwindow_s = 120.0\n%s\n' \
-	"$${part:+preset = \"$$part\"}" 'slo = "absolute:ttft=10,tpot=0.1"' >$(TURNS)/spec.toml && \
-	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done && \
-	$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
-	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*))
+	@for part in "" $(PARTS); do { echo 'system = "aegaeon"'; [ -z "$$part" ] || echo "preset = \"$$part\""; \
+	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; echo 'window_s = 120.0'; \
+	echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
+	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
+	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
+	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*)
+	@echo 'plots/out/turns.pdf · plots/out/switch.pdf'
 
 compare: $(READY) ## (plain `make`) compare the first four systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-15s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## .venv from requirements.lock; does nothing while the lock is unchanged
 	@echo "environment  .venv, $$($(PY) --version), requirements.lock $(LOCK)"

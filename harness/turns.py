@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.actions import Action, Load
 from harness.events import Event, TurnEnded
+from harness.types import Host
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,11 +36,10 @@ class Turns:
             if isinstance(action, Load):
                 key = (action.inst, action.way)
                 self.loads[key] = self.loads.get(key, 0) + 1
-        if isinstance(event, TurnEnded) and event.steps and isinstance(event.batch.inst.place, tuple):
-            inst = event.batch.inst
+        if isinstance(event, TurnEnded) and event.steps and not isinstance(place := event.batch.inst.place, Host):
             self.rows.append({
-                "gpus": "+".join(map(str, inst.place)),
-                "model": inst.model,
+                "gpus": "+".join(map(str, place)),
+                "model": event.batch.inst.model,
                 "phase": event.phase,
                 "why": event.why,
                 "steps": event.steps,

@@ -94,7 +94,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     return (
         f"{label} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
         f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
-        f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, idle gaps included).\n"
+        f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
     )
 
