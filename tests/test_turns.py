@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -61,10 +62,10 @@ def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
 
 def test_a_switch_by_stage(tmp_path: Path) -> None:
     runs = [stored(tmp_path / "a", [0.2] * 8), stored(tmp_path / "b", [0.9] * 8, "no-sync")]
-    shown = fig_switch.points(runs).set_index("system")
+    shown = fig_switch.points(runs)
     parts = ["engine start", "weights", "KV and waiting", "hidden"]
-    assert shown.loc["aegaeon", parts].tolist() == pytest.approx([0.1, 0.1, 0.0, 0.3])
-    assert shown.loc["aegaeon:no-sync", parts].tolist() == pytest.approx([0.1, 0.4, 0.4, 0.0])
+    assert shown["system"].to_list() == ["aegaeon", "aegaeon:no-sync"]
+    assert shown[parts].to_numpy() == pytest.approx(np.array([[0.1, 0.1, 0.0, 0.3], [0.1, 0.4, 0.4, 0.0]]))
     idle = fig_switch.points([stored(tmp_path / "c", [0.9] * 8 + [500.0])])
     assert idle[parts].to_numpy().sum() == pytest.approx(0.9)  # a gap in which nobody had work does not count
     paths = fig_switch.render(runs, tmp_path / "switch", "x")
