@@ -678,6 +678,8 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
         own = of_panel(found.table, panel["panel"])
         for label in about["systems"]:
             crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
+            if not any(crossed):
+                continue  # not of this row
             cells = [f"{panel['rate_rps']:.3g}", label] if given else [label]
             cells += [_at(e, axis) for e in crossed]
             rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])

@@ -148,7 +148,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.5, 1.0),
-        ncols=4 if width == style.COLUMN_IN else 9,
+        ncols=4 if width == style.COLUMN_IN else 6,
         frameon=False,
         fontsize=6,
         handlelength=2.0,
