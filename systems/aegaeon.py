@@ -326,7 +326,7 @@ class Aegaeon:
             w.strays = True
         else:
             yield Move(rid, Host(w.at.node))
-            if w.home and not w.at.stages:
+            if w.home:
                 yield Move(rid, w.batch.inst.place)
         if w.at.job is None:
             yield from self.next(w.at, view)
@@ -413,6 +413,8 @@ class Aegaeon:
             job.q -= ran_s
             if why == "steps" and job.q > 0.0:
                 x.round.appendleft(job)
+            if idle:
+                job.home, job.strays = False, True  # not all KV came
         if idle and view.now_s < x.rests_s:
             yield Wake(x.rests_s, "mend")
             return
