@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harness.actions import Action, Admit, Drop, Evict, Load, Run
 from harness.check import Stand
-from harness.engines import sim, state
+from harness.engines import state
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Arrived, Event, Finished
 from harness.replay import replay
@@ -117,7 +117,7 @@ def test_host_memory_keeps_the_models_used_last() -> None:
 
 
 def test_plus_takes_the_shortest_job() -> None:
-    made = policy(1, "abc", **ServerlessLlm.presets["plus"])  # type: ignore[arg-type]
+    made = policy(1, "abc", **ServerlessLlm.presets["plus"])
     assert "view.oracle_tokens" in made.uses
     arrive(made, (50, "a"), (300, "b"), (20, "c"), (30, "c"), (90, "a"))
     assert jobs_of(made) == [[("a", [50, 90]), ("b", [300]), ("c", [20, 30])]]
