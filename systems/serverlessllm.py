@@ -35,7 +35,7 @@ from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
 from harness.view import View
 
-DECISION_S = 0.0
+DECISION_S = 1.3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, one busy x86-64 core, 2026-11-21
 
 
 @dataclass(slots=True, eq=False)
