@@ -44,11 +44,26 @@ endef
 reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more rates, scales, seeds, longer windows
 	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
 
+reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
+	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
+
+TURNS := .make/turns
+PARTS := no-prefetch no-sync no-memory no-reuse
+turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
+	@rm -rf $(TURNS) && mkdir -p $(TURNS) plots/out
+	@for part in "" $(PARTS); do { echo 'system = "aegaeon"'; [ -z "$$part" ] || echo "preset = \"$$part\""; \
+	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; echo 'window_s = 120.0'; \
+	echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
+	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
+	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
+	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*)
+	@echo 'plots/out/turns.pdf · plots/out/switch.pdf'
+
 compare: $(READY) ## (plain `make`) compare five systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-15s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## .venv from requirements.lock; does nothing while the lock is unchanged
 	@echo "environment  .venv, $$($(PY) --version), requirements.lock $(LOCK)"
@@ -126,4 +141,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean

@@ -102,10 +102,11 @@ def moore_hodgson(due_s: Sequence[float], seconds: Sequence[float], start_s: flo
     return [k for k in range(len(due_s)) if k not in gone]
 
 
-def instances(cluster: Cluster, work: Mapping[str, float]) -> list[Gpus]:
+def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> list[Gpus]:
     """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
 
-    `work` is GPU-seconds a second by model. Raises Infeasible where no node holds the largest degree.
+    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had. Raises
+    Infeasible where no node holds the largest degree.
     """
     free: dict[int, list[int]] = {}
     for k, gpu in enumerate(cluster.gpus):
@@ -115,7 +116,7 @@ def instances(cluster: Cluster, work: Mapping[str, float]) -> list[Gpus]:
     for j, tp in enumerate(degrees):
         asked = [sum(work[m] for m, model in cluster.models.items() if model.tp == t) for t in degrees[j:]]
         part = asked[0] / sum(asked) if sum(asked) > 0 else 1 / len(asked)
-        want = max(1, round(part * sum(map(len, free.values())) / tp))
+        want = max(least, round(part * sum(map(len, free.values())) / tp))
         for gpus in free.values():
             for _ in range(min(want, len(gpus) // tp)):
                 cut.append(tuple(gpus[:tp]))

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 DEFAULT_SLO = "5xP95"
+DEFAULT_SCALE = 5.0
 PROGRESS_HZ = 4
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 ROOM = 120  # characters of a line where the width of the terminal is not known
@@ -200,7 +201,8 @@ SLO = _grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
                  "classes:FILE.toml."),
-    click.option("--slo-scale", type=float, default=5.0, show_default=True, metavar="X", help="Times the base."),
+    click.option("--slo-scale", type=float, metavar="X",
+                 help="Times the base.  [default: 5; of seconds 1]"),
 )  # fmt: skip
 SETTING = _grouped(
     click.option("--trace", default="arena-chat", show_default=True, shell_complete=_complete(_traces),
@@ -221,9 +223,11 @@ SETTING = _grouped(
 )  # fmt: skip
 
 
-def _rule(slo: str, scale: float) -> str:
+def _rule(slo: str, scale: float | None) -> str:
     """The SLO rule in full: `5xP95`."""
-    return f"{scale:g}x{slo}" if slo in {"P95", "solo", "released"} else slo
+    from workloads.slo import BASES, scaled
+
+    return scaled(slo, scale if scale is not None else DEFAULT_SCALE if slo in BASES else 1.0)
 
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
@@ -271,7 +275,8 @@ def main() -> None:
               show_default=True, help="How the rate is scaled.")  # fmt: skip
 @SLO
 @click.option("--definition", type=click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"]),
-              help="Attainment in the headline.  [default: both; e2e for an SLO by solo latency]")  # fmt: skip
+              help="Attainment in the headline; token and qos store the time of each token.  "
+              "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
@@ -288,7 +293,7 @@ def compare(
     settings: dict[str, Any],
     rates: tuple[float, ...] | None,
     slo: str,
-    slo_scale: float,
+    slo_scale: float | None,
     definition: str | None,
     seeds: int,
     controls: bool,
@@ -318,7 +323,8 @@ def compare(
     if notice:
         click.echo(notice, err=form is not None)
     with Terminal() as teller:
-        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, workers=workers, teller=teller)
+        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
+                              workers=workers, teller=teller)  # fmt: skip
     silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
     rule = definition or found.judge.definition
     shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
@@ -579,11 +585,12 @@ def reproduce(
 @main.command(**_examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
+@click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
 @OUT
-def run(spec: Path, dry_run: bool, out: Path | None) -> None:
+def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from harness import record, sweep
-    from harness.run import resolve
+    from harness.run import recorded, resolve
     from harness.spec import as_dict, read
     from harness.types import UserError
 
@@ -598,7 +605,12 @@ def run(spec: Path, dry_run: bool, out: Path | None) -> None:
             return
         with Terminal() as teller:
             under = sweep.judge(asked, rule, folder, teller=teller)
-            (path,) = sweep.sweep([under.spec(asked)], folder, teller=teller)
+            wanted = under.spec(asked)
+            if keep:
+                (task,) = sweep.tasks([wanted])
+                path = recorded(task.spec, folder, task.code)
+            else:
+                (path,) = sweep.sweep([wanted], folder, teller=teller)
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
@@ -682,7 +694,7 @@ def _stale(sweep: Path) -> str:
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
 @click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
 @SLO
-def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float) -> None:
+def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float | None) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
     from harness import explain as words
     from harness import record, sweep
@@ -753,7 +765,8 @@ def traces() -> None:
             missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
         mark = "drawn" if "drawn" in entry else "yes" if here else "no"
-        lines.append((name, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
+        shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
+        lines.append((shown, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
     click.echo("\n".join(table.aligned(lines)))
     for line in missing:
         click.echo(line)
@@ -807,8 +820,9 @@ def _fact(value: Any) -> str:
 )
 @click.option("--column", "columns", multiple=True, callback=_settings, metavar="CANONICAL=OWN",
               help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "datetime"]), default="s", show_default=True,
-              help="Of arrival_s.")  # fmt: skip
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s",
+              show_default=True,
+              help="Of arrival_s; clock: HH:MM:SS.mmm.")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]), default="replayed", show_default=True,

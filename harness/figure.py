@@ -17,41 +17,50 @@ from harness.types import UserError
 
 HERE = Path(__file__).parent / "figures"
 T = TypeVar("T")
-AXES = ("rate_scale", "slo_scale", "gpus")
+AXES = ("rate_scale", "slo_scale", "gpus", "models")
 WORDS = ("reached", "never")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Panels that share what runs along x; the other two of rate, SLO scale and GPUs stand still."""
+    """Panels that share what runs along x; the others of rate, SLO scale, GPUs and number of models stand still."""
 
-    axis: str  # rate_scale | slo_scale | gpus
-    models: tuple[str, ...]  # sets, a line of panels each
+    axis: str  # rate_scale | slo_scale | gpus | models
+    models: tuple[str, ...]  # sets, a line of panels each; along `models`, a point each
     gpus: tuple[int, ...]
     slo_scale: tuple[float, ...]
-    rate_scale: float | None = None  # None: searched along rate_scale, else as the row of rates found it
-    full: tuple[float, ...] = ()  # more x for --full
+    rate_scale: tuple[float, ...] = ()  # none: searched along rate_scale, else as the row of rates found it
+    full: tuple[float | str, ...] = ()  # more x for --full
     traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
+    systems: tuple[str, ...] = ()  # of the figure's, its first among them; none: all
+
+    def along(self, full: bool = False) -> tuple[Any, ...]:
+        """What is asked for along the axis; no rates: they are searched."""
+        asked = (*getattr(self, self.axis), *(self.full if full else ()))
+        return asked if self.axis == "models" else tuple(sorted({float(x) for x in asked}))
 
     @property
-    def x(self) -> tuple[float, ...]:
-        """Values along the axis; those of rate_scale are searched."""
-        return () if self.axis == "rate_scale" else tuple(float(x) for x in getattr(self, self.axis))
+    def sets(self) -> tuple[str, ...]:
+        """Every model set, --full or not."""
+        return tuple(map(str, self.along(full=True))) if self.axis == "models" else self.models
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the paper says of a row: a number, or that the level is `reached` within the axis, or `never`.
+    """What the paper says of a row: a number or two that it lies between, or that the level is `reached` or `never`.
 
-    With `over` the number is a ratio of crossings, system / over.
+    With `over` the number is a ratio of crossings, system / over. `why` is printed where ours differs.
     """
 
     axis: str
     system: str
-    paper: float | str
+    paper: float | str | tuple[float, float]
     definition: str
     over: str | None = None
     trace: str = ""  # how the trace's name begins; "": any
+    row: int = 0  # which row alone, from 1; 0: any along the axis
+    column: int = 0  # which trace alone, from 1; 0: any
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +88,10 @@ class Figure:
     requests: int  # a window holds at least so many
     warmup_s: float
     gpu: str = "h100"
-    slo: str = "P95"  # base of the SLO
+    slo: str = "P95"  # base of the SLO (workloads/slo.py)
+    level: float = 0.99  # of attainment, at which systems are compared
     claims: tuple[Claim, ...] = ()
+    titles: tuple[str, ...] = ()  # of the traces' columns; none: their names
     notes: tuple[str, ...] = ()  # for the caption
 
     def only(
@@ -92,7 +103,7 @@ class Figure:
     ) -> Figure:
         """The figure with other systems, traces or seeds, or a part of its model sets. UserError for an unknown set."""
         rows = tuple(
-            replace(row, models=kept, traces=() if traces else row.traces)
+            replace(row, models=kept, traces=() if traces else row.traces, systems=() if systems else row.systems)
             for row in self.rows
             if (kept := row.models if models is None else tuple(one for one in row.models if one in models))
         )
@@ -102,8 +113,15 @@ class Figure:
                 f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})'
             )
         quick, full = (replace(one, seeds=seeds or one.seeds) for one in (self.quick, self.full))
+        titles = () if traces else self.titles
         return replace(
-            self, systems=systems or self.systems, traces=traces or self.traces, rows=rows, quick=quick, full=full
+            self,
+            systems=systems or self.systems,
+            traces=traces or self.traces,
+            titles=titles,
+            rows=rows,
+            quick=quick,
+            full=full,
         )
 
 
@@ -134,13 +152,12 @@ def figure(name: str) -> Figure:
 
 def _row(i: int, data: Mapping[str, Any]) -> Row:
     lists = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
-    single = {"axis", "rate_scale"}
-    row = _made(Row, f"row {i}: ", {key: data[key] if key in single else lists[key] for key in data})
+    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis",) if key in data}})
     if row.axis not in AXES:
         raise UserError(f'row {i}: axis is "{row.axis}"{meant(row.axis, AXES)} ({", ".join(AXES)})')
-    for key in ("gpus", "slo_scale"):
+    for key in ("gpus", "slo_scale", "rate_scale"):
         values = getattr(row, key)
-        if not values or (len(values) > 1 and row.axis != key):
+        if (not values and key != "rate_scale") or (len(values) > 1 and row.axis != key):
             raise UserError(f"row {i}: {key} is {list(values)}: one number, but along its own axis")
     return row
 
@@ -149,20 +166,32 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
     claim = _made(Claim, f"claim {i}: ", data)
     if isinstance(claim.paper, str) and claim.paper not in WORDS:
         raise UserError(f'claim {i}: paper is "{claim.paper}", not a number, reached or never')
+    if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):
+        raise UserError(f"claim {i}: paper is {list(claim.paper)}, not a number or two, the smaller first")
     return claim
 
 
 def _whole(found: Figure) -> None:
     """UserError where rows or claims ask for what is not there."""
     axes = [row.axis for row in found.rows]
+    if len(found.titles) not in {0, len(found.traces)}:
+        raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):
         if len(row.traces) not in {0, len(found.traces)}:
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
-        if row.axis != "rate_scale" and row.rate_scale is None and not _rates(found, row):
+        if unknown := next((one for one in row.systems if one not in found.systems), None):
+            raise UserError(f'row {i}: system "{unknown}" is none of the figure\'s ({", ".join(found.systems)})')
+        if row.systems and found.systems[0] not in row.systems:
+            raise UserError(f"row {i}: systems are without {found.systems[0]}, the figure's first")
+        if row.axis == "models" and not row.rate_scale:
+            raise UserError(f"row {i}: no rate_scale, which a row along models needs")
+        if row.axis != "rate_scale" and not row.rate_scale and not _rates(found, row):
             raise UserError(f"row {i}: no rate_scale, and no row along rate_scale with its models, GPUs and SLO scale")
     for i, claim in enumerate(found.claims, 1):
         if claim.axis not in axes:
             raise UserError(f'claim {i}: no row along "{claim.axis}"{meant(claim.axis, axes)}')
+        if claim.row and axes[claim.row - 1 : claim.row] != [claim.axis]:
+            raise UserError(f"claim {i}: row {claim.row} is none along {claim.axis}")
 
 
 def _rates(found: Figure, row: Row) -> bool:

@@ -245,7 +245,12 @@ def token_share(rows: Rows, slo: Slo) -> Floats | None:
 
     Aegaeon's token-level attainment. None without token times.
     """
-    return _by_token(rows, slo, _on_time)
+    late = _late(rows, slo)
+    if late is None or rows.tokens is None:
+        return None
+    counts = np.diff(rows.tokens.at)
+    missed = np.bincount(np.repeat(np.arange(len(rows)), counts), late, len(rows))
+    return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
 
 
 def qos(rows: Rows, slo: Slo) -> Floats | None:
@@ -256,31 +261,35 @@ def qos(rows: Rows, slo: Slo) -> Floats | None:
     else 0; the last one counts min(TTFT + n x TPOT, t_last - s). The score is the sum over t_last.
     After a late token the allowance is not reset: the rule is lenient there, as released.
     """
-    return _by_token(rows, slo, _time_fraction)
+    late = _late(rows, slo)
+    if late is None or rows.tokens is None:
+        return None
+    at, (ttft, tpot) = rows.tokens.at, limits(rows, slo)
+    scores = _score(rows.done & (np.diff(at) > 0))  # of one segment
+    for i in np.unique(np.searchsorted(at, np.flatnonzero(late), "right") - 1):
+        if scores[i]:
+            scores[i] = _time_fraction(rows.tokens.ns[at[i] : at[i + 1]] / 1e9, float(ttft[i]), float(tpot[i]))
+    return scores
 
 
 def _score(met: Bools) -> Floats:
     return met.astype(np.float64)
 
 
-def _by_token(rows: Rows, slo: Slo, rule: Callable[[Floats, float, float], float]) -> Floats | None:
+def _late(rows: Rows, slo: Slo) -> Bools | None:
+    """Which tokens k = 0, 1, ... come after TTFT + k x TPOT; None without token times."""
     if rows.tokens is None:
         return None
-    scores = np.zeros(len(rows))
-    ttft, tpot = limits(rows, slo)
-    for i, (stamps, done) in enumerate(zip(rows.tokens, rows.done, strict=True)):
-        if done and len(stamps):
-            scores[i] = rule(stamps, float(ttft[i]), float(tpot[i]))
-    return scores
+    counts = np.diff(rows.tokens.at)
+    k = np.arange(len(rows.tokens.ns)) - np.repeat(rows.tokens.at[:-1], counts)
+    ttft, tpot = (np.repeat(x, counts) for x in limits(rows, slo))
+    with np.errstate(invalid="ignore"):  # 0 x inf
+        return np.asarray(rows.tokens.ns / 1e9 > ttft + np.where(k > 0, k * tpot, 0.0))
 
 
 def _deadlines(count: int, ttft: float, tpot: float) -> Floats:
     """Seconds allowed to token k = 0, 1, ...: TTFT + k x TPOT, also where TPOT is infinite."""
     return np.concatenate([[ttft], ttft + np.arange(1, count) * tpot])
-
-
-def _on_time(stamps: Floats, ttft: float, tpot: float) -> float:
-    return float(np.mean(stamps <= _deadlines(len(stamps), ttft, tpot)))
 
 
 def _time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
@@ -304,6 +313,7 @@ DEFINITIONS: Mapping[str, Callable[[Rows, Slo], Floats | None]] = {
     "token": token_share,
     "qos": qos,
 }
+BY_TOKEN = frozenset({"token", "qos"})  # need the time of each token
 
 
 # ------------------------------------------------------------------ pooled, per model, fairness
@@ -506,6 +516,29 @@ def fewest(curves: Mapping[int, Curve], level: float) -> Estimate:
     if not passed:
         return Estimate(xs[0], None, None, len(curves), ">")
     return Estimate(passed[-1], None, None, len(curves), "<" if len(passed) == len(xs) else "=")
+
+
+FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Estimate]] = {  # where a level is crossed, by axis
+    "rate_scale": crossing,
+    "models": crossing,
+    "slo_scale": least,
+    "gpus": fewest,
+}
+
+
+def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Estimate | None:
+    """Where a label crosses the level along column x; None where it was not run.
+
+    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
+    """
+    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
+    fit = own.filter(pc.is_null(own["infeasible"])) if axis == "models" else own
+    if not (found := curves(fit, label, definition, "x")):
+        if axis != "models" or not len(own):
+            return None
+        return crossing(curves(own, label, definition, "x"), level)
+    e = FIND[axis](found, level)
+    return Estimate(e.mean, None, None, e.n) if e.sign == ">" and len(fit) < len(own) else e
 
 
 _MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
-from harness.run import jobs_of, models_of, resolve, trace_of, traits
+from harness.run import jobs_of, models_of, rate_of, resolve, trace_of, traits
 from harness.spec import Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT
@@ -30,15 +30,16 @@ if TYPE_CHECKING:
 
 TOP = 256.0  # rate scale, in multiples of the lowest, at which a search gives up
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
-AXIS = {"rate_scale": "rate (req/s)", "slo_scale": "SLO scale", "gpus": "GPUs"}
+AXIS = {"rate_scale": "rate (req/s)", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 SCORERS = ("metrics.py", "record.py", "sweep.py", "figure.py", "reproduce.py")
 
 
 class Panel(NamedTuple):
-    """One trace and model set of a row, with what its runs share."""
+    """One trace and model set of a row, with what its runs share; along `models` a point, else all of a panel."""
 
     row: int
     column: int
+    name: str  # of its sets
     trace: str
     models: str
     window_s: float
@@ -48,7 +49,12 @@ class Panel(NamedTuple):
     @property
     def key(self) -> str:
         """How the table names it."""
-        return f"{self.row + 1}/{self.column + 1}/{_short(self.models)}"
+        return f"{self.row + 1}/{self.column + 1}/{self.name}"
+
+    @property
+    def size(self) -> int:
+        """How many models."""
+        return len(models_of(self.models).members)
 
 
 class Cell(NamedTuple):
@@ -120,8 +126,14 @@ class _Work:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """The contestants."""
-        specs = [from_dict({**asked(text), "gpu": self.figure.gpu}) for text in self.figure.systems]
+        common = {"gpu": self.figure.gpu, "token_times": not metrics.BY_TOKEN.isdisjoint(self.figure.definitions)}
+        specs = [from_dict({**asked(text), **common}) for text in self.figure.systems]
         return tuple(Entry(spec.label, spec) for spec in specs)
+
+    def _those(self, panel: Panel) -> tuple[Entry, ...]:
+        """The contestants of a panel's row."""
+        names = self.figure.rows[panel.row].systems or self.figure.systems
+        return tuple(e for e, name in zip(self.entries, self.figure.systems, strict=True) if name in names)
 
     @cached_property
     def controls(self) -> tuple[Entry, ...]:
@@ -135,28 +147,34 @@ class _Work:
     @cached_property
     def panels(self) -> tuple[Panel, ...]:
         """Every panel; their SLO bases are measured in one sweep."""
-        named = {(t, m): self._named(t, m) for row in self.figure.rows for t in self._traces(row) for m in row.models}
+        named = {
+            (t, m): self._named(t, m) for row in self.figure.rows for t in self._traces(row) for m in self._sets(row)
+        }
         pairs = list(dict.fromkeys((trace, m) for (_, m), trace in named.items()))
         for trace, models in pairs:  # a mistake shows before anything is run
             for entry in self.entries:
                 jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=_most(self.figure), slo="")))
-        with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
-            if self.figure.slo == "P95":
+        if self.figure.slo == "P95":
+            with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
                 bases = [one for t, m in pairs for one in sweep.base_specs(self._spec(t, m))]
                 sweep.sweep(bases, self.out, workers=self.workers, teller=self.teller, what="SLO bases")
-            judges = {pair: self._judges(*pair) for pair in pairs}
+        judges = {pair: self._judges(*pair) for pair in pairs}
         return tuple(
-            Panel(i, k, trace, models, *self._window(trace, models), judges[trace, models])
+            Panel(i, k, _family(row, models), trace, models, *self._window(trace, models), judges[trace, models])
             for i, row in enumerate(self.figure.rows)
-            for models in row.models
+            for models in self._sets(row)
             for k, trace in enumerate(named[asked_, models] for asked_ in self._traces(row))
         )
 
     def _traces(self, row: Row) -> tuple[str, ...]:
         return row.traces or self.figure.traces
 
+    def _sets(self, row: Row) -> tuple[str, ...]:
+        return row.along(self.full) if row.axis == "models" else row.models
+
     def _named(self, trace: str, models: str) -> str:
         """The trace as runs of a set know it; a generator's as long as the window asked for."""
+        trace = trace.replace("{models}", str(len(models_of(models).members)))
         name = resolve(replace(self._spec(trace, models), gpus=_most(self.figure), slo="")).trace
         found = trace_of(name)
         if found.maker is None or found.span_s >= self.scope.window_s:
@@ -168,11 +186,13 @@ class _Work:
 
     def _judges(self, trace: str, models: str) -> dict[float, Judge]:
         """The SLO at every scale of a set, --full or not."""
-        rows = [row for row in self.figure.rows if models in row.models]
-        scales = {float(s) for row in rows for s in (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))}
+        rows = [row for row in self.figure.rows if models in row.sets]
+        scales = {
+            float(s) for row in rows for s in (row.along(full=True) if row.axis == "slo_scale" else row.slo_scale)
+        }
         quiet = sweep.Silent()
         return {
-            s: sweep.judge(self._spec(trace, models), f"{s:g}x{self.figure.slo}", self.out, teller=quiet)
+            s: sweep.judge(self._spec(trace, models), sweep.rule(self.figure.slo, s), self.out, teller=quiet)
             for s in sorted(scales)
         }
 
@@ -180,9 +200,9 @@ class _Work:
         """Seconds that count, and requests per second at rate scale 1."""
         found = trace_of(trace)
         once = replace(self._spec(trace, models), gpus=_most(self.figure), slo="", warmup_s=0.0)
-        unit_rps = len(jobs_of(resolve(once))) / found.span_s
+        unit_rps = rate_of(resolve(once))
         asked_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
-        fixed = [row.rate_scale for row in self.figure.rows if models in row.models and row.rate_scale is not None]
+        fixed = [min(row.rate_scale) for row in self.figure.rows if models in row.sets and row.rate_scale]
         needed_s = (self.figure.requests / (rate * unit_rps) for rate in fixed)  # where the rate is no choice
         return max([asked_s, *map(math.ceil, needed_s)]), unit_rps
 
@@ -197,10 +217,16 @@ class _Work:
 
     @cached_property
     def rates(self) -> Mapping[tuple[str, str], tuple[float, ...]]:
-        """Rate scales of each panel and contestant: doubled until it falls, then sampled around its knee."""
+        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee."""
+        every = [(panel, entry) for panel in self._rate_panels() for entry in self._those(panel)]
+        given = {
+            (panel.key, entry.label): rates
+            for panel, entry in every
+            if (rates := self.figure.rows[panel.row].along(self.full))
+        }
         seen: dict[tuple[str, str], dict[float, Mapping[str, float]]] = {}
         lowest = {panel.key: self._lowest(panel) for panel in self._rate_panels()}
-        open_ = [(panel, entry) for panel in self._rate_panels() for entry in self.entries]
+        open_ = [(panel, entry) for panel, entry in every if (panel.key, entry.label) not in given]
         for times in (2.0**k for k in range(1 + round(math.log2(TOP)))):
             if not open_:
                 break
@@ -211,7 +237,8 @@ class _Work:
             for cell, score in zip(cells, scores, strict=True):
                 seen.setdefault((cell.panel, cell.label), {})[cell.x] = score
             open_ = [one for one, score in zip(open_, scores, strict=True) if score[self.figure.definitions[0]] >= LOW]
-        return {key: grid(found, self.scope.rates) for key, found in seen.items()}
+        level = self.figure.level
+        return given | {key: grid(found, self.scope.rates, level) for key, found in seen.items()}
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float | None]:
@@ -229,7 +256,7 @@ class _Work:
                 own = [
                     score for cell, score in zip(cells, scores, strict=True) if (cell.panel, cell.x) == (panel.key, x)
                 ]
-                if any(_mean(score[d] for score in own) < LEVEL for d in self.figure.definitions):
+                if any(_mean(score[d] for score in own) < self.figure.level for d in self.figure.definitions):
                     break
                 met.append(x)
             found[panel.trace, panel.models] = met[-1] if met else None
@@ -260,7 +287,7 @@ class _Work:
             warmup_s=self.figure.warmup_s if cut else None,
         )
         if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
-            scales = (*row.slo_scale, *(row.full if row.axis == "slo_scale" else ()))
+            scales = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
             spec = replace(spec, drain_s=max(panel.judges[float(s)].drain_s for s in scales))
         return Cell(panel.key, x, entry.label, under, under.spec(spec))
 
@@ -272,45 +299,49 @@ class _Work:
         row = self.figure.rows[panel.row]
         if row.axis == "rate_scale":
             return {"x": x, "rate": x}
-        rate = self._fixed(panel)
-        return {"x": x, "rate": rate, "gpus": int(x)} if row.axis == "gpus" else {"x": x, "rate": rate, "scale": x}
+        own: dict[str, dict[str, Any]] = {"gpus": {"gpus": int(x)}, "slo_scale": {"scale": x}}
+        return {"x": x, "rate": self._fixed(panel), **own.get(row.axis, {})}
 
     def _fixed(self, panel: Panel) -> float:
         """The rate scale of a panel that does not vary it."""
         row = self.figure.rows[panel.row]
-        if row.rate_scale is not None:
-            return row.rate_scale
+        if row.rate_scale:
+            return row.rate_scale[0]
         return self.held[panel.trace, panel.models] or self._lowest(panel)
 
     def _xs(self, panel: Panel, label: str) -> tuple[float, ...]:
         row = self.figure.rows[panel.row]
         if row.axis == "rate_scale":
             return self.rates[panel.key, label]
-        return tuple(sorted({*row.x, *(row.full if self.full else ())}))
+        return (float(panel.size),) if row.axis == "models" else row.along(self.full)
+
+    def _ends(self, panel: Panel) -> set[float]:
+        """The ends of the first system's axis, so far as they are this panel's."""
+        xs = {x for one in self.panels if one.key == panel.key for x in self._xs(one, self.entries[0].label)}
+        return {min(xs), max(xs)}.intersection(self._xs(panel, self.entries[0].label))
 
     def cells(self) -> list[Cell]:
         """Every cell of the figure; controls stand at the ends of the first system's axis, the A/A copy along rates."""
         found = []
         for panel in self.panels:
-            for entry in self.entries:
+            for entry in self._those(panel):
                 for x in self._xs(panel, entry.label):
                     found += self._seeds(panel, entry, **self._at(panel, x))
-            xs = self._xs(panel, self.entries[0].label)
             rated = self.figure.rows[panel.row].axis == "rate_scale"
             for entry in (one for one in self.controls if rated or not one.label.endswith(AA)):
-                for x in dict.fromkeys((xs[0], xs[-1])):
+                for x in sorted(self._ends(panel)):
                     found += self._seeds(panel, entry, **self._at(panel, x))
         return found
 
     def done(self) -> Reproduced:
         """All of it, in order: traces, bases, rates, the grid, the table."""
-        for line in (*map(_described, self._asked()), *self._notices()):
+        for line in (*_described(self._asked()), *self._notices()):
             self.teller.say(line)
         if not sweep.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
         panels = self.panels
-        with self.teller.step("rates", lambda: "doubled until each system falls, then sampled around its knee"):
+        with self.teller.step("rates", lambda: "as the figure says, or doubled until each system falls"):
             assert self.held is not None
         cells = self.cells()
         with self.teller.step("grid"):
@@ -329,7 +360,10 @@ class _Work:
         return [f"{trace_of(name).name} stands in for {name}." for name in self._asked() if trace_of(name).notice]
 
     def _asked(self) -> list[str]:
-        return list(dict.fromkeys(trace for row in self.figure.rows for trace in self._traces(row)))
+        counts = {row: str(len(models_of(self._sets(row)[-1]).members)) for row in self.figure.rows}
+        return list(
+            dict.fromkeys(t.replace("{models}", counts[row]) for row in self.figure.rows for t in self._traces(row))
+        )
 
     # -------------------------------------------------------------- the table
 
@@ -359,12 +393,13 @@ class _Work:
         return {
             "figure": self.figure.name,
             "paper": self.figure.paper,
-            "level": LEVEL,
+            "level": self.figure.level,
             "definitions": self.figure.definitions,
+            "titles": self.figure.titles,
             "systems": [entry.label for entry in self.entries],
             "controls": [entry.label for entry in self.controls],
             "seeds": self.scope.seeds,
-            "panels": [self._panel(panel) for panel in panels],
+            "panels": list({panel.key: self._panel(panel) for panel in reversed(panels)}.values())[::-1],
             "claims": [asdict(claim) for claim in self.figure.claims],
             "notes": [*self._cuts(panels), *self._unheld(), *self._stand_ins(), *self.figure.notes],
             "runs": dict(sorted((task.spec.folder, cell.label) for cell, task in zip(cells, ready, strict=True))),
@@ -376,6 +411,7 @@ class _Work:
         usual = next((one.slo_scale[0] for one in self.figure.rows if one.axis != "slo_scale"), row.slo_scale[0])
         held = self.held.get((panel.trace, panel.models)) or self._lowest(panel)
         at = {"rate_scale": held, "slo_scale": usual}.get(row.axis)
+        sized = row.axis == "models"
         return {
             "panel": panel.key,
             "row": panel.row,
@@ -384,11 +420,11 @@ class _Work:
             "trace": trace.name,
             "tier": trace.tier,
             "note": trace.note,
-            "models": _short(panel.models),
-            "count": len(models_of(panel.models).members),
+            "models": panel.name,
+            "count": None if sized else panel.size,
             "gpus": None if row.axis == "gpus" else row.gpus[0],
             "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],
-            "rate_rps": None if row.axis == "rate_scale" else fixed * panel.unit_rps,
+            "rate_rps": None if row.axis == "rate_scale" else fixed * panel.unit_rps / (panel.size if sized else 1),
             "unit_rps": panel.unit_rps,
             "at": at,
             "window_s": panel.window_s,
@@ -396,20 +432,24 @@ class _Work:
 
     def _cuts(self, panels: Sequence[Panel]) -> list[str]:
         """Say where a window is not the trace's own span."""
-        found = []
+        found: dict[str, dict[str, None]] = {}
         for panel in panels:
             trace = trace_of(panel.trace)
+            words = ""
             if panel.window_s < trace.span_s:
-                found.append(f"{trace.name}: windows cut to {panel.window_s:g} of {trace.span_s:g} s.")
+                words = f"windows cut to {panel.window_s:g} of {trace.span_s:g} s."
             elif panel.window_s > trace.span_s:
-                found.append(f"{trace.name}: {trace.span_s:g} s repeated to fill {panel.window_s:g} s.")
-        return list(dict.fromkeys(found))
+                words = f"{trace.span_s:g} s repeated to fill {panel.window_s:g} s."
+            found.setdefault(words, {})[trace.name] = None
+        if len(found) == 1:
+            return [words[:1].upper() + words[1:] for words in found if words]
+        return [f"{name}: {words}" for words, names in found.items() if words for name in names]
 
     def _unheld(self) -> list[str]:
         """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
         first = self.entries[0].label
         return [
-            f"{first} holds {100 * LEVEL:g} % at no rate on {trace_of(p.trace).name}, {_short(p.models)}."
+            f"{first} holds {100 * self.figure.level:g} % at no rate on {trace_of(p.trace).name}, {_short(p.models)}."
             for p in self._rate_panels()
             if self.held[p.trace, p.models] is None
         ]
@@ -423,12 +463,22 @@ def _short(models: str) -> str:
     return Path(models).stem if models.endswith(".toml") else models
 
 
-def _described(name: str) -> str:
-    trace = trace_of(name)
-    note = f" ({trace.note})" if trace.note else ""
-    return (
-        f"{trace.name}: {trace.tier}{note}, {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
-    )
+def _family(row: Row, models: str) -> str:
+    """How a panel names its set, or what its sets have in common."""
+    heads = {_short(one).partition("+models=")[0] for one in row.sets}
+    return _short(models) if row.axis != "models" else heads.pop() if len(heads) == 1 else "models"
+
+
+def _described(names: Sequence[str]) -> Iterator[str]:
+    """What the traces are, a line a kind."""
+    kinds: dict[tuple[str, str], list[Any]] = {}
+    for trace in map(trace_of, names):
+        kinds.setdefault((trace.tier, trace.note), []).append(trace)
+    for (tier, note), traces in kinds.items():
+        text = ", ".join(trace.name for trace in traces) + f": {tier}" + (f" ({note})" if note else "")
+        if len(traces) == 1 and (one := traces[0]):
+            text += f", {len(one)} requests of {len(one.models)} models in {one.span_s:g} s"
+        yield text
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -436,7 +486,7 @@ def _mean(values: Iterable[float]) -> float:
     return sum(every) / len(every)
 
 
-def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, ...]:
+def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = LEVEL) -> tuple[float, ...]:
     """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
     Finer from the last octave that it holds (with every lower one, by every definition) to the last one seen: halves,
@@ -446,7 +496,7 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int) -> tuple[float, 
     low = min(seen)
     holds = low
     for rate in sorted(seen):
-        if min(seen[rate].values()) < LEVEL:
+        if min(seen[rate].values()) < level:
             break
         holds = rate
     top = max(*seen, low * 2**OCTAVES)
@@ -521,16 +571,14 @@ def of_panel(rows: pa.Table, panel: str) -> pa.Table:
 def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> Estimate | None:
     """Where a label crosses the level on a panel, in units of its axis; None where it was not run.
 
-    Of rates the last that holds with every lower one; of SLO scales and GPUs the first with every larger one.
+    Of rates and models the last that holds with every lower one; of SLO scales and GPUs the first with every larger.
     """
-    curves = metrics.curves(rows, label, definition, "x")
-    if not curves:
-        return None
-    if panel["axis"] == "rate_scale":
-        e, unit = metrics.crossing(curves, level), panel["unit_rps"]
-        low, high = (None if x is None else x * unit for x in (e.low, e.high))
-        return Estimate(e.mean * unit, low, high, e.n, e.sign)
-    return (metrics.fewest if panel["axis"] == "gpus" else metrics.least)(curves, level)
+    e = metrics.crossed(rows, panel["axis"], label, definition, level)
+    if e is None or panel["axis"] != "rate_scale":
+        return e
+    unit = panel["unit_rps"]
+    low, high = (None if x is None else x * unit for x in (e.low, e.high))
+    return Estimate(e.mean * unit, low, high, e.n, e.sign)
 
 
 class Verdict(NamedTuple):
@@ -553,6 +601,8 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
+            if claim.row not in {0, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
+                continue
             rows = of_panel(found.table, panel["panel"])
             if claim.over is None:
                 here = where(rows, panel, claim.system, claim.definition, about["level"])
@@ -569,16 +619,16 @@ def verdicts(found: Reproduced) -> list[Verdict]:
 
 
 def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
-    """Whether the mean over seeds holds where it is easiest: at the lowest rate, the largest scale, with all GPUs."""
+    """Whether the mean over seeds holds where it is easiest: lowest rate, fewest models, largest scale, all GPUs."""
     curves = metrics.curves(rows, claim.system, claim.definition, "x")
     if not curves:
         return None
-    easiest = min if claim.axis == "rate_scale" else max
+    easiest = min if claim.axis in {"rate_scale", "models"} else max
     return _mean(curve[easiest(curve)] for curve in curves.values()) >= level
 
 
-def judged(paper: float, here: Estimate | None) -> str:
-    """`agrees` where the paper's value lies in the interval (is the value, where there is none), else `differs`.
+def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
+    """`agrees` where the paper's value, or part of its range, lies in the interval (is it, without), else `differs`.
 
     `open` where the crossing lies beyond the grid and may be the paper's.
     """
@@ -588,7 +638,8 @@ def judged(paper: float, here: Estimate | None) -> str:
         return "open"
     low = -math.inf if here.sign == "<" else here.mean if here.low is None else here.low
     high = math.inf if here.sign == ">" else here.mean if here.high is None else here.high
-    if not low <= paper <= high:
+    least, most = paper if isinstance(paper, tuple) else (paper, paper)
+    if not (low <= most and least <= high):
         return "differs"
     return "agrees" if here.sign == "=" else "open"
 
@@ -612,14 +663,23 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     fixed = f"SLO {' and '.join(dict.fromkeys(each))}" if each else "at the rate that the first system holds"
     gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
     level = f"{100 * about['level']:g} %"
-    yield f"{AXIS[axis]} at which each system {'holds' if axis == 'rate_scale' else 'reaches'} {level} ({fixed}{gpus})"
+    holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
+    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus})"
     given = axis != "rate_scale"
-    head = ["trace", "models", *["req/s"] * given, "system", *(f"{level} {n}" for n in names)]
+    head = [
+        "trace",
+        "models",
+        *["req/s each" if axis == "models" else "req/s"] * given,
+        "system",
+        *(f"{level} {n}" for n in names),
+    ]
     rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
     for panel in panels:
         own = of_panel(found.table, panel["panel"])
         for label in about["systems"]:
             crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
+            if not any(crossed):
+                continue  # not of this row
             cells = [f"{panel['rate_rps']:.3g}", label] if given else [label]
             cells += [_at(e, axis) for e in crossed]
             rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])
@@ -629,12 +689,12 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
 def _at(e: Estimate | None, axis: str) -> str:
     """A crossing; where all that was asked is enough, "<" is "at most"."""
     text = table.text(e, COLUMN[axis])
-    return text if axis == "rate_scale" else text.replace("<", "≤")
+    return text.replace("<", "≤") if axis in {"slo_scale", "gpus"} else text
 
 
 COLUMN = {
     axis: table.Column(axis, "", "", unit, 1, True, "")
-    for axis, unit in (("rate_scale", "req/s"), ("slo_scale", "x"), ("gpus", ""))
+    for axis, unit in (("rate_scale", "req/s"), ("slo_scale", "x"), ("gpus", ""), ("models", ""))
 }
 SHARE = table.Column("", "", "", "%", 1, True, "")
 
@@ -667,10 +727,14 @@ def _claims(found: Reproduced) -> Iterator[str]:
     for one in every:
         c = one.claim
         what = f"{100 * found.about['level']:g} % {c.definition.upper()}"
-        said = f"{c.system} / {c.over}, rate at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
-        paper = f"{c.paper:g}{'x' if c.over else ''}" if not isinstance(c.paper, str) else c.paper
+        kind = "rate" if c.axis == "rate_scale" else AXIS[c.axis]
+        said = f"{c.system} / {c.over}, {kind} at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
+        numbers = c.paper if isinstance(c.paper, tuple) else (c.paper,)
+        paper = "-".join(x if isinstance(x, str) else f"{x:g}{'x' if c.over else ''}" for x in numbers)
         rows.append([said, one.panel["trace"], one.panel["models"], paper, _here(one), one.says])
     yield from table.aligned(rows)
+    for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == "differs"):
+        yield f"where it differs: {why}"
     counts = {says: sum(one.says == says for one in every) for says in ("agrees", "differs", "open", "not run")}
     yield ", ".join(f"{n} {says}" for says, n in counts.items() if n)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import record, system
-from harness.replay import Outcome, Unsupported, missing, replay
+from harness.replay import Log, Outcome, Unsupported, missing, replay
 from harness.spec import Spec, as_dict, meant
 from harness.system import ROOT
 from harness.types import GIB, Cluster, Infeasible, Jobs, Option, UserError
@@ -105,9 +105,11 @@ def judged(maker: str) -> Judged | None:
 
 def sized(name: str, models: ModelSet) -> str:
     """The name under which a run knows a trace: a generator's with its size, which is the set's where none is given."""
-    from traces.load import manifest, present
+    from traces.load import family, manifest, present
     from workloads import fitted
 
+    if (one := family(name)) is not None:
+        return name if present(name) else one.generator
     if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
         name = name if present(name) else fallback
     if name.partition("+")[0] not in fitted.PRESETS:
@@ -449,6 +451,16 @@ def jobs_of(spec: Spec) -> Jobs:
     return jobs
 
 
+def rate_of(spec: Spec) -> float:
+    """Requests per second of a resolved spec at rate scale 1: as its generator means them, or as counted."""
+    from workloads import fitted
+
+    trace = trace_of(spec.trace)
+    if trace.maker is not None and (each := fitted.preset(trace.maker).rate_rps):
+        return each * len(models_of(spec.models).members)
+    return len(jobs_of(replace(spec, rate_scale=1.0, window_s=None, warmup_s=0.0))) / trace.span_s
+
+
 def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
     import numpy as np
@@ -481,7 +493,20 @@ def current(spec: Spec, out: Path, code_hash: str) -> bool:
     return bool(about.get("code_hash") == code_hash and about.get("spec") == as_dict(spec))
 
 
-def execute(spec: Spec, out: Path, code_hash: str) -> Path:
+def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
+    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links."""
+    from harness import turns
+    from harness.engines import cost
+
+    log = turns.Turns()
+    folder = execute(spec, out, code_hash, log)
+    fixed_s = {name: way.fixed_s for name, way in cost.ladder(spec.gpu).items()}
+    loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
+    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads})
+    return folder
+
+
+def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Path:
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
     What the engine cannot do, or the system cannot hold, is a run without rows and with the reason.
@@ -508,8 +533,9 @@ def execute(spec: Spec, out: Path, code_hash: str) -> Path:
         policy, engine = assemble(spec)
         end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
         outcome = replay(
-            policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0
-        )
+            policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0,
+            log=log,
+        )  # fmt: skip
         rows = _rows(engine, about)
     except Infeasible as why:
         about["infeasible"] = str(why)

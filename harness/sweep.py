@@ -308,6 +308,13 @@ class Judge(NamedTuple):
         return "both" if self.seconds is not None else "e2e"
 
 
+def rule(base: str, scale: float) -> str:
+    """The SLO rule that is `scale` times a base, as `judge` takes it; UserError where it has no scale."""
+    from workloads.slo import scaled
+
+    return scaled(base, scale)
+
+
 def judge(spec: Spec, rule: str, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Judge:
     """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs.
 
@@ -385,14 +392,17 @@ def compare(
     rates: Sequence[float] | None,
     seeds: int,
     rule: str,
+    definition: str | None = None,
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Compared:
     """Run the grid of entries x rates x seeds and score it under an SLO rule.
 
-    Without rates the knee is searched by doubling with the first seed, then sampled. All entries share trace, models,
-    GPU kind and engine. Raises UserError.
+    Without rates the knee of a definition of attainment (None: the rule's) is searched by doubling with the first seed,
+    then sampled. All entries share trace, models, GPU kind and engine. Raises UserError.
     """
+    if definition in metrics.BY_TOKEN:
+        entries = [Entry(label, replace(spec, token_times=True)) for label, spec in entries]
     for entry in entries:
         jobs_of(resolve(replace(entry.spec, slo="")))  # a mistake shows before anything is run
     under = judge(entries[0].spec, rule, out, workers=workers, teller=teller)
@@ -408,7 +418,8 @@ def compare(
     def scores(rate: float) -> dict[str, float]:
         cells = grid([rate], 1)
         folders = sweep([spec for _, spec in cells], out, workers=workers, teller=teller, what=f"search, rate {rate:g}")
-        return {entry.label: attained(folder, under) for (entry, _), folder in zip(cells, folders, strict=True)}
+        pairs = zip(cells, folders, strict=True)
+        return {entry.label: attained(folder, under, definition) for (entry, _), folder in pairs}
 
     if rates is None:
         rates = knee(scores)
@@ -440,12 +451,12 @@ def knee(attained: Callable[[float], Mapping[str, float]]) -> tuple[float, ...]:
     return tuple(float(f"{low * 2 ** (k * octaves / steps):.3g}") for k in range(steps + 1))
 
 
-def attained(folder: Path, under: Judge) -> float:
-    """Pooled attainment of a run; 0 where it could not run."""
+def attained(folder: Path, under: Judge, definition: str | None = None) -> float:
+    """Pooled attainment of a run by a definition (None: the rule's); 0 where it could not run."""
     import pyarrow.compute as pc
 
     table = metrics.score(scorable("", folder, under))
-    here = pc.and_(pc.equal(table["definition"], under.definition), pc.equal(table["over"], "pooled"))
+    here = pc.and_(pc.equal(table["definition"], definition or under.definition), pc.equal(table["over"], "pooled"))
     return float(table.filter(here)["value"][0].as_py() or 0.0)
 
 
@@ -470,7 +481,8 @@ def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tup
 
     asked = [[entry.label, canonical(task.spec)] for entry, task in cells]
     reference = cells[0][1].spec
-    trace = Path(reference.trace).stem.partition("+")[0]
+    trace = Path(reference.trace).stem if reference.trace.endswith(".parquet") else reference.trace
+    trace = trace.partition("+")[0].replace("/", "-")
     folder = out / f"{trace}-{digest(record.dumps([sorted(asked), under.rule, under.seconds]))}"
     codes = sorted((task.spec.folder, task.code) for _, task in cells)
     scorers = [(ROOT / "harness" / name).read_bytes().hex() for name in ("metrics.py", "record.py", "sweep.py")]

@@ -32,6 +32,13 @@ CAUSES = {
 }
 
 
+BESIDE = {
+    "both": ("ttft", "tpot"),
+    "token": ("qos", "both"),
+    "qos": ("token", "both"),
+}  # what a definition is read with
+
+
 class Column(NamedTuple):
     """One column: what it holds, how it is headed, and whether more is better (None: neither)."""
 
@@ -53,8 +60,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("mean", share, "mean", "%", 100, True, definition, "mean"),
         Column("worst", share, "worst", "%", 100, True, definition, "worst"),
     ]
-    if definition == "both":
-        found += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in ("ttft", "tpot")]
+    found += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in BESIDE.get(definition, ())]
     return (
         *found,
         Column("rate_99", "req/s at", "99 %", "req/s", 1, True, ""),
@@ -304,7 +310,15 @@ def best(shown: View, column: Column) -> set[str]:
     return {label for label, value in values.items() if value == top}
 
 
-TIGHT = ("both", "e2e", "ttft", "tpot", "rate_99")  # columns that keep their intervals where there is little room
+TIGHT = (
+    "both",
+    "e2e",
+    "ttft",
+    "tpot",
+    "token",
+    "qos",
+    "rate_99",
+)  # columns that keep their intervals where there is little room
 
 
 def terminal(shown: View, *, bold: bool, room: int = 0) -> list[str]:

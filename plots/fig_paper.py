@@ -35,8 +35,9 @@ TOP_IN = 0.58  # legend and titles
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
-XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs"}
-CAPTION = 104  # characters of a line of the caption
+XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
+CAPTION = {style.COLUMN_IN: 104, style.PAGE_IN: 200}  # characters of a line of the caption
+NARROW = 4  # columns of panels that fit one column of a page
 
 
 def about(sweep: Path) -> dict[str, Any]:
@@ -85,16 +86,12 @@ def crossed(table: pa.Table, panel: Mapping[str, Any], label: str, definition: s
     import pyarrow.compute as pc
 
     own = table.filter(pc.equal(table["panel"].cast(pa.string()), panel["panel"]))
-    curves = metrics.curves(own, label, definition, "x")
-    if not curves:
-        return None
-    find = {"rate_scale": metrics.crossing, "slo_scale": metrics.least, "gpus": metrics.fewest}[panel["axis"]]
-    e = find(curves, level)
-    return e.mean * _unit(panel) if e.sign == "=" else None
+    e = metrics.crossed(own, panel["axis"], label, definition, level)
+    return e.mean * _unit(panel) if e is not None and e.sign == "=" else None
 
 
 def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
-    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    """Draw the figure, a column or a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
     frame = points(table, facts)
     if not len(frame):
         raise UserError("nothing to draw: every run of this figure was skipped (bench list tells why)")
@@ -105,14 +102,15 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
     series = [label for label in series if not label.endswith(" (A/A)")]
     looks = style.looks(series)
-    text = textwrap.fill(_caption(table, facts, frame, note), CAPTION)
+    width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
+    text = textwrap.fill(_caption(table, facts, frame, note), CAPTION[width])
 
     below = 0.1 + 0.078 * (1 + text.count("\n"))
     height = len(lines) * LINE_IN + TOP_IN + 0.12 + below
-    figure = Figure(figsize=(style.COLUMN_IN, height))
+    figure = Figure(figsize=(width, height))
     gap = 0.5
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.105, right=0.985, top=1 - TOP_IN / height,
-                               bottom=(below + 0.24) / height, hspace=gap, wspace=0.13)  # fmt: skip
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.36 / width, right=1 - 0.05 / width, hspace=gap,
+                               top=1 - TOP_IN / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
     for i, (row, models) in enumerate(lines):
         axes = []
         for j, (trace, definition) in enumerate(columns):
@@ -128,7 +126,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                axis.set_ylabel(f"({LETTERS[i]}) {models}", fontsize=6, labelpad=2)
+                axis.set_ylabel(f"({LETTERS[i]}) {models.partition('+models=')[0]}", fontsize=6, labelpad=2)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
@@ -137,7 +135,8 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
     for k, trace in enumerate(traces):
-        name = _title([p for p in panels if p["column"] == trace], lines)
+        titles = facts.get("titles")
+        name = titles[trace] if titles else _title([p for p in panels if p["column"] == trace], lines)
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
         figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
@@ -149,7 +148,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         handles=handles,
         loc="upper center",
         bbox_to_anchor=(0.5, 1.0),
-        ncols=4,
+        ncols=4 if width == style.COLUMN_IN else 6,
         frameon=False,
         fontsize=6,
         handlelength=2.0,
@@ -223,9 +222,11 @@ def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
 
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
     """Three labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
-    if kind == "gpus":
-        axis.set_xlim(xs[0] - 0.3, xs[-1] + 0.3)
-        axis.xaxis.set_major_locator(FixedLocator([x for x in xs if (x - xs[0]) % 2 == 0]))
+    if kind in {"gpus", "models"}:
+        space = (xs[-1] - xs[0]) / 20
+        axis.set_xlim(xs[0] - space, xs[-1] + space)
+        shown = [x for x in xs if (x - xs[0]) % 2 == 0] if kind == "gpus" else xs
+        axis.xaxis.set_major_locator(FixedLocator(shown))
         axis.xaxis.set_minor_locator(NullLocator())
         return
     axis.set_xscale("log", base=2)
@@ -241,7 +242,8 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
 
 def _xlabel(panel: Mapping[str, Any]) -> str:
     """Name the axis, and what stands still."""
-    facts = [f"{panel['count']} models"]
+    facts = [f"{panel['count']} models"] if panel["count"] else []
+    facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['gpus']} GPUs"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
     return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
@@ -266,7 +268,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         low, high = every[0], every[-1]
         return f"{low:g}" if low == high else f"{low:g} to {high:g}"
 
-    rules = [str(slo).partition("x") for slo in own["slo"].unique()]
+    rules = [scale_base(str(slo)) for slo in own["slo"].unique()]
     seeds = int(frame["n"].max())
     told = [
         f"After {facts['paper']}.",
@@ -275,7 +277,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             each(panel["models"] for panel in facts["panels"]),
             f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
             each(own["fidelity"].unique()),
-            f"SLO {span(float(scale) for scale, _, _ in rules)} x {each(base for _, _, base in rules)}",
+            f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
             f"plans from the {each(own['plan_origin'].unique())}",
         ]) + ".",
@@ -288,9 +290,15 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     return " ".join(part for part in told if part)
 
 
+def scale_base(rule: str) -> tuple[float, str]:
+    """An SLO rule's scale and base: seconds stand alone at scale 1."""
+    scale, x, base = rule.partition("x")
+    return (float(scale), base) if x and scale.replace(".", "").isdigit() else (1.0, rule)
+
+
 def _rates(panels: Sequence[Mapping[str, Any]]) -> list[str]:
     """At which rate the panels stand that do not vary it."""
-    given = [p for p in panels if p["rate_rps"] is not None]
+    given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
     return [
         f"Over {XLABEL[axis]}: at "
         + ", ".join(f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)

@@ -7,7 +7,7 @@ import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import seaborn as sns
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+T = TypeVar("T")
 COLUMN_IN = 3.4  # one column of a two-column page, inches
+PAGE_IN = 7.0  # both
 
 
 Line = Literal["-"] | tuple[float, tuple[float, ...]]
@@ -49,6 +51,8 @@ _SHORT: Line = (0.0, (1.8, 1.0))
 _DOTTED: Line = (0.0, (1.0, 1.2))
 _MIXED: Line = (0.0, (5.0, 1.2, 1.0, 1.2))
 
+LINES = (_SOLID, _DASHED, _SHORT, _LONG, _MIXED, _DOTTED)
+
 SYSTEMS: Mapping[str, Look] = {
     "prism": Look(BLUE, "o", _SOLID),
     "muxserve": Look(ORANGE, "s", _LONG),
@@ -69,7 +73,7 @@ _SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", GREY
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Give each label its look: by name for known systems, else by a hash of the name; no two alike in one figure.
 
-    `prism:released`, a preset, keeps the colour of `prism` and takes another marker if `prism` is there as well.
+    `prism:released`, a preset, keeps the colour of `prism` and takes another marker and dash if `prism` is there too.
     """
     labels = sorted(set(labels), key=lambda x: (x not in SYSTEMS, x))
     found: dict[str, Look] = {}
@@ -79,13 +83,14 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
             found[label] = base
             continue
         start = zlib.crc32(label.encode())
+        lines = _rest(LINES, (x.line for x in found.values() if base and x.color == base.color), 0)
         colors = [base.color] if base else _rest(_SPARE, (x.color for x in found.values()), start)
         marker = _rest(MARKERS, (x.marker for x in found.values()), start)[0]
-        found[label] = Look(colors[0], marker, base.line if base else _SOLID)
+        found[label] = Look(colors[0], marker, lines[0] if base else _SOLID)
     return found
 
 
-def _rest(pool: Sequence[str], used: Iterable[str], start: int) -> list[str]:
+def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
     """Turn the pool to its `start`; what is used comes last."""
     at = start % len(pool)
     taken = set(used)

@@ -23,7 +23,7 @@ LAYERS = (
     {"events"},
     {"view"},
     {"system", "engine"},
-    {"replay", "record"},
+    {"replay", "record", "turns"},
     {"metrics"},
     {"spec"},
     {"table", "run", "figure"},

@@ -296,6 +296,29 @@ def test_scores_are_shares_and_grow_with_the_limits(requests: list[dict[str, Any
     assert all(x == [float(d) for d in r.done] for x in free.values())
 
 
+def released_qos(stamps: Sequence[float], ttft: float, tpot: float) -> float:
+    """The rule of Aegaeon's artifact (plots/plot_e2e.py), token by token."""
+    good = start = reached = 0.0
+    target = ttft
+    for t in stamps:
+        in_time = t - start <= target
+        good, start, reached = (good, start, target) if in_time else (good + reached, t, 0.0)
+        target += tpot
+    return (good + min(target, stamps[-1] - start)) / stamps[-1]
+
+
+def paper_share(stamps: Sequence[float], ttft: float, tpot: float) -> float:
+    return sum(t <= (ttft + k * tpot if k else ttft) for k, t in enumerate(stamps)) / len(stamps)
+
+
+@given(requests=REQUESTS, slo=SLO)
+def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[dict[str, Any]], slo: ByModel) -> None:
+    found = scores(rows(*requests), slo)
+    for name, rule in (("token", paper_share), ("qos", released_qos)):
+        one_by_one = [(r["state"] == "done") * rule(r["tokens"], *slo[r["model"]]) for r in requests]
+        assert found[name] == pytest.approx(one_by_one)
+
+
 @given(requests=REQUESTS, slo=SLO)
 def test_models_add_up(requests: list[dict[str, Any]], slo: m.Slo) -> None:
     r = rows(*requests)

@@ -91,6 +91,22 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert {claim.paper for claim in fig7.claims} == {2.3, 3.5, "reached", "never", 4, 5}
 
 
+def test_aegaeon_is_compared_where_the_paper_does() -> None:
+    found = figure.figure("aegaeon")
+    assert set(found.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm",
+                                  "serverlessllm:plus", "muxserve:plusplus"}  # fmt: skip
+    assert [row.axis for row in found.rows] == ["models", "models", "rate_scale", "slo_scale"]
+    sizes = [[int(one.partition("=")[2]) for one in row.along(full=True)] for row in found.rows[:2]]
+    assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
+    assert found.rows[2].models == ("aegaeon+models=40",)
+    assert [0.05 * x for x in found.rows[2].along()][::4] == pytest.approx([0.05, 0.7])
+    assert found.rows[3].along() == (0.3, 0.5, 1.0)
+    assert all(row.gpus == (16,) for row in found.rows)
+    assert (found.level, found.slo, found.gpu) == (0.9, "absolute:ttft=10,tpot=0.1", "h100")
+    assert [(c.paper, c.definition) for c in found.claims[::2]] == [((2.0, 2.5), "qos"), (70, "qos"), (32, "qos")]
+    assert found.only(systems=("static",)).rows[1].systems == ()
+
+
 @pytest.mark.parametrize(
     ("line", "instead", "says"),
     [
@@ -105,6 +121,21 @@ def test_figure_7_is_as_large_as_promised() -> None:
             'models = "x"\ngpus = 1\nslo_scale = [',
             "row 2: no rate",
         ),
+        ("paper = 2.3", "paper = [3, 2]", "claim 1: paper is [3, 2]"),
+        ("paper = 2.3", "paper = 2.3\nrow = 2", "claim 1: row 2 is none along rate_scale"),
+        ('axis = "gpus"', 'axis = "gpus"\nsystems = "static"', "row 3: systems are without chunked"),
+        ('axis = "gpus"', 'axis = "gpus"\nsystems = ["chunked", "qlm"]', 'row 3: system "qlm" is none'),
+        (
+            "gpus = [1, 2]\nslo_scale = 2.0\nrate_scale = 1.0",
+            "gpus = [1, 2]\nslo_scale = 2.0\nrate_scale = [1, 2]",
+            "row 3: rate_scale is [1, 2]: one number, but along its own axis",
+        ),
+        (
+            'axis = "gpus"\nmodels = "llama-3.1-8b*5"\ngpus = [1, 2]\nslo_scale = 2.0\nrate_scale = 1.0',
+            'axis = "models"\nmodels = "llama-3.1-8b*5"\ngpus = 2\nslo_scale = 2.0',
+            "row 3: no rate_scale",
+        ),
+        ("requests = 100", 'requests = 100\ntitles = ["a", "b"]', "titles are 2, the figure has 1 traces"),
         ("[[row]]", "[[row", "mine.toml"),
     ],
 )
@@ -176,6 +207,26 @@ def test_least_mirrors_the_last_rate(curve: dict[float, float]) -> None:
     up, down = metrics.least({0: curve}, 0.9), metrics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
     assert up.mean == -down.mean
     assert (up.sign, down.sign) in {("=", "="), ("<", ">"), (">", "<")}
+
+
+@pytest.mark.parametrize(
+    ("here", "says"),
+    [
+        (Estimate(2.0, 1.5, 2.5, 5), "agrees"),
+        (Estimate(2.0, 1.9, 2.1, 5), "differs"),
+        (Estimate(2.3, None, None, 1), "agrees"),
+        (Estimate(4.0, None, None, 1), "differs"),
+        (Estimate(1.5, 1.2, None, 5, ">"), "open"),  # at least 1.2: it may be 2.3
+        (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
+        (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
+        (Estimate(1.0, None, None, 5, "~"), "open"),
+        (None, "not run"),
+    ],
+)
+def test_a_range_of_the_paper_is_met_in_part(here: Estimate | None, says: str) -> None:
+    assert judged((2.3, 2.3), here) == says
+    if here is not None and here.sign == "=":
+        assert judged((0.0, 9.0), here) == "agrees"
 
 
 @pytest.mark.parametrize(
@@ -379,7 +430,7 @@ def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
     assert list(lines(one)) == list(lines(two))
     panels = {panel["panel"]: panel for panel in one.about["panels"]}
     assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
-    assert "sample: windows cut to 50 of 60 s." in one.about["notes"]
+    assert "Windows cut to 50 of 60 s." in one.about["notes"]
     scores = metrics.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0
@@ -402,6 +453,77 @@ def test_rows_share_runs_and_slo_blind_systems_are_scored_again(mine: Path, tmp_
     full = reproduce.reproduce(figure.figure(str(mine)), tmp_path / "out", full=True)
     assert full.folder != found.folder
     assert math.isclose(full.about["seeds"], 3)
+
+
+SIZES = """
+paper = "A test"
+systems = ["chunked", "dedicated", "static"]
+traces = ["aegaeon-like+span_s=30", "aegaeon-like+span_s=30+lengths=sharegpt-ox2"]
+titles = ["one", "two"]
+definitions = ["qos", "token"]
+requests = 10
+warmup_s = 5.0
+level = 0.9
+slo = "absolute:ttft=10,tpot=0.1"
+quick = { seeds = 1, rates = 6, window_s = 20.0, replayed_s = 20.0 }
+full = { seeds = 1, rates = 12, window_s = 20.0, replayed_s = 20.0 }
+
+[[row]]
+axis = "models"
+models = ["aegaeon+models=3", "aegaeon+models=10"]
+full = ["aegaeon+models=5"]
+gpus = 2
+slo_scale = 1.0
+rate_scale = 4.0
+
+[[row]]
+axis = "rate_scale"
+systems = ["chunked", "static"]
+models = "aegaeon+models=3"
+gpus = 2
+slo_scale = 1.0
+rate_scale = [2.0, 4.0]
+
+[[claim]]
+axis = "models"
+row = 1
+column = 2
+definition = "qos"
+system = "static"
+paper = [4, 9]
+why = "the models do not fit"
+"""
+
+
+def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
+    path = tmp_path / "sizes.toml"
+    path.write_text(SIZES)
+    found = reproduce.reproduce(figure.figure(str(path)), tmp_path / "out", workers=1)
+    panels = {panel["panel"]: panel for panel in found.about["panels"]}
+    assert list(panels) == ["1/1/aegaeon", "1/2/aegaeon", "2/1/aegaeon+models=3", "2/2/aegaeon+models=3"]
+    first = panels["1/1/aegaeon"]
+    assert (first["axis"], first["count"], first["gpus"]) == ("models", None, 2)
+    assert first["rate_rps"] == pytest.approx(0.4)  # of each model: as the generator means it
+    rows = found.table.to_pandas()
+    xs = rows.groupby(["panel", "label"], observed=True)["x"].unique().map(sorted).to_dict()
+    assert xs["1/1/aegaeon", "chunked"] == [3.0, 10.0]
+    assert xs["2/1/aegaeon+models=3", "static"] == [2.0, 4.0]
+    assert ("2/1/aegaeon+models=3", "dedicated") not in xs  # the row is without it
+    assert xs["1/1/aegaeon", "ideal"] == xs["1/1/aegaeon", "chunked"]  # controls stand at the ends
+    here = reproduce.where(reproduce.of_panel(found.table, "1/2/aegaeon"), panels["1/2/aegaeon"], "static", "qos", 0.9)
+    assert here == Estimate(3.0, None, None, 1)  # ten do not fit, so three is what holds: not between
+    (one,) = reproduce.verdicts(found)
+    assert (one.panel["panel"], one.says) == ("1/2/aegaeon", "differs")
+    said = list(lines(found))
+    assert "where it differs: the models do not fit" in said
+    assert any(line.startswith("models at which each system holds 90 %") for line in said)
+    assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
+    paths = fig_paper.render(found.folder, tmp_path / "sizes", "x")
+    assert [one.suffix for one in paths] == [".pdf", ".png", ".csv"]
+    kept = [
+        record.read(run)["token_ns"] for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None
+    ]
+    assert all(len(tokens) and not tokens.null_count for tokens in kept)
 
 
 # ------------------------------------------------------------------ migrations

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run import trace_of
+from harness.run import sized, trace_of
 from harness.types import UserError
 from traces import schema
 from traces.convert import arena, convert, synthetic
@@ -24,6 +24,7 @@ from traces.load import Trace, listing, manifest, of_table, present, trace
 from traces.stats import stats
 from traces.unpickle import Record, unpickle
 from workloads import fitted
+from workloads.models import model_set
 
 COLUMNS = {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "model": "m"}
 
@@ -154,7 +155,86 @@ def test_an_unknown_name_gets_a_suggestion() -> None:
         trace("arena-caht")
 
 
+# ---------------------------------------------------------------- Aegaeon's released workloads
+
+RELEASED = ["Request Time,Model Name,Input Length,Output Length", "00:00:00.250,synth_model_02,93,233",
+            "00:01:00.500,synth_model_00,5000,100", "00:01:01.000,synth_model_02,7,16"]  # fmt: skip
+
+
+@pytest.fixture
+def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    (tmp_path / "aegaeon_synth").mkdir()
+    (tmp_path / "aegaeon_synth" / "synth-4-0.1-1.0-1.0.csv").write_text("\n".join(RELEASED) + "\n")
+    return "aegaeon-synth/4-0.1-1.0-1.0"
+
+
+def test_a_released_workload_is_read_as_it_is(released: str) -> None:
+    found = trace_of.__wrapped__(released)
+    assert (found.name, found.tier, found.span_s, found.ordered) == (released, "synthetic", 120.0, True)
+    assert found.models == tuple(f"synth_model_{k:02d}" for k in range(4))  # two of them idle
+    assert found.arrival_s.tolist() == [0.25, 60.5, 61.0]
+    assert found.model.tolist() == [2, 0, 2]
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([93, 5000, 7], [233, 100, 16])
+    cut = trace_of.__wrapped__(f"{released}+max_tokens=4096")
+    assert (cut.prompt_tokens.tolist(), cut.output_tokens.tolist()) == ([93, 3996, 7], [233, 100, 16])
+    assert "1 prompts cut" in cut.note
+    assert cut.sha256 != found.sha256
+
+
+@pytest.mark.parametrize(
+    ("name", "generator"),
+    [
+        ("40-0.5-2.0-1.0", "aegaeon-like+models=40+rate_rps=0.5+lengths=sharegpt-ix2"),
+        ("8-0.1-1.0-2.0+max_tokens=2048", "aegaeon-like+models=8+rate_rps=0.1+lengths=sharegpt-ox2+max_tokens=2048"),
+    ],
+)
+def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str, generator: str) -> None:
+    found = trace_of.__wrapped__(f"aegaeon-synth/{name}")
+    assert found.notice is not None
+    assert f"using {generator}; for the real one" in found.notice
+    assert found.maker == str(fitted.preset(generator))
+    assert sized(f"aegaeon-synth/{name}", model_set("aegaeon")) == generator
+    assert sized(released, model_set("aegaeon")) == released
+
+
+def test_the_name_of_a_released_workload_is_checked(released: str) -> None:
+    for name, says in {"aegaeon-synth": "is a family", "aegaeon-synth/forty": "not M-RATE-IN-OUT",
+                       f"{released}+span_s=4": "is not \\+max_tokens=N"}.items():  # fmt: skip
+        with pytest.raises(UserError, match=says):
+            trace_of.__wrapped__(name)
+
+
+def test_the_released_workloads_are_what_the_notes_say() -> None:
+    if "TRACES_DIR" not in os.environ or present("aegaeon-synth") is None:
+        pytest.skip("TRACES_DIR holds none")
+    plain, long = (trace(f"aegaeon-synth/{x}-1.0") for x in ("80-0.1-1.0", "40-0.1-2.0"))
+    assert (len(plain), len(plain.models), plain.span_s) == (839, 80, 120.0)
+    assert plain.prompt_tokens.mean() == pytest.approx(714, abs=0.5)
+    assert plain.output_tokens.mean() == pytest.approx(302.5, abs=0.5)
+    assert (long.prompt_tokens.mean(), long.output_tokens.mean()) == pytest.approx((1379.7, 287.5), abs=0.1)
+    counts = np.bincount(plain.model, minlength=80)
+    assert counts.min() > 0
+    assert counts.max() <= 12  # its generator draws 12 gaps a model and stops at 120 s: 10.5 on average, not Poisson
+
+
+@pytest.mark.parametrize("lengths", ["sharegpt-ix2", "sharegpt-ox2"])
+def test_doubled_lengths_are_doubled(lengths: str) -> None:
+    one, two = (fitted.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
+    x, y = (2, 1) if lengths.endswith("ix2") else (1, 2)
+    np.testing.assert_allclose(two.prompt_tokens, x * one.prompt_tokens, atol=1)
+    np.testing.assert_allclose(two.output_tokens, y * one.output_tokens, atol=1)
+    np.testing.assert_array_equal(one.arrival_s, two.arrival_s)
+
+
 # ---------------------------------------------------------------- conversion
+
+
+def test_times_of_a_clock(tmp_path: Path) -> None:
+    rows = ["00:00:01.500,3,4,a", "00:01:03.25,3,4,a"]
+    assert converted(tmp_path, rows, time_unit="clock").arrival_s.tolist() == [1.5, 63.25]
+    rows[1] = "1:62:03,3,4,a"
+    assert refusal(tmp_path, rows, time_unit="clock").startswith('my.csv:3: column "t" is "1:62:03", not HH:MM:SS')
 
 
 def test_units_ids_and_optional_columns(tmp_path: Path) -> None:

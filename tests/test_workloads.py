@@ -385,8 +385,21 @@ def test_a_wrong_set_is_named(tmp_path: Path, text: str, message: str) -> None:
         model_set(str(tmp_path / "mine.toml"))
 
 
+def test_a_set_of_any_size_goes_round() -> None:
+    ten, forty, part = (model_set(f"aegaeon{size}") for size in ("", "+models=40", "+models=7"))
+    kinds = Counter(one.shape.name for one in forty.members)
+    assert kinds == {"qwen-2.5-7b": 24, "yi-1.5-9b": 8, "llama-2-13b": 8}
+    assert forty.members[:10] == ten.members
+    assert part.members == ten.members[:7]
+    assert forty.names[10] == "qwen-2.5-7b/7"  # the artifact's synth_model_10 is another Qwen
+    assert len(set(forty.names)) == 40
+    for name, says in {"aegaeon+models=x": "not a count", "light8+models=9": "names a stream for each"}.items():
+        with pytest.raises(UserError, match=says):
+            model_set(name)
+
+
 def test_unknown_sets_get_a_suggestion() -> None:
-    assert sets() == ("heavy8", "light8", "prism18", "tp4")
+    assert sets() == ("aegaeon", "heavy8", "light8", "prism18", "tp4")
     for name, meant in (("heavy9", "heavy8"), ("lama-3.1-8b", "llama-3.1-8b"), ("phi-2,phi-22", "phi-2")):
         with pytest.raises(UserError, match=f"did you mean {meant}"):
             model_set(name)
@@ -483,6 +496,7 @@ def test_slo_rules() -> None:
     assert slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"] == pytest.approx((0.21435, 0.057315))
     assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04287, 0.011463)
     assert set(slo.resolve(slo.parse("absolute:ttft=0.5,tpot=0.05"), models).values()) == {(0.5, 0.05)}
+    assert set(slo.resolve(slo.parse("0.3xabsolute:ttft=10,tpot=0.1"), models).values()) == {(3.0, 0.03)}
     with pytest.raises(UserError, match=r"no P95 was measured of llama-3\.2-3b/1"):
         slo.resolve(slo.parse("5xP95"), models, {"llama-3.1-8b/1": (1, 1)})
     with pytest.raises(UserError, match="set heavy8 has no released SLO base"):
@@ -516,6 +530,14 @@ def test_slo_classes(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UserError, match=r"c\.toml"):
             slo.parse(f"classes:{path}")
+
+
+def test_a_base_at_a_scale() -> None:
+    seconds = "absolute:ttft=10,tpot=0.1"
+    assert [slo.scaled(seconds, x) for x in (1, 0.5)] == [seconds, f"0.5x{seconds}"]
+    assert (slo.scaled("P95", 5), slo.scaled("5/2xP95", 1)) == ("5xP95", "5/2xP95")
+    with pytest.raises(UserError, match='"5/2xP95" has no scale'):
+        slo.scaled("5/2xP95", 2)
 
 
 @pytest.mark.parametrize("text", ["", "5", "xP95", "5xP99", "-1xP95", "0xP95", "5/0xP95", "absolute:ttft=1", "infxP95"])

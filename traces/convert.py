@@ -6,10 +6,11 @@ Read are CSV (also .gz), Parquet, and pickled lists of records (see `unpickle`).
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from harness.types import UserError
 from traces import checks, schema
 from traces.unpickle import unpickle
 
-TimeUnit = Literal["s", "ms", "us", "ns", "datetime"]
+TimeUnit = Literal["s", "ms", "us", "ns", "clock", "datetime"]
 PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 HELP = "bench trace convert --help lists formats"
 PICKLED = frozenset({"Request"})
@@ -75,8 +76,8 @@ def convert(
         raise UserError(f'{path}: name the column of "{missing}" ({HELP})')
     if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
         raise UserError(f'no canonical column "{unknown}"{_meant(unknown, schema.COLUMNS)}')
-    if time_unit not in (*PER_SECOND, "datetime"):
-        raise UserError(f'no time unit "{time_unit}" (s, ms, us, ns or datetime)')
+    if time_unit not in get_args(TimeUnit):
+        raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
     if tier not in schema.TIERS:
         raise UserError(f'no tier "{tier}" ({", ".join(schema.TIERS)})')
     source = _read(path, columns)
@@ -148,6 +149,40 @@ def arena(path: Path) -> pa.Table:
     VTC's authors lost the original and re-sampled it; Prism ships the same file.
     """
     return convert(path, ARENA, name="arena-chat", licence="Apache-2.0", span_s=600.0)
+
+
+AEGAEON = {
+    "arrival_s": "Request Time",
+    "model": "Model Name",
+    "prompt_tokens": "Input Length",
+    "output_tokens": "Output Length",
+}
+
+
+def aegaeon(path: Path, *, models: int, max_tokens: int | None = None) -> pa.Table:
+    """Convert one of Aegaeon's released synth-M-RATE-IN-OUT.csv: `models` streams, of which some may have no request.
+
+    The span is the whole minutes that hold it (they were made for 120 s at 0.1 requests/s, else for 60 s). A request
+    of more than `max_tokens` loses its prompt's start, as the metadata count.
+    """
+    rows = convert(path, AEGAEON, time_unit="clock", tier="synthetic", licence="Apache-2.0", length_origin="sampled")
+    meta = schema.metadata(rows)
+    prompt, output = (rows[key].to_numpy().astype(np.int64) for key in ("prompt_tokens", "output_tokens"))
+    cut = np.zeros(len(prompt), bool) if max_tokens is None else prompt + output > max_tokens
+    if max_tokens is not None:
+        output = np.minimum(output, max_tokens - 1)
+        prompt = np.minimum(prompt, max_tokens - output)
+    columns = {key: rows[key] for key in rows.column_names} | {"prompt_tokens": prompt, "output_tokens": output}
+    return schema.table(
+        columns,
+        meta
+        | {
+            "span_s": 60.0 * math.ceil(rows["arrival_s"][-1].as_py() / 60.0),
+            "streams": [f"synth_model_{k:02d}" for k in range(models)],
+            "ordered": True,
+            "cut": int(cut.sum()),
+        },
+    )
 
 
 COUNTED_S = 600.0
@@ -330,6 +365,8 @@ def _times(
     raw = source.columns[column]
     if unit == "datetime":
         when = _dates(source, column, raw)
+    elif unit == "clock":
+        when = _clock(source, column, raw)
     elif pa.types.is_temporal(raw.type):
         raise UserError(f'{source.where(0)}: column "{column}" holds dates (--time-unit datetime)')
     else:
@@ -369,6 +406,17 @@ def _dates(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
         raise UserError(f'{source.where(row)}: column "{column}" is "{raw[row]}", not a date as in ISO 8601 ({HELP})')
     ns = stamps.dt.as_unit("ns").astype("int64").to_numpy()
     return np.asarray((ns - ns.min()) / 1e9, np.float64)
+
+
+def _clock(source: Source, column: str, raw: pa.Array) -> NDArray[np.float64]:
+    """Seconds of HH:MM:SS[.mmm]."""
+    text = raw.cast(pa.string())
+    parts = pc.extract_regex(text, r"^\s*(?P<h>\d+):(?P<m>[0-5]\d):(?P<s>[0-5]\d(?:\.\d+)?)\s*$")
+    if parts.null_count:
+        row = parts.is_null().index(True).as_py()
+        raise UserError(f'{source.where(row)}: column "{column}" is "{text[row]}", not HH:MM:SS[.mmm] ({HELP})')
+    h, m, s = (pc.struct_field(parts, name).cast(pa.float64()).to_numpy(zero_copy_only=False) for name in "hms")
+    return np.asarray(3600 * h + 60 * m + s, np.float64)
 
 
 def _tokens(source: Source, column: str) -> NDArray[np.int64]:

@@ -1,7 +1,8 @@
 """Traces by name or by path, as arrays.
 
 A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
-the bench; where only a fitted stand-in is there, it is used and `notice` says so.
+the bench; where only a fitted stand-in is there, it is used and `notice` says so. A name with a slash is one of a
+family, as `aegaeon-synth/40-0.1-1.0-1.0`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -74,6 +75,8 @@ def trace(name: str, draw: Draw | None = None) -> Trace:
     `draw` makes the table of a generator's name, NAME+FIELD=VALUE...; without it those are unknown.
     """
     head, plus, _ = name.partition("+")
+    if (one := family(name)) is not None:
+        return _of_family(name, one, draw)
     if (name if draw is None else head) not in manifest():
         path = Path(name)
         if path.suffix == ".parquet":
@@ -83,6 +86,8 @@ def trace(name: str, draw: Draw | None = None) -> Trace:
         more = "; bench trace convert makes one of it" if path.exists() else ""
         raise UserError(f'no trace "{name}"{hint} (bench list traces, or the path of a canonical Parquet{more})')
     entry = manifest()[head]
+    if "family" in entry:
+        raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
     if plus and not drawn(head):
         raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
     if draw is not None and ("drawn" in entry or plus):
@@ -99,6 +104,59 @@ def trace(name: str, draw: Draw | None = None) -> Trace:
     return _noted(of_table(getattr(convert, entry["reader"])(found), str(found)), entry)
 
 
+class Family(NamedTuple):
+    """One of a family of files, as its name says."""
+
+    label: str  # without what was asked of it
+    entry: Mapping[str, Any]  # the family's
+    models: int
+    rate_rps: float
+    prompt_x: float  # times the lengths of ShareGPT
+    output_x: float
+    max_tokens: int | None  # what is longer is to be cut
+
+    @property
+    def generator(self) -> str:
+        """Draws its kind: the generator's name."""
+        scales = {(1.0, 1.0): "", (2.0, 1.0): "+lengths=sharegpt-ix2", (1.0, 2.0): "+lengths=sharegpt-ox2"}
+        if (lengths := scales.get((self.prompt_x, self.output_x))) is None:
+            raise UserError(f"{self.label} is not here, and no generator draws its lengths")
+        cut = "" if self.max_tokens is None else f"+max_tokens={self.max_tokens}"
+        return f"{self.entry['fallback']}+models={self.models}+rate_rps={self.rate_rps:g}{lengths}{cut}"
+
+
+MEMBER = re.compile(r"(\d+)-(\d+\.\d+)-(\d+\.\d+)-(\d+\.\d+)")
+
+
+def family(name: str) -> Family | None:
+    """Read FAMILY/M-RATE-IN-OUT[+max_tokens=N]; none for another kind of name. UserError where it is of that kind."""
+    label, *pairs = name.split("+")
+    head, slash, member = label.partition("/")
+    if not slash or "family" not in (entry := manifest().get(head, {})):
+        return None
+    if not (numbers := MEMBER.fullmatch(member)):
+        raise UserError(f'trace "{name}": "{member}" is not M-RATE-IN-OUT, as in {head}/40-0.1-1.0-1.0')
+    most = None
+    for pair in pairs:
+        key, _, value = pair.partition("=")
+        if key != "max_tokens" or not value.isdigit() or int(value) < 2:
+            raise UserError(f'trace "{name}": "+{pair}" is not +max_tokens=N, all that its rows take')
+        most = int(value)
+    return Family(label, entry, int(numbers[1]), float(numbers[2]), float(numbers[3]), float(numbers[4]), most)
+
+
+def _of_family(name: str, one: Family, draw: Draw | None) -> Trace:
+    if (path := present(name)) is None:
+        fit = trace(one.generator, draw)
+        return replace(
+            fit, notice=f"{one.label} is not here: using {one.generator}; for the real one {one.entry['fetch']}"
+        )
+    rows = getattr(convert, one.entry["reader"])(path, models=one.models, max_tokens=one.max_tokens)
+    cut = schema.metadata(rows)["cut"]
+    note = f"{one.entry['note']}, {cut} prompts cut" if cut else str(one.entry["note"])
+    return replace(of_table(rows, str(path)), name=name, note=note)
+
+
 def drawn(name: str) -> bool:
     """Whether a named trace comes from a generator."""
     return name in manifest() and bool({"drawn", "sample"} & manifest()[name].keys())
@@ -106,11 +164,27 @@ def drawn(name: str) -> bool:
 
 def present(name: str) -> Path | None:
     """Find the file that holds a named trace on this machine, if any; one that is drawn has none."""
+    if (one := family(name)) is not None:
+        path = one.entry["family"].replace("{}", one.label.partition("/")[2])
+        return _first(path, f"{path}.gz", Path(path).name, f"{Path(path).name}.gz")
     entry = manifest()[name]
     if "sample" in entry:
         return HERE / "sample" / str(entry["sample"])
-    folders = [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
-    files = (folder / one["path"] for folder in folders for one in entry.get("from", ()))
+    if "family" in entry:  # any of it
+        return next(
+            (file for folder in folders() for file in sorted(folder.glob(entry["family"].replace("{}", "*") + "*"))),
+            None,
+        )
+    return _first(*(one["path"] for one in entry.get("from", ())))
+
+
+def folders() -> list[Path]:
+    """Where files of traces are looked for."""
+    return [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
+
+
+def _first(*paths: str) -> Path | None:
+    files = (folder / path for folder in folders() for path in paths)
     return next((file for file in files if file.is_file()), None)
 
 
@@ -144,7 +218,7 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         checks.tokens(counts, where, column, "bench trace convert --empty drop")
         lengths[column] = counts.astype(np.int32)
     checks.unique(rows["request_id"].to_numpy(), where, "request_id")
-    models, model = _codes(rows["model"])
+    models, model = _codes(rows["model"], meta.get("streams", ()))
     tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
     span_s = float(meta.get("span_s") or arrival_s[-1] * (1 + 1 / len(arrival_s)) or 1.0)
     if not arrival_s[-1] <= span_s < np.inf:
@@ -180,13 +254,13 @@ def _noted(found: Trace, entry: Mapping[str, Any]) -> Trace:
     return replace(found, note=str(entry["note"]))
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[tuple[str, ...], I4]:
-    """Names in natural order ("rank-9" before "rank-10") and the index of each row."""
+def _codes(column: pa.ChunkedArray, known: Iterable[str] = ()) -> tuple[tuple[str, ...], I4]:
+    """Names (and those that are `known` to be there) in natural order ("rank-9" before "rank-10"); each row's index."""
     array = column.combine_chunks()
     array = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
     names = array.dictionary.to_pylist()
     codes = array.indices.to_numpy()
-    used = sorted({names[i] for i in np.unique(codes)}, key=_natural)
+    used = sorted({*known, *(names[i] for i in np.unique(codes))}, key=_natural)
     place = {name: i for i, name in enumerate(used)}
     return tuple(used), np.array([place.get(name, -1) for name in names], np.int32)[codes]
 

@@ -226,7 +226,9 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float) -> _Rows:
     long = np.flatnonzero(prompt.astype(np.int64) + output > most)
     if len(long):
         i = int(long[0])
-        way = "bench trace convert --max-tokens drops them" if trace.maker is None else _shorter(trace.maker, models)
+        way = "bench trace convert --max-tokens drops them"
+        if trace.maker is not None or "/" in trace.name:  # of a generator or a family
+            way = _shorter(trace, models)
         raise UserError(
             f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
             f"output tokens exceed the {most[i]} of {models.names[model[i]]} ({len(long)} such rows; {way})"
@@ -240,9 +242,10 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float) -> _Rows:
     return _Rows(when, model, turn, prompt, output, None if tenant is None else tenant[row])
 
 
-def _shorter(maker: str, models: ModelSet) -> str:
+def _shorter(trace: Rows, models: ModelSet) -> str:
     least = min(one.shape.max_tokens for one in models.members)
-    return f"--trace {fitted.preset(maker).name}+max_tokens={least} cuts them"
+    name = trace.name if trace.maker is None else fitted.preset(trace.maker).name
+    return f"--trace {name}+max_tokens={least} cuts them"
 
 
 def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8]:

@@ -105,12 +105,25 @@ UNIFORM = Law((0.0, 1.0), (7.5, 512.5), log=False)
 # 63,195 rows of Aegaeon's released synth-*-1.0-1.0.csv (25SOSP-Aegaeon 1c3b110): ShareGPT, history in the prompt.
 SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760, 2187, 3896, 26276))
 SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
+
+
+def doubled(law: Law) -> Law:
+    """The law of twice the length."""
+    return law._replace(tokens=tuple(2 * x for x in law.tokens))
+
+
 LENGTHS: Mapping[str, tuple[Law, Law]] = {
     "arena": (ARENA_PROMPT, ARENA_OUTPUT),
     "uniform": (UNIFORM, UNIFORM),
     "sharegpt": (SHAREGPT_PROMPT, SHAREGPT_OUTPUT),
+    "sharegpt-ix2": (doubled(SHAREGPT_PROMPT), SHAREGPT_OUTPUT),  # as synth-*-2.0-1.0.csv
+    "sharegpt-ox2": (SHAREGPT_PROMPT, doubled(SHAREGPT_OUTPUT)),  # as synth-*-1.0-2.0.csv
 }
-RANK_CORRELATION = {"arena": 0.264, "uniform": 0.0, "sharegpt": 0.064}  # Spearman's, of prompt and output
+RANK_CORRELATION = {  # Spearman's, of prompt and output
+    "arena": 0.264,
+    "uniform": 0.0,
+    **dict.fromkeys(("sharegpt", "sharegpt-ix2", "sharegpt-ox2"), 0.064),
+}
 
 
 # ------------------------------------------------------------------ streams
@@ -208,7 +221,7 @@ PRESETS: Mapping[str, Preset] = {
         Preset("hyperbolic-like", 8, herd_s=300.0, lengths="uniform"),  # two herds in 600 s
         Preset("hyperbolic-like-drift", 8, drift_s=300.0, herd_s=150.0, lengths="uniform"),
         Preset("arena-like", 27),
-        Preset("aegaeon-like", 8, rate_rps=0.1, lengths="sharegpt"),
+        Preset("aegaeon-like", 8, rate_rps=0.1, lengths="sharegpt", max_tokens=4096),  # the least context of its models
         Preset("sample", 8, span_s=60.0),
     )
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 from harness.types import Shape, UserError
 
 HERE = Path(__file__).parent
+MOST_MODELS = 1000
 SIZES = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab", "context")
 
 
@@ -67,8 +68,12 @@ def sets() -> tuple[str, ...]:
 def model_set(name: str) -> ModelSet:
     """Load a set by name, by the path of its TOML, or as shapes ("llama-3.1-8b,llama-3.2-1b*3").
 
-    UserError names the file and key of a mistake.
+    SET+models=N is N models of a set by name, its list begun again as often as it takes. UserError names the file and
+    key of a mistake.
     """
+    head, plus, count = name.partition("+models=")
+    if plus and head in sets():
+        return _sized(name, model_set(head), _times(name, count))
     if name in sets():
         return _set(HERE / "sets" / f"{name}.toml")
     if name.endswith(".toml"):
@@ -78,6 +83,17 @@ def model_set(name: str) -> ModelSet:
         raise UserError(f'no model set "{name}"{_meant(name, (*sets(), *shapes()))} (bench list)')
     names = [one for one, star, times in parts for _ in range(_times(name, times) if star else 1)]
     return ModelSet(name, tuple(Served(f"{one}/{names[:i].count(one) + 1}", shape(one)) for i, one in enumerate(names)))
+
+
+def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
+    if count > MOST_MODELS:
+        raise UserError(f'model set "{name}": models is {count}, above {MOST_MODELS}')
+    if any(one.stream is not None for one in base.members):
+        raise UserError(f'model set "{name}": {base.name} names a stream for each model, so it has no other size')
+    every = [base.members[i % len(base.members)] for i in range(count)]
+    shapes = [one.shape.name for one in every]
+    names = (f"{one}/{shapes[:i].count(one) + 1}" for i, one in enumerate(shapes))
+    return ModelSet(name, tuple(replace(one, name=new) for one, new in zip(every, names, strict=True)))
 
 
 def _set(path: Path) -> ModelSet:
@@ -141,7 +157,7 @@ def _count(file: str, key: str, value: object) -> int:
 
 def _times(name: str, text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
-        raise UserError(f'model set "{name}": "*{text}" is not a count')
+        raise UserError(f'model set "{name}": "{text}" is not a count of models')
     return int(text)
 
 

@@ -5,6 +5,7 @@
 10xsolo                          10 x what the request itself takes alone on an idle GPU
 5xreleased                       5 x the base that the set's authors released
 absolute:ttft=0.5,tpot=0.05      seconds, for every model
+0.5xabsolute:ttft=10,tpot=0.1    half of them
 classes:FILE.toml                seconds by class: [class.chat] ttft_s, tpot_s; [models] "llama-3.1-8b*" = "chat"
 """
 
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +29,11 @@ from workloads.models import ModelSet
 F8 = NDArray[np.float64]
 Pair = tuple[float, float]  # TTFT, TPOT
 Base = Literal["P95", "solo", "released"]
+BASES: tuple[Base, ...] = get_args(Base)
 
 NUMBER = r"[0-9]+(?:\.[0-9]*)?(?:e-?[0-9]+)?"
 SCALED = re.compile(rf"(?:({NUMBER})(?:/({NUMBER}))?x)?(P95|solo|released)")
-ABSOLUTE = re.compile(rf"absolute:ttft=({NUMBER}),tpot=({NUMBER})")
+ABSOLUTE = re.compile(rf"(?:({NUMBER})x)?absolute:ttft=({NUMBER}),tpot=({NUMBER})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,8 @@ def parse(text: str) -> Rule:
             cast("Base", match[3]), _above("SLO scale", ttft_x), _above("SLO scale", float(match[2] or ttft_x))
         )
     elif match := ABSOLUTE.fullmatch(text):
-        rule = Absolute(_above("SLO ttft", float(match[1])), _above("SLO tpot", float(match[2])))
+        scale = _above("SLO scale", float(match[1] or 1))
+        rule = Absolute(scale * _above("SLO ttft", float(match[2])), scale * _above("SLO tpot", float(match[3])))
     elif text.startswith("classes:"):
         rule = _classes(Path(text.removeprefix("classes:")))
     else:
@@ -78,6 +81,17 @@ def parse(text: str) -> Rule:
             f'no SLO rule "{text}" (5xP95, 5/2xP95, 9xsolo, 5xreleased, absolute:ttft=0.5,tpot=0.05, classes:FILE.toml)'
         )
     return rule
+
+
+def scaled(base: str, scale: float) -> str:
+    """The rule that is `scale` times a base; any other rule is what it is, at scale 1. UserError at another."""
+    if base.startswith("absolute:"):
+        return base if scale == 1 else f"{scale:g}x{base}"
+    if base in BASES:
+        return f"{scale:g}x{base}"
+    if scale != 1:
+        raise UserError(f'SLO "{base}" has no scale (P95, solo, released and absolute:ttft=S,tpot=S have one)')
+    return base
 
 
 def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = None) -> dict[str, Pair]:

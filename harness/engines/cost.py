@@ -8,6 +8,7 @@ harness.engines.fit` writes what is fitted; a calibration on a GPU writes the sa
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -79,10 +80,16 @@ class Way(NamedTuple):
     """A rung of the load ladder: fixed seconds, then bytes over a link.
 
     "pcie": the GPU's own; "disk": the node's; "spread": an equal part over every PCIe link of the node, then NVLink.
+    A loader slower than its PCIe link, `bytes_s`, leaves the link to others for the rest of its time.
     """
 
     fixed_s: float
     source: Link
+    bytes_s: float = math.inf
+
+    def after_s(self, size: float, link_bytes_s: float) -> float:
+        """Seconds of a load once its bytes have had the link to themselves."""
+        return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
 
 
 class Source(NamedTuple):
@@ -193,7 +200,7 @@ def ladder(kind: str) -> Mapping[str, Way]:
     """The ways to load a model on this kind of GPU, with the seconds that do not depend on its size."""
     ways = _read(TABLES / "hosts.toml")["ladder"]
     _kind(kind)
-    return {name: Way(w["fixed_s"], w["link"]) for name, w in ways.items()}
+    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in ways.items()}
 
 
 def hosts() -> tuple[str, ...]:
@@ -589,12 +596,12 @@ class TableProfile:
         """Seconds of a `Load` by `way` on idle links."""
         if way not in self.ladder:
             raise UserError(f"unknown way to load {way!r}; known: {', '.join(self.ladder)}")
-        fixed_s, link = self.ladder[way]
+        fixed_s, link, _ = rung = self.ladder[way]
         tp = _tp(inst)
         size = self.weight_bytes[inst.model, tp]
         match link:
             case "pcie":
-                return fixed_s + size / self.spec.h2d
+                return size / self.spec.h2d + rung.after_s(size, self.spec.h2d)
             case "disk":
                 return fixed_s + size * tp / self.spec.disk
             case "spread":  # parts cross PCIe while each GPU gathers what others have brought

@@ -213,6 +213,7 @@ class Sim:
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
+        self._of: dict[str, list[int]] = {}  # on GPUs, by model
         self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
@@ -316,6 +317,8 @@ class Sim:
         S.put(I=I)
         self._inst[inst] = row
         self._insts.append(inst)
+        if not host:
+            self._of.setdefault(inst.model, []).append(row)
         return row
 
     def _batch_row(self, batch: Batch) -> int:
@@ -540,7 +543,9 @@ class Sim:
             self._actions.append(action)
             if self._elsewhere(action.inst, state.DRAINING, state.LEAVING) or self._just_left(action.inst):
                 self._migrations += 1
-            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, rung.fixed_s, float(row["foot"]))
+            size = float(shapes.weight_bytes(self.config.models[int(row["model"])].shape, len(gpus)))
+            tail_s = rung.after_s(size, self._machine.spec.h2d)
+            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, tail_s, float(row["foot"]))
             for link, size in self._parts(i, gpus, rung.source):
                 kernel.add_part(S.at, x, link, size)
             kernel.load(S.at, x)
@@ -596,10 +601,8 @@ class Sim:
 
     def _elsewhere(self, inst: Inst, *states: int) -> bool:
         """Whether the model's weights are on other GPUs in one of these states."""
-        return any(
-            other.model == inst.model and other != inst and not row["is_host"] and row["state"] in states
-            for other, row in ((other, self.S.I[i]) for other, i in self._inst.items())
-        )
+        now, row = self.S.I["state"], self._inst[inst]
+        return any(now.item(i) in states for i in self._of[inst.model] if i != row)
 
     def _just_left(self, inst: Inst) -> bool:
         """Whether the model left another place at this very instant."""

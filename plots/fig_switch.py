@@ -1,0 +1,79 @@
+"""What a switch of models takes by stage, from recorded runs of a system with its optimisations on and off.
+
+python -m plots.fig_switch plots/out/switch results/aegaeon-3f9c01ab results/aegaeon-77aa01cd ...
+
+A bar is the time between a turn and the next one of another model, meaned over the middle half of the switches, so that
+idle gaps do not count. Of it, the seconds of a load that do not depend on its size and those of the copy are the cost
+table's, on idle links; the rest is KV and waiting. What the previous turn hid of them (prefetch, overlap) is hollow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from plots import fig_turns, style
+
+STAGES = ("engine start", "weights", "KV and waiting")
+COLORS = dict(zip(STAGES, (style.RED, style.BLUE, style.ORANGE), strict=True))
+
+
+def points(runs: Iterable[Path]) -> pd.DataFrame:
+    """Return what is drawn: a row a run with seconds by stage, what is hidden, and how many switches there were.
+
+    Raises UserError where a run was not recorded.
+    """
+    rows = []
+    for run in runs:
+        turns, facts = fig_turns.read(run)
+        spec, every = facts["spec"], fig_turns.gaps(turns)
+        gaps = every.sort_values("gap_s", kind="stable").iloc[len(every) // 4 : max(1, 3 * len(every) // 4)]
+        seen = gaps["gap_s"].to_numpy(np.float64)
+        fixed, copy = np.array([facts["load_s"][model] for model in gaps["model"]], np.float64).reshape(-1, 2).T
+        engine = np.minimum(fixed, seen)
+        weights = np.minimum(copy, seen - engine)
+        parts = (engine, weights, seen - engine - weights, fixed + copy - engine - weights)
+        row = {"system": spec["system"] + (f":{spec['preset']}" if spec["preset"] else ""), "switches": len(every)}
+        row |= {name: float(x.mean()) if len(seen) else 0.0 for name, x in zip((*STAGES, "hidden"), parts, strict=True)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw(shown: pd.DataFrame) -> Figure:
+    """Draw the figure, one column wide; call within `style.theme()`."""
+    figure = Figure(figsize=(style.COLUMN_IN, 0.75 + 0.26 * len(shown)))
+    axis = figure.subplots()
+    figure.subplots_adjust(left=0.31, right=0.93, top=0.86, bottom=0.5 / (0.75 + 0.26 * len(shown)))
+    at, left = np.arange(len(shown)), np.zeros(len(shown))
+    for stage in STAGES:
+        axis.barh(at, shown[stage], 0.62, left, color=COLORS[stage], label=stage, edgecolor="white", linewidth=0.3)
+        left = left + shown[stage].to_numpy(np.float64)
+    hidden = [0.0 if x < 1e-6 else 0.5 for x in shown["hidden"]]
+    axis.barh(at, shown["hidden"], 0.62, left, color="white", label="hidden", edgecolor="#808080", linewidth=hidden)
+    for i, (total, hidden) in enumerate(zip(left, shown["hidden"], strict=True)):
+        axis.annotate(
+            f"{total:.2g} s", (total + hidden, i), (2, 0), textcoords="offset points", va="center", fontsize=5.5
+        )
+    axis.set_yticks(at, shown["system"], fontsize=6)
+    axis.invert_yaxis()
+    axis.set_xlabel("seconds of a switch, mean of the middle half (simulated)", fontsize=6)
+    axis.grid(visible=False, axis="y")
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="upper center", ncols=4, frameon=False, fontsize=6, handlelength=1.0, columnspacing=0.9)
+    return figure
+
+
+def render(runs: Sequence[Path], stem: Path, command: str) -> list[Path]:
+    """Draw recorded runs to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    shown = points(runs)
+    with style.theme():
+        return style.save(draw(shown), stem, shown, command)
+
+
+if __name__ == "__main__":
+    render([Path(x) for x in sys.argv[2:]], Path(sys.argv[1]), "python -m plots.fig_switch " + " ".join(sys.argv[1:]))

@@ -1,0 +1,115 @@
+"""Turns on a few GPUs, from a recorded run: who ran when, and what lay between.
+
+bench run mine.toml --record && python -m plots.fig_turns results/aegaeon-3f9c01ab plots/out/turns
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from harness.types import UserError
+from plots import style
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = "turns.parquet"
+SPAN_S = 60.0  # shown, from the window's start
+GPUS = 2
+LETTER_S = 0.55  # of the axis that a digit takes, at SPAN_S
+COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY)
+
+
+def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """The turns of a recorded run and its facts (spec, load_s); UserError where there are none."""
+    path = run / FILE
+    if not path.is_file():
+        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
+    facts = pq.read_metadata(path).metadata or {}
+    known = {key.decode(): json.loads(value) for key, value in facts.items() if key in {b"spec", b"load_s"}}
+    frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    return frame, known
+
+
+def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
+    """Return what is drawn: turns of a phase within the span, on the first GPUs that have any."""
+    own = turns[(turns["phase"] == phase) & (turns["end_s"] > 0) & (turns["start_s"] < SPAN_S)]
+    if not len(own):
+        raise UserError(f"nothing to draw: no {phase} turn in the first {SPAN_S:g} s")
+    gpus = sorted(own["gpus"].unique(), key=lambda x: [int(part) for part in x.split("+")])[:GPUS]
+    found: pd.DataFrame = own[own["gpus"].isin(gpus)].sort_values(["gpus", "start_s"], ignore_index=True)
+    return found
+
+
+def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
+    """Time between a turn and the next one of another model on the same GPUs: columns gpus, model (next), gap_s."""
+    own = turns[(turns["phase"] == phase) & (turns["end_s"] > 0)].sort_values(["gpus", "start_s"])
+    before = own.groupby("gpus")[["model", "end_s"]].shift()
+    other = before["model"].notna() & (before["model"] != own["model"])
+    return own[other].assign(gap_s=(own["start_s"] - before["end_s"])[other])[["gpus", "model", "gap_s"]]
+
+
+def draw(turns: pd.DataFrame, facts: Mapping[str, Any]) -> Figure:
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    shown = points(turns)
+    gpus = list(dict.fromkeys(shown["gpus"]))
+    kinds = sorted({model.partition("/")[0] for model in shown["model"]})
+    colors = {kind: COLORS[i % len(COLORS)] for i, kind in enumerate(kinds)}
+    figure = Figure(figsize=(style.COLUMN_IN, 0.95 + 0.3 * len(gpus)))
+    axis = figure.add_axes((0.13, 0.44, 0.85, 0.36))
+    for i, gpu in enumerate(gpus):
+        for turn in shown[shown["gpus"] == gpu].itertuples():
+            kind, _, number = turn.model.partition("/")
+            start, end = max(0.0, turn.start_s), min(SPAN_S, turn.end_s)
+            axis.broken_barh([(start, end - start)], (i - 0.36, 0.72), color=colors[kind], linewidth=0.3,
+                             edgecolor="white")  # fmt: skip
+            if end - start > LETTER_S * len(number) * 1.6:
+                axis.text((start + end) / 2, i, number, ha="center", va="center", fontsize=4.5, color="white")
+    axis.set_yticks(range(len(gpus)), [f"GPU {gpu}" for gpu in gpus])
+    axis.set_ylim(len(gpus) - 0.5, -0.5)
+    axis.set_xlim(0, SPAN_S)
+    axis.set_xlabel("seconds")
+    axis.grid(visible=False)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    figure.legend(handles=[Patch(color=colors[kind], label=kind) for kind in kinds], loc="upper center",
+                  ncols=max(1, len(kinds)), frameon=False, fontsize=6, handlelength=1.0)  # fmt: skip
+    figure.text(0.01, 0.02, caption(turns, facts), fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
+    return figure
+
+
+def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
+    """What a reader must know, and what the turns of all GPUs are like."""
+    spec = facts["spec"]
+    own, between = turns[turns["phase"] == "decode"], gaps(turns)
+    label = spec["system"] + (f":{spec['preset']}" if spec["preset"] else "")
+    return (
+        f"{label} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
+        f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
+        f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
+        "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
+    )
+
+
+def render(run: Path, stem: Path, command: str) -> list[Path]:
+    """Draw the turns of a recorded run to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    turns, facts = read(run)
+    with style.theme():
+        return style.save(draw(turns, facts), stem, points(turns), command)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """RUN STEM."""
+    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_turns " + " ".join(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

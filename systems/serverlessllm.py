@@ -1,0 +1,321 @@
+"""ServerlessLLM: a model keeps its GPU until its requests are done, and starts where that is soonest.
+
+Fu et al., "ServerlessLLM: Low-Latency Serverless Inference for Large Language Models", OSDI 2024, as scheduler of
+whole requests; its variant + and the rules of preset `released` are those that Aegaeon compared with (Xiang et al.,
+SOSP 2025; artifact MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim/scheduler.py, simulated there as well).
+
+    x     an instance: a GPU or a tensor-parallel group, with one model at a time and a queue of jobs
+    job   requests of one model that came one after the other and run together, at first `most` of them
+    S_m   seconds of a request of model m by the forecast: its prefill and O_m decode steps
+
+A request joins the last job of an instance, if that is its model's, or opens one at its end. `place` says where:
+    startup   where it starts soonest: what is left of the jobs before it, and the load, from host memory or from disk
+    lru       (released) a model with less than one free place, of `most` an instance, gets the instance that has run
+              least recently; else the least filled job of the model
+    fewest    (+) any job of the model with room, else the instance with fewest jobs
+`order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first: the longest of its requests
+counts. A job that runs is not interrupted (the artifact's is, and computes again what it loses: not repeated here).
+
+Tiers: a node's host memory keeps the models used last, `host_gib` of them (0: all, as at the start); others come from
+disk. `way`: rung of a load from host memory; like the artifact we charge no start of an engine by default.
+`drop_s`: a request without a token after so long is given up (15 s in the artifact; 0: never).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Drop, Evict, Load, Run, Wake
+from harness.algorithms import instances, one_request
+from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
+from harness.view import View
+
+DECISION_S = 1.3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, one busy x86-64 core, 2026-11-21
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Requests of one model that run together."""
+
+    model: str
+    rids: dict[int, None] = field(default_factory=dict)
+    long_s: float = 0.0  # of its longest request, under `sjf`
+    cost_s: float = 0.0  # what it was reckoned to take when it was opened, its load included
+    runs: bool = False
+    until_s: float = 0.0  # when its last request should be done, once it runs
+
+
+@dataclass(slots=True, eq=False)
+class Instance:
+    """GPUs with one model at a time."""
+
+    gpus: Gpus
+    node: int
+    jobs: list[Job] = field(default_factory=list)  # the first one runs
+    behind_s: float = 0.0  # of jobs that do not run yet
+    model: str | None = None  # in or on its way
+    used_s: float = -math.inf  # when it ran last
+    open: set[str] = field(default_factory=set)  # models whose lanes are open
+
+
+@dataclass(slots=True)
+class ServerlessLlm:
+    """Whole requests, first come first served, on the instance where their model starts soonest."""
+
+    cluster: Cluster
+    place: str = "startup"
+    order: str = "fcfs"
+    most: int = 4
+    way: str = "host"
+    host_gib: float = 0.0
+    drop_s: float = 0.0
+    hears: frozenset[type] = field(init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    all: list[Instance] = field(init=False)
+    S: Mapping[str, float] = field(init=False)
+    load_s: Mapping[tuple[str, str], float] = field(init=False)  # by model and rung
+    cached: dict[int, list[str]] = field(init=False)  # by node: models in host memory, that used last at the end
+    where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
+    due: deque[tuple[float, int]] = field(default_factory=deque, init=False)  # when to give up, and whom
+    silent: set[int] = field(default_factory=set, init=False)  # requests without a token
+    refused: dict[int, None] = field(default_factory=dict, init=False)  # requests to admit again
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "plus": {"place": "fewest", "order": "sjf"},
+        "released": {"place": "lru", "drop_s": 15.0},
+        "released-plus": {"place": "fewest", "order": "sjf", "drop_s": 15.0},
+    }
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "place": ("startup", "lru", "fewest"),
+        "order": ("fcfs", "sjf"),
+        "way": ("host", "pool", "sleep", "naive", "reinit", "disk", "cold"),
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
+        "most": (1, 256),
+        "host_gib": (0.0, 1e5),
+        "drop_s": (0, 3600),
+    }
+
+    def __post_init__(self) -> None:
+        models, profile, gpus = self.cluster.models, self.cluster.profile, self.cluster.gpus
+        for m, model in models.items():
+            if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
+                raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
+        ways = {self.way, "disk"} if self.host_gib else {self.way}
+        self.hears = frozenset({Woke, Arrived, Finished} | ({Prefilled} if self.drop_s else set()))
+        self.uses = frozenset(
+            {"Load", "Evict", "Admit", "Run", "Wake"}
+            | {f"Load.way:{way}" for way in ways if way != "host"}
+            | ({"Drop"} if self.drop_s else set())
+            | ({"view.oracle_tokens"} if self.order == "sjf" else set())
+        )
+        insts = {m: Inst(m, tuple(range(x.tp))) for m, x in models.items()}
+        self.load_s = {(m, way): profile.load_s(insts[m], way) for m in models for way in sorted(ways)}
+        plans = {m: self.cluster.plan.get(m) or Plan(0.0, 1.0, x.max_tokens / 2, "none") for m, x in models.items()}
+        self.S = {m: self.seconds(m, plan.prompt_tokens, plan.output_tokens) for m, plan in plans.items()}
+        work = {m: plan.rate_rps * models[m].tp for m, plan in plans.items()}
+        self.all = [Instance(cut, gpus[cut[0]].node) for cut in instances(self.cluster, work)]
+        self.cached = {x.node: sorted(models, key=work.__getitem__) for x in self.all}
+        for node in self.cached:
+            self.keep(node)
+
+    def seconds(self, m: str, prompt: float, output: float) -> float:
+        """Seconds of a request alone on its GPUs."""
+        inst, profile = Inst(m, tuple(range(self.cluster.models[m].tp))), self.cluster.profile
+        step_s = profile.step_s(inst, 1, int(prompt + output / 2))
+        return profile.prefill_s(inst, max(1, int(prompt))) + max(0.0, output - 1) * step_s
+
+    # ------------------------------------------------------------ what happens
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Requests find a job, jobs follow each other."""
+        match event:
+            case Arrived(request):
+                return self.arrived(request, view)
+            case Finished(rid):
+                return self.finished(rid, view.now_s)
+            case Prefilled(rid):
+                self.silent.discard(rid)
+            case Done(action):
+                return self.failed(action, view.now_s)
+            case Woke("drop"):
+                return self.give_up(view.now_s)
+            case Woke("mend"):
+                return self.mend(view)
+            case Woke("start"):
+                return self.start()
+        return ()
+
+    def start(self) -> Iterator[Action]:
+        """Each instance starts with a model, those of the highest rates first."""
+        models = sorted(self.cluster.models, key=lambda m: -self.rate(m))
+        for k, x in enumerate(self.all):
+            x.model = next(m for m in models[k % len(models) :] + models if self.fits(x, m))
+            x.open.add(x.model)
+            yield Load(self.batch(x, x.model).inst, self.way)
+            yield Run(self.batch(x, x.model))
+
+    def arrived(self, r: Request, view: View) -> Iterator[Action]:
+        """A request joins the job that its place has for it, or opens one."""
+        now_s, m = view.now_s, r.model
+        fit = [x for x in self.all if self.fits(x, m)]
+        job: Job | None = None
+        if self.place == "startup":
+            _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda found: found[0])
+        elif self.place == "lru":
+            x, job = self.lru(fit, m)
+        else:
+            same = [(x, j) for x in fit for j in x.jobs if j.model == m and len(j.rids) < self.most]
+            x, job = same[0] if same else (min(fit, key=lambda x: len(x.jobs)), None)
+        if job is None:
+            model = x.jobs[-1].model if x.jobs else x.model
+            job = Job(m, cost_s=self.S[m] + (0.0 if m == model else self.load_s[m, self.tier(x.node, m)]))
+            x.jobs.append(job)
+            x.behind_s += job.cost_s
+        job.rids[r.id] = None
+        self.where[r.id] = x, job
+        if self.order == "sjf":
+            job.long_s = max(job.long_s, self.seconds(m, r.prompt_tokens, view.oracle_tokens(r.id)))
+        if job.runs:
+            job.until_s = now_s + self.S[m]
+            yield Admit(r.id, self.batch(x, m))
+        if self.drop_s:
+            self.silent.add(r.id)
+            self.due.append((r.arrival_s + self.drop_s, r.id))
+            if len(self.due) == 1:
+                yield Wake(self.due[0][0], "drop")
+        yield from self.next(x, now_s)
+
+    def finished(self, rid: int, now_s: float) -> Iterator[Action]:
+        """A request ended; the last of a job lets the next one begin."""
+        x, job = self.where.pop(rid)
+        self.silent.discard(rid)
+        self.refused.pop(rid, None)
+        del job.rids[rid]
+        x.used_s = now_s
+        if not job.rids:
+            x.jobs.remove(job)
+            yield from self.next(x, now_s)
+
+    def next(self, x: Instance, now_s: float) -> Iterator[Action]:
+        """The next job of an instance that has none running: its model comes in, its requests are admitted."""
+        if not x.jobs or x.jobs[0].runs:
+            return
+        if self.order == "sjf":
+            job = min(x.jobs, key=lambda j: j.long_s)
+            x.jobs.remove(job)
+            x.jobs.insert(0, job)
+        job = x.jobs[0]
+        m, job.runs, job.until_s = job.model, True, now_s + self.S[job.model]
+        x.behind_s -= job.cost_s
+        if x.model != m:
+            if x.model is not None:
+                yield Evict(self.batch(x, x.model).inst)
+            x.model = m
+            yield Load(self.batch(x, m).inst, self.tier(x.node, m, use=True))
+        if m not in x.open:
+            x.open.add(m)
+            yield Run(self.batch(x, m))
+        for rid in job.rids:
+            yield Admit(rid, self.batch(x, m))
+
+    # ------------------------------------------------------------ where
+
+    def startup_s(self, x: Instance, m: str, now_s: float) -> tuple[tuple[float, float], Instance, Job | None]:
+        """Seconds until a request of model m would start on an instance, and the job that it would join."""
+        runs = x.jobs[0] if x.jobs and x.jobs[0].runs else None
+        wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
+        if (x.jobs[-1].model if x.jobs else x.model) != m:
+            return (wait_s + self.load_s[m, self.tier(x.node, m)], x.used_s), x, None
+        last = x.jobs[-1] if x.jobs else None
+        if last and len(last.rids) < self.most:  # with it
+            wait_s -= max(0.0, last.until_s - now_s) if last.runs else self.S[m]
+        return (wait_s, x.used_s), x, last
+
+    def lru(self, fit: list[Instance], m: str) -> tuple[Instance, Job | None]:
+        """The artifact's rule: another instance when the model's jobs are full, else the least filled of them."""
+        mine = [x for x in fit if (x.jobs[-1].model if x.jobs else x.model) == m]
+        others = [x for x in fit if x not in mine]
+        if others and all(x.jobs and len(x.jobs[-1].rids) >= self.most for x in mine):
+            return min(others, key=lambda x: (x.model is not None, x.used_s)), None
+        x = min(mine, key=lambda x: len(x.jobs[-1].rids) if x.jobs else 0)
+        return x, x.jobs[-1] if x.jobs else None
+
+    def fits(self, x: Instance, m: str) -> bool:
+        """Whether an instance has GPUs enough for a model."""
+        return self.cluster.models[m].tp <= len(x.gpus)
+
+    def rate(self, m: str) -> float:
+        """Requests a second that are forecast."""
+        plan = self.cluster.plan.get(m)
+        return plan.rate_rps if plan else 0.0
+
+    def batch(self, x: Instance, m: str) -> Batch:
+        """The batch of a model on an instance."""
+        return Batch(Inst(m, x.gpus[: self.cluster.models[m].tp]))
+
+    def tier(self, node: int, m: str, *, use: bool = False) -> str:
+        """The rung by which a model comes to a node's GPUs; one that is used stays in host memory, others make room."""
+        if not self.host_gib:
+            return self.way
+        here = self.cached[node]
+        rung = self.way if m in here else "disk"
+        if use:
+            here[:] = [*(k for k in here if k != m), m]
+            self.keep(node)
+        return rung
+
+    def keep(self, node: int) -> None:
+        """Those models that were used last and fit the host memory."""
+        left = self.host_gib * GIB if self.host_gib else math.inf
+        for k in range(len(here := self.cached[node]) - 1, -1, -1):
+            left -= self.cluster.models[here[k]].weight_bytes * self.cluster.models[here[k]].tp
+            if left < 0.0:
+                del here[: k + 1]
+                return
+
+    # ------------------------------------------------------------ what went otherwise
+
+    def give_up(self, now_s: float) -> Iterator[Action]:
+        """Requests that have waited too long for their first token."""
+        while self.due and (self.due[0][0] <= now_s or self.due[0][1] not in self.silent):
+            _, rid = self.due.popleft()
+            if rid in self.silent:
+                yield Drop(rid)
+        if self.due:
+            yield Wake(self.due[0][0], "drop")
+
+    def failed(self, action: Action, now_s: float) -> Iterator[Action]:
+        """What could not be done is tried again after the shortest load."""
+        match action:
+            case Admit(int(rid)) if rid in self.where:
+                self.refused[rid] = None
+            case Load(Inst(m, place)):
+                x = next(x for x in self.all if x.gpus[0] == place[0])  # type: ignore[index]
+                x.model = None if x.model == m else x.model
+            case Run(Batch(Inst(m, place))):
+                next(x for x in self.all if x.gpus[0] == place[0]).open.discard(m)  # type: ignore[index]
+            case _:
+                return
+        yield Wake(now_s + min(self.load_s.values()), "mend")
+
+    def mend(self, view: View) -> Iterator[Action]:
+        """What running jobs lack after refusals."""
+        for x in self.all:
+            if x.jobs and x.jobs[0].runs:
+                m = x.jobs[0].model
+                if x.model is None:
+                    x.model = m
+                    yield Load(self.batch(x, m).inst, self.tier(x.node, m))
+                if m not in x.open:
+                    x.open.add(m)
+                    yield Run(self.batch(x, m))
+        refused, self.refused = self.refused, {}
+        for rid in refused:
+            yield Admit(rid, self.batch(self.where[rid][0], self.where[rid][1].model))

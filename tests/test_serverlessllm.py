@@ -1,0 +1,205 @@
+"""ServerlessLLM by hand: where a request starts soonest, tiers, the oracle's order, requests given up."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.actions import Action, Admit, Drop, Evict, Load, Run
+from harness.check import Stand
+from harness.engines import state
+from harness.engines.sim import Config, Served, Sim
+from harness.events import Arrived, Event, Finished
+from harness.replay import replay
+from harness.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
+from systems.serverlessllm import ServerlessLlm
+from workloads.models import shape
+
+HOST_S, DISK_S = 2.0, 20.0
+S = 0.1 + 49 * 0.02  # a prefill of 100 tokens and 49 steps
+
+
+class Flat:
+    """1 ms a prompt token, 20 ms a step; a load from memory and from disk."""
+
+    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
+        return 1e-3 * tokens
+
+    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        return 0.02
+
+    def load_s(self, inst: Inst, way: str) -> float:
+        return DISK_S if way == "disk" else HOST_S
+
+    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
+        return 0.05
+
+
+class Still:
+    """A view of a world in which nothing moves, whose requests make as many tokens as their id says."""
+
+    now_s = 0.0
+
+    def oracle_tokens(self, rid: int) -> int:
+        return rid
+
+
+def policy(gpus: int = 2, models: str = "abc", **fields: Any) -> ServerlessLlm:
+    """Models of 1 GiB, a hottest; instance k starts with the k-th."""
+    kinds = tuple(Gpu("flat", 0, 3 * GIB, 100, ()) for _ in range(gpus))
+    served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in models}
+    plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate(models)}
+    made = ServerlessLlm(Cluster(kinds, served, plan, Flat()), **fields)
+    list(made.start())
+    return made
+
+
+def tell(made: ServerlessLlm, event: Event) -> list[Action]:
+    return list(made.on(event, Still()))  # type: ignore[arg-type]
+
+
+def arrive(made: ServerlessLlm, *requests: tuple[int, str]) -> list[list[tuple[str, list[int]]]]:
+    """Tell of requests (id, model); the jobs of each instance."""
+    for rid, model in requests:
+        tell(made, Arrived(Request(rid, model, 0.0, 100, 1.0, 0.1)))
+    return jobs_of(made)
+
+
+def jobs_of(made: ServerlessLlm) -> list[list[tuple[str, list[int]]]]:
+    return [[(j.model, list(j.rids)) for j in x.jobs] for x in made.all]
+
+
+def end(made: ServerlessLlm, rid: int) -> list[Action]:
+    x, job = made.where[rid]
+    return tell(made, Finished(rid, made.batch(x, job.model), "done"))
+
+
+def test_a_request_starts_where_it_is_soonest() -> None:
+    made = policy()  # a and b are in
+    assert made.S["a"] == pytest.approx(S)
+    assert arrive(made, (0, "a"), (1, "b"), (2, "b")) == [[("a", [0])], [("b", [1, 2])]]
+    assert arrive(made, (3, "c")) == [[("a", [0]), ("c", [3])], [("b", [1, 2])]]  # both S + load: the first
+    assert arrive(made, (4, "c")) == [[("a", [0]), ("c", [3, 4])], [("b", [1, 2])]]  # with it
+    assert arrive(made, (5, "a"))[1] == [("b", [1, 2]), ("a", [5])]  # S + load, not 2 S + 2 loads
+    assert made.all[0].behind_s == pytest.approx(S + HOST_S)
+
+
+def test_a_full_job_is_a_reason_to_load_elsewhere() -> None:
+    made = policy(most=2, models="abcd")
+    made.S = dict.fromkeys("abcd", 3.0)
+    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1])], [("a", [2])]]
+    made = policy(most=2)  # but not where a load takes longer
+    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1, 2])], []]
+
+
+def test_a_model_keeps_its_gpu_until_its_requests_are_done() -> None:
+    made = policy(1)
+    arrive(made, (0, "a"), (1, "a"), (2, "b"))
+    assert end(made, 0) == []
+    a, b = (Batch(Inst(m, (0,))) for m in "ab")
+    assert end(made, 1) == [Evict(a.inst), Load(b.inst), Run(b), Admit(2, b)]
+
+
+def test_host_memory_keeps_the_models_used_last() -> None:
+    made = policy(1, "abcd", host_gib=2.0)
+    assert made.cached == {0: ["b", "a"]}  # the hottest
+    ways = []
+    for rid, m in enumerate("cabc"):
+        arrive(made, (rid, m))
+        ways += [a.way for a in end(made, rid - 1) if isinstance(a, Load)] if rid else []
+    assert ways == ["host", "disk", "disk"]  # c had put b out, a stays, b puts c out; c came from disk before
+    assert made.cached == {0: ["b", "c"]}
+
+
+def test_plus_takes_the_shortest_job() -> None:
+    made = policy(1, "abc", **ServerlessLlm.presets["plus"])
+    assert "view.oracle_tokens" in made.uses
+    arrive(made, (50, "a"), (300, "b"), (20, "c"), (30, "c"), (90, "a"))
+    assert jobs_of(made) == [[("a", [50, 90]), ("b", [300]), ("c", [20, 30])]]
+    end(made, 50)
+    end(made, 90)
+    assert jobs_of(made) == [[("c", [20, 30]), ("b", [300])]]
+
+
+def test_released_scales_up_a_full_model_onto_the_least_recent_instance() -> None:
+    made = policy(3, most=2, place="lru")
+    for x, used_s in zip(made.all, (3.0, 2.0, 1.0), strict=True):
+        x.used_s = used_s
+    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1])], [], [("a", [2])]]
+    made = policy(1, most=2, place="lru")  # nowhere else: the least filled
+    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1, 2])]]
+
+
+# ------------------------------------------------------------------ in the simulator
+
+SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
+
+
+def simulated(
+    rows: list[tuple[float, int, int, int]], models: int, gpus: int, refuse: int = 0, **fields: Any
+) -> tuple[Any, ServerlessLlm, Sim]:
+    """Serve rows of (arrival, model, prompt, output)."""
+    served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
+    plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
+    world = Config(served, gpus=gpus, host="none", plan=plan)
+    a, m, p, o = (np.array(column) for column in zip(*sorted(rows), strict=True))
+    slo = np.full(len(rows), math.inf)
+    work = Jobs(tuple(s.name for s in served), a.astype(float), m.astype(np.int32), p.astype(np.int32),
+                o.astype(np.int32), slo, slo)  # fmt: skip
+    engine = Sim(world)
+    made = ServerlessLlm(engine.cluster, **fields)
+    engine = Sim(world, made.options)
+    stand: Any = Stand(engine, refuse, lambda law, what: pytest.fail(f"{law}: {what}"))
+    replay(made, stand, work, end_s=500.0)
+    return engine.S.R, made, engine
+
+
+def test_one_request_behind_another_model_in_time() -> None:
+    R, made, engine = simulated([(1.0, 0, 200, 50), (1.0, 1, 200, 50)], 2, 1)
+    p = engine.cluster.profile
+    inst = Inst("m0", (0,))
+    first = 1.0 + p.prefill_s(inst, 200)
+    done = first + sum(p.step_s(inst, 1, 201 + k) for k in range(49))
+    assert R["first"][0] == pytest.approx(first, rel=1e-9)
+    assert R["done"][0] == pytest.approx(done, rel=1e-9)
+    assert R["first"][1] == pytest.approx(done + made.load_s["m1", "host"] + p.prefill_s(inst, 200), rel=1e-9)
+
+
+def test_requests_without_a_token_are_given_up() -> None:
+    rows = [(0.0, k % 3, 200, 1500) for k in range(30)]
+    R, *_ = simulated(rows, 3, 1, drop_s=4.0)
+    dropped = R["state"] == state.DROPPED
+    assert 0 < dropped.sum() < len(rows)
+    assert R["done"][dropped] == pytest.approx(4.0, abs=0.01)
+    assert np.isnan(R["first"][dropped]).all()
+    assert (R["first"][~dropped] - R["arr"][~dropped] <= 4.0).all()
+
+
+def test_the_drop_rule_asks_for_nothing_where_it_is_off() -> None:
+    assert Drop.__name__ not in policy().uses
+    assert Drop.__name__ in policy(drop_s=15.0).uses
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_no_request_is_lost(data: st.DataObject) -> None:
+    row = st.tuples(st.floats(0, 2), st.integers(0, 3), st.integers(1, 900), st.integers(1, 300))
+    rows = data.draw(st.lists(row, min_size=1, max_size=25))
+    fields = data.draw(
+        st.fixed_dictionaries(
+            {
+                "place": st.sampled_from(["startup", "lru", "fewest"]),
+                "order": st.sampled_from(["fcfs", "sjf"]),
+                "most": st.integers(1, 8),
+                "host_gib": st.sampled_from([0.0, 3.0, 6.0]),
+            }
+        )
+    )
+    R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
+    assert (R["state"] == state.DONE).all()
+    assert not engine.S.I["blocks"].any()
