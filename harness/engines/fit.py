@@ -391,7 +391,7 @@ ENGINES = {
 
 def whole_steps(kind: str) -> pd.DataFrame:
     """Measured steps of dense models, at most 4,096 prompt tokens in all: model, phase, prompt, batch, seconds."""
-    d = pd.read_csv(profiles() / "aegaeon" / "latency.csv")
+    d = pd.read_csv(profiles() / "aegaeon/latency.csv")
     d = d[(d.gpu == ENGINES[kind][0]) & d.model.isin(list(DENSE))]
     d = d.rename(columns={"prompt_tokens_per_sequence": "prompt", "prefill_p50_s": "prefill", "decode_p50_s": "decode"})
     d = d[d.prompt * d.batch <= 4096].melt(["model", "prompt", "batch"], ["prefill", "decode"], "phase", "seconds")
