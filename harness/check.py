@@ -86,6 +86,7 @@ class Case(NamedTuple):
     refuse: int = 0  # the engine refuses one action in so many; 0: none
     decision_s: float = 0.0
     control_s: float = 0.0
+    size: int = 1  # how many times longer than its shortest form
 
 
 SHAPE, MAX_TOKENS = "llama-3.2-1b", 8192  # small: 2.3 GiB of weights, 32 KiB of KV a token
@@ -138,10 +139,10 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
     two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
 
     def case(name: str, config: Config = two, span_s: float = 1.0, **kind: Any) -> Case:
-        return _case(name, seed, n, config, span_s=span_s * size, **kind)
+        return _case(name, seed, n, config, span_s=span_s * size, size=size, **kind)
 
     def crunch(name: str, config: Config, **kind: Any) -> Case:
-        return _case(name, seed, 2 * n, config, span_s=0.2 * size, ample=False, **kind)
+        return _case(name, seed, 2 * n, config, span_s=0.2 * size, size=size, ample=False, **kind)
 
     return {
         "calm": case("calm", replace(two, noise=0.02), span_s=30.0),
@@ -409,7 +410,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     probe = Probe(policy, engine.cluster, len(jobs))
     stand = Stand(engine, case.refuse, probe.note)
     if end_s is None:
-        end_s = patience_s(probe.uses) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
+        end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
     try:
         replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s)
@@ -425,10 +426,10 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     )
 
 
-def patience_s(uses: frozenset[str]) -> float:
-    """Seconds after the last arrival by which every request must have ended."""
+def patience_s(uses: frozenset[str], size: int = 1) -> float:
+    """Seconds after the last arrival by which every request must have ended; a longer case takes longer to drain."""
     ways = cost.ladder("h100")
-    return PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
+    return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 
 def needs(action: Action) -> Iterator[str]:
@@ -691,7 +692,7 @@ def _about(trial: Trial, row: Mapping[str, Any], what: str) -> Breach:
 
 def _lost(trial: Trial) -> Iterator[Breach]:
     """Requests without an end, but for those that an injected refusal hit."""
-    excused: set[str | int] = set()
+    case, excused = trial.subject.case, set[str | int]()
     for action in trial.refused:
         match action:
             case Load(inst) | Run(Batch(inst)):
@@ -701,7 +702,8 @@ def _lost(trial: Trial) -> Iterator[Breach]:
     for row in trial.rows:
         if row["state"] == "unfinished" and not excused & {row["id"], row["model"]}:
             stood = "in no batch" if row["admit_ns"] is None else f"with {row['made_tokens']} of its tokens"
-            yield _about(trial, row, f"stands {stood}, {patience_s(trial.uses):g} s after the last arrival")
+            left_s = patience_s(trial.uses, case.size)
+            yield _about(trial, row, f"stands {stood}, {left_s:g} s after the last arrival")
 
 
 def _differ(one: Sequence[Any], other: Sequence[Any]) -> int | None:

@@ -22,10 +22,10 @@ A switch is one answer: KV out, weights out, weights in, KV in, run. Its parts, 
     sync      fine-grained KV synchronisation: KV in, KV out and weights overlap, and a batch starts with its first
               request that is there; without it the stages wait for each other
     prefetch  the next model's weights come while this one runs, if both and this one's KV fit; needs `sync`
-`refill`: who is prefilled makes room in its group. `estimate`: c from the profile, or as the code, bytes at 15 % of
-PCIe.
+`refill`: who is prefilled makes room in its group. `estimate`: c by the profile, or the code's, bytes at 15 % of PCIe.
 `prefill`: share of instances that prefill (6 of 16 in the paper). `order`: split; or each instance does both, and
-prefill or decode goes first (the paper's unified baselines, which it describes in a sentence each: the rest is ours).
+prefill or decode goes first: the paper's unified baselines, of which it says no more. Under decode all prompts that
+wait are prefilled once nothing is left to decode.
 
 Ours: one model in a round has no switch, so turns of QMAX. Where each instance does both, a prompt goes to one that has
 its model to do, else to the one with fewest models. The code's guess of step times leaves the sequences' term out (it
@@ -90,6 +90,7 @@ class Instance:
     waits: list[Action] = field(default_factory=list)  # what the next stage waits for
     seconds: float = 0.0  # of prefill queued, and the switches between
     queued: int = 0  # prompts
+    owed: int = 0  # groups that waited when the last decode ended, where decode goes first
     cut: bool = False  # the turn was asked to end
     rests_s: float = -math.inf  # a turn that could do nothing is followed at once, but not twice in so long
 
@@ -307,6 +308,7 @@ class Aegaeon:
         """A group has no prompt left."""
         g.at.seconds = g.at.seconds - g.switch_s if len(g.at.groups) > 1 else 0.0
         g.at.groups.remove(g)
+        g.at.owed = max(0, g.at.owed - 1)
         self.groups[g.batch.inst.model].remove(g)
 
     # ------------------------------------------------------------ Algorithm 2: decode
@@ -425,7 +427,9 @@ class Aegaeon:
     def next(self, x: Instance, view: View) -> Iterator[Action]:
         """Whose turn it is, and the switch to it."""
         group = x.groups[0] if x.groups else None
-        if group is None or (x.works and self.order != "prefill"):
+        if self.order == "decode" and not x.works:
+            x.owed = len(x.groups)
+        if group is None or (x.works and self.order != "prefill" and not x.owed):
             while x.round and x.round[0] not in x.works:
                 x.round.popleft()
             if not x.round and x.works:
