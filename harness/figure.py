@@ -102,11 +102,13 @@ class Figure:
         seeds: int | None = None,
     ) -> Figure:
         """The figure with other systems, traces or seeds, or a part of its model sets. UserError for an unknown set."""
-        rows = tuple(
-            replace(row, models=kept, traces=() if traces else row.traces, systems=() if systems else row.systems)
-            for row in self.rows
-            if (kept := row.models if models is None else tuple(one for one in row.models if one in models))
-        )
+        kept = {
+            i: replace(row, models=those, traces=() if traces else row.traces, systems=() if systems else row.systems)
+            for i, row in enumerate(self.rows, 1)
+            if (those := row.models if models is None else tuple(one for one in row.models if one in models))
+        }
+        number = {0: 0} | {old: new for new, old in enumerate(kept, 1)}
+        claims = tuple(replace(claim, row=number[claim.row]) for claim in self.claims if claim.row in number)
         sets = {one for row in self.rows for one in row.models}
         if unknown := next((one for one in models or () if one not in sets), None):
             raise UserError(
@@ -119,7 +121,8 @@ class Figure:
             systems=systems or self.systems,
             traces=traces or self.traces,
             titles=titles,
-            rows=rows,
+            rows=tuple(kept.values()),
+            claims=claims,
             quick=quick,
             full=full,
         )

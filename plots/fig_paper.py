@@ -223,7 +223,7 @@ def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
     """Three labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
     if kind in {"gpus", "models"}:
-        space = (xs[-1] - xs[0]) / 20
+        space = (xs[-1] - xs[0]) / 20 or 1.0
         axis.set_xlim(xs[0] - space, xs[-1] + space)
         shown = [x for x in xs if (x - xs[0]) % 2 == 0] if kind == "gpus" else xs
         axis.xaxis.set_major_locator(FixedLocator(shown))

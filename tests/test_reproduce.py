@@ -105,6 +105,9 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     assert (found.level, found.slo, found.gpu) == (0.9, "absolute:ttft=10,tpot=0.1", "h100")
     assert [(c.paper, c.definition) for c in found.claims[::2]] == [((2.0, 2.5), "qos"), (70, "qos"), (32, "qos")]
     assert found.only(systems=("static",)).rows[1].systems == ()
+    part = found.only(models=("aegaeon+models=40", "aegaeon+models=54"))
+    assert [row.axis for row in part.rows] == ["models", "rate_scale"]
+    assert [(c.axis, c.row) for c in part.claims] == [("rate_scale", 2)] * 2  # claims of a row go with it
 
 
 @pytest.mark.parametrize(
