@@ -135,7 +135,7 @@ def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
         (("--trace", "arena-chad"), "did you mean arena-chat?"),
         (("--trace", "/none/x.parquet"), "/none/x.parquet"),
         (("--models", "heavy9"), "did you mean heavy8?"),
-        (("--models", "llama-3.2-1b*0"), '"*0" is not a count'),
+        (("--models", "llama-3.2-1b*0"), '"0" is not a count of models'),
         (("--models", "llama-3.2-1b*9"), "8 models"),
         (("--models", "none.toml"), "none.toml"),
         (

@@ -29,6 +29,7 @@ PARAMS = {
     "qwen-2.5-7b": 7_615_616_512,
     "qwen-2.5-14b": 14_770_033_664,
     "qwen-2.5-32b": 32_763_876_352,
+    "yi-1.5-9b": 8_829_407_232,
 }
 BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b"}  # nor extra or missing norms
@@ -52,6 +53,7 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "qwen-2.5-7b": 57344,
     "qwen-2.5-14b": 196608,
     "qwen-2.5-32b": 262144,
+    "yi-1.5-9b": 98304,
 }
 
 
