@@ -488,3 +488,11 @@ def test_noise_and_overload() -> None:
     R, *_ = simulated(rows, replace(config(6, 3), noise=0.05))
     assert (R["state"] == state.DONE).all()
     assert math.isfinite(R["first"].max())
+
+
+def test_a_batch_larger_than_the_cap_moves_as_a_whole() -> None:
+    """The engine makes room for the moves of any batch: 130 members where two step at once."""
+    rows = [(0.001 * k, k % 2, 50, 40) for k in range(260)]
+    R, *_, engine = simulated(rows, config(2, 2, batch_cap=2), qmax_s=0.5)
+    assert (R["state"] == state.DONE).all()
+    assert engine.S.s["xn"] >= 0

@@ -414,6 +414,14 @@ class Sim:
             w["logs"] = 0
             S.put(L=np.zeros(max(len(S.L), 4 * (most + len(S.N))), state.LOG))
 
+    def _room(self, events: int, transfers: int) -> None:
+        """Room for what one action may tell and start: outside `advance` nothing else sees to it."""
+        S = self.S
+        if len(S.E) - S.ev_n.item() < events:
+            S.put(E=more(S.E, len(S.E) + events))
+        if S.s["xn"] < transfers:
+            more_transfers(S, len(S.X) + transfers)
+
     def _give_up(self) -> bool:
         """Nothing else will happen: the first transfer that still waits for memory fails."""
         x = self._grant()
@@ -480,8 +488,7 @@ class Sim:
 
     def do(self, action: Action) -> None:
         """Start an action; see Engine."""
-        if len(self.S.E) - self.S.ev_n.item() < 2 * self.config.batch_cap + 64:
-            self._grow()
+        self._room(2 * self.config.batch_cap + 64, 2 * self.config.node_gpus + 16)
         try:
             failed = self._do(action)
         except (KeyError, ValueError, IndexError) as error:
@@ -664,6 +671,8 @@ class Sim:
         members = self._members(self._batch_row(action.who))
         whole = [r for r in members if R[r]["home"] >= 0 and (action.to is None or R[r]["state"] != state.WAIT)]
         together = Together(action, len(whole))
+        parts = 2 * self.config.models[self._model[action.who.inst.model]].tp
+        self._room(2 * self.config.batch_cap + 64 + len(whole), (1 + parts) * len(whole))  # a batch may be any size
         for rid in whole:
             self._move_one(together, rid, action.to)
         return None if whole else "no KV to move"
