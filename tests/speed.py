@@ -49,6 +49,8 @@ CASES = {
     "... at 150 % load": Case("prism", "light8", 112.0),
     "light8 on 2, muxserve": Case("muxserve", "light8", 60.0),
     "light8 on 2, qlm": Case("qlm", "light8", 60.0),
+    "40 models on 16, aegaeon": Case("aegaeon", "aegaeon+models=40", 20.0, (20_000,), gpus=16),
+    "... at 0.1 req/s each": Case("aegaeon", "aegaeon+models=40", 4.0, (20_000,), gpus=16),
 }
 SLO_S = (0.2, 0.05)  # TTFT, TPOT: about 5 x P95 of the set's 8B
 
