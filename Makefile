@@ -9,6 +9,7 @@ MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,static,qlm,dedicated
+ALL = $(SYSTEMS),chunked,ideal,aegaeon,serverlessllm
 TRACE = arena-chat
 FULL =
 
@@ -108,7 +109,7 @@ types: $(READY) ## mypy --strict
 
 smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
-	$(call loud,smoke,$(BENCH) compare --systems $(SYSTEMS),chunked,ideal --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+	$(call loud,smoke,$(BENCH) compare --systems $(ALL) --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
 bench: $(READY) ## speed: requests per second, memory, first table
 	$(call loud,bench,$(PY) tests/speed.py)
