@@ -155,7 +155,7 @@ def world(seed: int) -> World:
     block = 4 * kv_token_bytes(SHAPE, 1)
     foot = weight_bytes(SHAPE) + 1000
     tight = rng.random() < 0.6
-    elastic = rng.random() < 0.25  # pages of two blocks
+    elastic = np.random.default_rng([seed, 1]).random() < 0.25  # pages of two blocks
     buffer_bytes = block // SHAPE.layers
     extra = ELASTIC_RESERVE * SHAPE.layers * 2 * buffer_bytes if elastic else 0
     mem = len(served) * (foot + extra) + block * int(rng.integers(20, 60) if tight else 4000)
