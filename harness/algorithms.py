@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from itertools import combinations
 
-from harness.types import Cluster, Gpus, Infeasible, Model
+from harness.types import KEPT_PAGES, Cluster, Gpus, Infeasible, Model
 
 
 def demand(cluster: Cluster, model: str) -> float:
@@ -52,9 +52,6 @@ def spread(cluster: Cluster) -> Mapping[str, Gpus]:
             free[g] -= need
             load[g] += want
     return {name: homes[name] for name in order}
-
-
-KEPT_PAGES = 5  # kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
 
 
 def footprint(model: Model, elastic: bool) -> int:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 GIB = 1 << 30
 MIB = 1 << 20
+# kvcached 0.1.6. Pages that an engine keeps mapped (KVCACHED_MIN_RESERVED_PAGES), and 1024ths that its KV takes beyond
+# packed pages: its idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 22 for 16, five of them the ones kept.
+KEPT_PAGES = 5
+FRAGMENTED = 64
 
 Gpus = tuple[int, ...]  # one GPU, or a tensor-parallel group in rank order
 Phase = Literal["mixed", "prefill", "decode"]

@@ -38,7 +38,7 @@ from typing import ClassVar, NamedTuple
 from harness.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.algorithms import footprint, shares
 from harness.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
-from harness.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
+from harness.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.view import View
 
 DECISION_S = 105e-6  # mean of 6,247, 8 models on 2 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
@@ -48,7 +48,6 @@ MOST_SEQS, STEP_TOKENS = 256, 2048  # placement.py, max_num_seqs; config.py, max
 L_P, L_O = 161.0, 337.0  # placement.py, means of ShareGPT: where there is no forecast
 DECODE_SHARES, MOST_SHARES = (30, 40, 50, 60, 70, 80, 90), 120  # placement.py, % of SMs: profiled; overload_threshold
 PREFILL_SHARES = ((20e9, 80), (40e9, 90))  # placement.py: 80 % for 7B, 90 % for 13B, else all; by bytes of weights
-HELD = 17 / 16  # kvcached's idle-footprint benchmark: pages that KV takes over pages packed, beside those kept
 
 Lacks = Mapping[str, float]  # requests a second that are not served
 
@@ -308,7 +307,7 @@ class MuxServe:
     def llm(self, name: str) -> Llm:
         """Plan and sizes of a model, and the fewest profiled SMs that serve its rate alone."""
         model, plan, gpu = self.cluster.models[name], self.cluster.plan.get(name), self.cluster.gpus[0]
-        held = HELD if self.kv == "elastic" else 1.0
+        held = 1 + FRAGMENTED / 1024 if self.kv == "elastic" else 1.0
         W, l_p, l_o = (plan.rate_rps, plan.prompt_tokens, plan.output_tokens) if plan else (0.0, L_P, L_O)
         s, page = model.kv_token_bytes, model.page_bytes
         weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))

@@ -494,8 +494,7 @@ class Prism:
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
                 for i in m.home:
-                    free.setdefault(i, view.free_bytes(i) if i not in free else 0)
-                    free[i] -= need
+                    free[i] = (free[i] if i in free else view.free_bytes(i)) - need
                 if min(free[i] for i in m.home) < m.model.page_bytes and any(x.live for x in here):
                     self.short.add(g)
                     idle = [v for v in here if self.spare(v, view.now_s)]

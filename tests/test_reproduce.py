@@ -212,40 +212,27 @@ def test_least_mirrors_the_last_rate(curve: dict[float, float]) -> None:
     assert (up.sign, down.sign) in {("=", "="), ("<", ">"), (">", "<")}
 
 
-@pytest.mark.parametrize(
-    ("here", "says"),
-    [
-        (Estimate(2.0, 1.5, 2.5, 5), "agrees"),
-        (Estimate(2.0, 1.9, 2.1, 5), "differs"),
-        (Estimate(2.3, None, None, 1), "agrees"),
-        (Estimate(4.0, None, None, 1), "differs"),
-        (Estimate(1.5, 1.2, None, 5, ">"), "open"),  # at least 1.2: it may be 2.3
-        (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
-        (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
-        (Estimate(1.0, None, None, 5, "~"), "open"),
-        (None, "not run"),
-    ],
-)
+VERDICTS = [  # of what is found, beside a claim of 2.3
+    (Estimate(2.0, 1.5, 2.5, 5), "agrees"),
+    (Estimate(2.0, 1.9, 2.1, 5), "differs"),
+    (Estimate(2.3, None, None, 1), "agrees"),
+    (Estimate(4.0, None, None, 1), "differs"),
+    (Estimate(1.5, 1.2, None, 5, ">"), "open"),  # at least 1.2: it may be 2.3
+    (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
+    (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
+    (Estimate(1.0, None, None, 5, "~"), "open"),
+    (None, "not run"),
+]
+
+
+@pytest.mark.parametrize(("here", "says"), VERDICTS)
 def test_a_range_of_the_paper_is_met_in_part(here: Estimate | None, says: str) -> None:
     assert judged((2.3, 2.3), here) == says
     if here is not None and here.sign == "=":
         assert judged((0.0, 9.0), here) == "agrees"
 
 
-@pytest.mark.parametrize(
-    ("here", "says"),
-    [
-        (Estimate(2.0, 1.5, 2.5, 5), "agrees"),
-        (Estimate(2.0, 1.9, 2.1, 5), "differs"),
-        (Estimate(2.3, None, None, 1), "agrees"),
-        (Estimate(4.0, None, None, 1), "differs"),
-        (Estimate(1.5, 1.2, None, 5, ">"), "open"),  # at least 1.2: it may be 2.3
-        (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
-        (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
-        (Estimate(1.0, None, None, 5, "~"), "open"),
-        (None, "not run"),
-    ],
-)
+@pytest.mark.parametrize(("here", "says"), VERDICTS)
 def test_the_paper_is_held_against_the_interval(here: Estimate | None, says: str) -> None:
     assert judged(2.3, here) == says
 

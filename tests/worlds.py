@@ -13,8 +13,6 @@ from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import (
-    ELASTIC_FRAG,
-    ELASTIC_RESERVE,
     PIECE_BYTES,
     Config,
     Machine,
@@ -24,7 +22,7 @@ from harness.engines.sim import (
 )
 from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
-from harness.types import Batch, Gpus, Host, Inst, Jobs, Option, Shape
+from harness.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
@@ -60,8 +58,8 @@ class World:
             models[m.name] = ModelSetup(k, foot, size, size)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
-                reserve = ELASTIC_RESERVE * page
-                models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), ELASTIC_FRAG, reserve)
+                reserve = KEPT_PAGES * page
+                models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
             places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
             for place in places:
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
@@ -157,7 +155,7 @@ def world(seed: int) -> World:
     tight = rng.random() < 0.6
     elastic = np.random.default_rng([seed, 1]).random() < 0.25  # pages of two blocks
     buffer_bytes = block // SHAPE.layers
-    extra = ELASTIC_RESERVE * SHAPE.layers * 2 * buffer_bytes if elastic else 0
+    extra = KEPT_PAGES * SHAPE.layers * 2 * buffer_bytes if elastic else 0
     mem = len(served) * (foot + extra) + block * int(rng.integers(20, 60) if tight else 4000)
     spec = GpuSpec(
         "test", "test", mem, 100, 2, 1.0, 1.0, foot * 4.0, foot * 3.0, foot * 10.0, foot * 1.0, foot * 1.0, 1 << 50

@@ -18,7 +18,9 @@ from harness.engines.coef import Tables
 from harness.engines.state import State
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.types import (
+    FRAGMENTED,
     GIB,
+    KEPT_PAGES,
     MIB,
     Batch,
     Cluster,
@@ -40,10 +42,6 @@ from harness.view import BatchState, KvState, RequestState, View, Weights
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ELASTIC_RESERVE = 5  # pages kept mapped per engine: kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES
-# of 1024: kvcached's idle-footprint benchmark (Qwen3-4B, 16,000 tokens) holds 3.1 GiB, 22 pages, for 16 packed ones;
-# five of them are the reserve
-ELASTIC_FRAG = 64
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
@@ -304,8 +302,8 @@ class Sim:
         i["foot"] = 0 if host else shapes.weight_bytes(model.shape, model.tp) + c.process_bytes
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
-            i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), ELASTIC_FRAG
-            i["reserve"] = ELASTIC_RESERVE * page
+            i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED
+            i["reserve"] = KEPT_PAGES * page
             i["foot"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         limits = [self._limits.get((inst.model, g)) for g in places]
