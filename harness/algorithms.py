@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
-from itertools import combinations
+from itertools import chain, combinations
 
 from harness.types import KEPT_PAGES, Cluster, Gpus, Infeasible, Model
 
@@ -122,6 +122,36 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> li
     if not cut or len(cut[0]) < degrees[0]:
         raise Infeasible(f"no node has {degrees[0]} GPUs")
     return cut
+
+
+def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> Iterator[tuple[Gpus, bool, bool]]:
+    """`instances`, and whether each prefills and decodes: of each size and node the first ones prefill, a `share`.
+
+    One at least does each, over all nodes where some node has a single one of its size; without a share all do both.
+    Raises Infeasible where there is only one of the largest size.
+    """
+    cut = instances(cluster, work, 1 if share is None else 2)
+    if share is None:
+        yield from ((gpus, True, True) for gpus in cut)
+        return
+    for size in {len(gpus): None for gpus in cut}:
+        nodes: dict[int, list[Gpus]] = {}
+        for gpus in (gpus for gpus in cut if len(gpus) == size):
+            nodes.setdefault(cluster.gpus[gpus[0]].node, []).append(gpus)
+        pools = list(nodes.values())
+        for pool in pools if min(map(len, pools)) > 1 else [list(chain(*pools))]:
+            if len(pool) < 2 and size == len(cut[0]):
+                raise Infeasible(f"one instance of {size} GPU(s) cannot both prefill and decode")
+            first = min(max(1, round(share * len(pool))), len(pool) - 1)
+            yield from ((gpus, k < first, k >= first) for k, gpus in enumerate(pool))
+
+
+def active(models: int, rate_rps: float, service_s: float) -> float:
+    """Theorem 3.1: models with a request in service at a time, each of so many a second that take so long.
+
+    As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
+    """
+    return models * -math.expm1(-rate_rps * service_s)
 
 
 def milp(

@@ -501,7 +501,7 @@ def pure(name: str) -> Iterator[Breach]:
         return  # `starts` says so
 
 
-OURS = ("harness.types", "harness.events", "harness.actions", "harness.view", "harness.algorithms")
+OURS = tuple(f"harness.{x}" for x in ("types", "events", "actions", "view", "algorithms", "switching"))
 NUMERIC = ("numpy", "scipy")
 STANDARD = {  # modules without clock, randomness, threads, files or a way into the interpreter
     *("__future__", "abc", "bisect", "collections", "dataclasses", "enum", "fractions", "functools", "hashlib"),

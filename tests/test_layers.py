@@ -22,7 +22,7 @@ LAYERS = (
     {"shapes", "actions", "algorithms"},
     {"events"},
     {"view"},
-    {"system", "engine"},
+    {"system", "engine", "switching"},
     {"replay", "record", "turns"},
     {"metrics"},
     {"spec"},
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 RULES = {
     "systems": Rule(
-        tuple(f"harness.{name}" for name in ("types", "events", "actions", "view", "algorithms")),
+        tuple(f"harness.{name}" for name in ("types", "events", "actions", "view", "algorithms", "switching")),
         frozenset({"numpy", "scipy"}),
     ),
     "workloads": Rule(("harness.types", "harness.shapes", "workloads"), frozenset({"numpy"})),
