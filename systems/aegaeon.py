@@ -36,7 +36,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import count, pairwise, product
 from typing import ClassVar
 
 from harness.actions import Action, Admit, Load, Move, Run, Wake
@@ -91,6 +91,7 @@ class Instance(Slot):
 
     prefills: bool = True
     decodes: bool = True
+    near: dict[int, list[Instance]] = field(default_factory=dict)  # by degree, who decodes what it prefills
     groups: deque[Group] = field(default_factory=deque)
     works: list[Work] = field(default_factory=list)
     round: deque[Work] = field(default_factory=deque)  # still to have their turn
@@ -169,6 +170,9 @@ class Aegaeon:
             for gpus, p, d in phases(self.cluster, work, share)
         ]
         self.at = {g: x for x in self.all for g in x.gpus}
+        for x, tp in product(self.all, {model.tp for model in models.values()}):
+            fit = [y for y in self.all if y.decodes and len(y.gpus) >= tp]
+            x.near[tp] = [x] if x.decodes else [y for y in fit if y.host == x.host] or fit
 
     # ------------------------------------------------------------ what happens
 
@@ -210,7 +214,7 @@ class Aegaeon:
         g = next((g for g in self.groups[m] if (len(g.rids) if self.refill else g.joined) < self.group), None)
         if g is None:
             fit = [x for x in self.all if x.prefills and len(x.gpus) >= self.cluster.models[m].tp]
-            x = min(fit, key=lambda x: self.busy(x, m))
+            x = min(fit, key=lambda x: (self.busy(x, m), self.works(x, m)))
             g = Group(x, self.batch(x, m, self.groups[m], 1))
             x.groups.append(g)
             self.groups[m].append(g)
@@ -233,6 +237,11 @@ class Aegaeon:
             return sum(len(g.rids) for g in x.groups)
         queue = [*x.want[:1], *(g.batch.inst.model for g in x.groups)]
         return sum(sum(g.rids.values()) for g in x.groups) + sum(self.switch_s[b] for a, b in pairwise(queue) if a != b)
+
+    def works(self, x: Instance, m: str) -> float:
+        """Batches an instance that decodes what this one prefills: with this the equally loaded take turns."""
+        near = x.near[self.cluster.models[m].tp]
+        return sum(len(y.works) for y in near) / len(near)
 
     def leave(self, rid: int) -> None:
         """A request is in its group or batch no more."""
@@ -279,8 +288,7 @@ class Aegaeon:
     def dispatch(self, g: Group, tokens: int) -> Work:
         """A decode batch of a group's model with room, or a new one where batches are fewest; in its node if it can."""
         inst = g.batch.inst
-        fit = [x for x in self.all if x.decodes and len(x.gpus) >= self.cluster.models[inst.model].tp]
-        near = [g.at] if g.at.decodes else [x for x in fit if x.host == g.at.host] or fit
+        near = g.at.near[self.cluster.models[inst.model].tp]
         works = (w for x in near for w in x.works if w.batch.inst.model == inst.model)
         w = next((w for w in works if self.fits(w, tokens)), None)
         if w is None:

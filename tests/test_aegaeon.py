@@ -164,6 +164,16 @@ def test_groups_fill_up_then_the_least_loaded_instance_gets_the_next() -> None:
     assert policy.busy(policy.all[1], "d") == pytest.approx(LOAD_S + 0.02)  # was less when 4 came, more when 5 did
 
 
+def test_the_equally_loaded_take_turns_by_what_their_nodes_decode() -> None:
+    """Else the first node would decode nearly all: prompts are short, so prefill instances mostly have no load."""
+    policy = Aegaeon(cluster(8, models="abcdef", node_gpus=4))
+    for rid, model in enumerate("abcdef"):
+        batch = next(a.batch for a in arrive(policy, rid, model) if isinstance(a, Admit))
+        tell(policy, Prefilled(rid, batch))
+        tell(policy, TurnEnded(batch, "prefill", "empty", 1, 0.1))
+    assert [sum(len(x.works) for x in policy.all if x.host == Host(node)) for node in (0, 1)] == [3, 3]
+
+
 def test_load_by_requests_counts_prompts() -> None:
     policy = Aegaeon(cluster(6), load="requests")
     for rid, (model, prompt) in enumerate([("a", 10), ("a", 10), ("b", 900), ("c", 10)]):
