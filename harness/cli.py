@@ -27,6 +27,7 @@ DEFAULT_SLO = "5xP95"
 DEFAULT_SCALE = 5.0
 PROGRESS_HZ = 4
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
+WORDS = "bench.words"
 ROOM = 120  # characters of a line where the width of the terminal is not known
 
 
@@ -35,6 +36,11 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
 
 class Bench(click.Group):
     """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        """Find the command, and keep its words for those that say what to ask next."""
+        ctx.meta[WORDS] = list(args)
+        return super().resolve_command(ctx, args)
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and turn what ends a command into its exit code."""
@@ -113,6 +119,18 @@ def _shown(path: Path) -> str:
     except ValueError:
         return str(path)
     return near if not near.startswith("..") else str(path)
+
+
+def _again(option: str, value: str) -> str:
+    """The command that runs, once more, with another value of an option."""
+    words = iter(click.get_current_context().meta[WORDS])
+    kept = []
+    for word in words:
+        if word == option:
+            next(words, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return shlex.join(["bench", *kept, option, value])
 
 
 def _examples(*lines: str) -> dict[str, str]:
@@ -476,23 +494,16 @@ def _gone(table: pa.Table, column: str) -> list[str]:
 
 def _next(found: Compared, shown: View, rule: str) -> str:
     """What to ask now: why the one that misses most misses."""
-    asked = ",".join(shlex.quote(_asked(entry)) for entry in found.entries if " " not in entry.label)
     missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
     if not missing and any(row.infeasible for row in shown.rows):
-        return f"bench compare --systems {asked} --gpus {2 * shown.gpus}"
+        return _again("--gpus", str(2 * shown.gpus))
     if not missing:
-        more = f"bench compare --systems {asked} --rate-scale {2 * max(found.rates):g}"
+        more = _again("--rate-scale", f"{2 * max(found.rates):g}")
         return more if len(found.rates) == 1 else f"bench plot {_shown(found.folder)}"
     worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
     mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
     return f"bench explain {_shown(found.folder.parent / str(mine['run'].iloc[0]))} --misses"
-
-
-def _asked(entry: Entry) -> str:
-    """A contestant as --systems takes it."""
-    stem = Path(entry.spec.system).stem
-    return entry.label.replace(stem, entry.spec.system, 1) if entry.spec.system.endswith(".py") else entry.label
 
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:

@@ -155,12 +155,17 @@ def test_a_second_run_redoes_nothing_and_says_the_same(out: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
 
 
-def test_the_next_command_works(out: Path) -> None:
-    line = ok(*COMPARE, "-o", out).splitlines()[-1].removeprefix("next: ")
-    words = shlex.split(line)
-    assert words.pop(0) == "bench"
-    if words[0] == "explain":
-        assert ok(*words)
+def test_the_next_command_works(out: Path, tmp_path: Path) -> None:
+    """Why somebody misses; or, where nobody does, the same question at twice the rate."""
+    words = shlex.split(ok(*COMPARE, "-o", out).splitlines()[-1].removeprefix("next: "))
+    assert words[:2] in (["bench", "explain"], ["bench", "plot"])
+    if words[1] == "explain":
+        assert ok(*words[1:])
+    one = ("compare", "--systems", "dedicated", *MODELS, "--rate-scale=1", "--seeds", "1", "--no-plot")
+    words = shlex.split(ok(*one, "-o", tmp_path).splitlines()[-1].removeprefix("next: "))
+    asked = [word for word in one if word != "--rate-scale=1"]
+    assert words == ["bench", *asked, "-o", str(tmp_path), "--rate-scale", "2"]
+    assert "at rate scale 2 " in ok(*words[1:])
 
 
 def test_machines_get_the_same_numbers(out: Path) -> None:
