@@ -126,7 +126,8 @@ class _Work:
     @cached_property
     def entries(self) -> tuple[Entry, ...]:
         """The contestants."""
-        common = {"gpu": self.figure.gpu, "token_times": not metrics.BY_TOKEN.isdisjoint(self.figure.definitions)}
+        by_token = not metrics.BY_TOKEN.isdisjoint(self.figure.definitions)
+        common = {"gpu": self.figure.gpu, "host": self.figure.host, "token_times": by_token}
         specs = [from_dict({**asked(text), **common}) for text in self.figure.systems]
         return tuple(Entry(spec.label, spec) for spec in specs)
 

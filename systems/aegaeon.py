@@ -14,6 +14,7 @@ else it opens one at the end of the queue of the least loaded instance: by estim
 (`load=requests`) by prompts. `refill`: who is prefilled makes room. `prefill`: share of instances that prefill.
 Alg. 2: its KV goes to host memory and the request to a decode batch of its model that has room for it, else to the
 decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
+Both look only at the node of a model: model k lives on node k mod nodes (the code's llm.py), so its batches stay whole.
 
 A switch is one answer (`harness/switching.py`). Its parts, and what of the paper they stand for:
     way       host: component reuse, and weights from pinned memory into a buffer of its own (explicit memory
@@ -36,7 +37,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise, product
+from itertools import count, pairwise
 from typing import ClassVar
 
 from harness.actions import Action, Admit, Load, Move, Run, Wake
@@ -91,7 +92,6 @@ class Instance(Slot):
 
     prefills: bool = True
     decodes: bool = True
-    near: dict[int, list[Instance]] = field(default_factory=dict)  # by degree, who decodes what it prefills
     groups: deque[Group] = field(default_factory=deque)
     works: list[Work] = field(default_factory=list)
     round: deque[Work] = field(default_factory=deque)  # still to have their turn
@@ -119,6 +119,7 @@ class Aegaeon:
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "preempt": "swap"}, init=False)
     all: list[Instance] = field(init=False)
     at: dict[int, Instance] = field(init=False)  # by GPU
+    homes: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that serve a model
     room: Mapping[str, int] = field(init=False)  # tokens of KV beside a model's weights
     switch_s: Mapping[str, float] = field(init=False)
     groups: dict[str, list[Group]] = field(init=False)  # by model, in order of forming
@@ -170,9 +171,12 @@ class Aegaeon:
             for gpus, p, d in phases(self.cluster, work, share)
         ]
         self.at = {g: x for x in self.all for g in x.gpus}
-        for x, tp in product(self.all, {model.tp for model in models.values()}):
-            fit = [y for y in self.all if y.decodes and len(y.gpus) >= tp]
-            x.near[tp] = [x] if x.decodes else [y for y in fit if y.host == x.host] or fit
+        for k, (m, model) in enumerate(models.items()):
+            fit = [x for x in self.all if len(x.gpus) >= model.tp]
+            hosts = list(dict.fromkeys(x.host for x in fit))
+            near = [x for x in fit if x.host == hosts[k % len(hosts)]]
+            both = any(x.prefills for x in near) and any(x.decodes for x in near)
+            self.homes[m] = near if both else fit
 
     # ------------------------------------------------------------ what happens
 
@@ -213,8 +217,7 @@ class Aegaeon:
         self.tokens[rid] = tokens
         g = next((g for g in self.groups[m] if (len(g.rids) if self.refill else g.joined) < self.group), None)
         if g is None:
-            fit = [x for x in self.all if x.prefills and len(x.gpus) >= self.cluster.models[m].tp]
-            x = min(fit, key=lambda x: (self.busy(x, m), self.works(x, m)))
+            x = min((x for x in self.homes[m] if x.prefills), key=lambda x: self.busy(x, m))
             g = Group(x, self.batch(x, m, self.groups[m], 1))
             x.groups.append(g)
             self.groups[m].append(g)
@@ -237,11 +240,6 @@ class Aegaeon:
             return sum(len(g.rids) for g in x.groups)
         queue = [*x.want[:1], *(g.batch.inst.model for g in x.groups)]
         return sum(sum(g.rids.values()) for g in x.groups) + sum(self.switch_s[b] for a, b in pairwise(queue) if a != b)
-
-    def works(self, x: Instance, m: str) -> float:
-        """Batches an instance that decodes what this one prefills: with this the equally loaded take turns."""
-        near = x.near[self.cluster.models[m].tp]
-        return sum(len(y.works) for y in near) / len(near)
 
     def leave(self, rid: int) -> None:
         """A request is in its group or batch no more."""
@@ -286,9 +284,9 @@ class Aegaeon:
                 yield from job.at.take(rid, job.batch, view)
 
     def dispatch(self, g: Group, tokens: int) -> Work:
-        """A decode batch of a group's model with room, or a new one where batches are fewest; in its node if it can."""
+        """A decode batch of a group's model with room, or a new one where batches are fewest."""
         inst = g.batch.inst
-        near = g.at.near[self.cluster.models[inst.model].tp]
+        near = [g.at] if g.at.decodes else [x for x in self.homes[inst.model] if x.decodes]
         works = (w for x in near for w in x.works if w.batch.inst.model == inst.model)
         w = next((w for w in works if self.fits(w, tokens)), None)
         if w is None:
