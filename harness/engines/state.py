@@ -26,6 +26,8 @@ WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
 # kinds of a transfer, and where it stands
 LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
 FREE, GRANT, LINK, TAIL = range(4)
+# where weights come from
+PCIE, SPREAD, DISK = range(3)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
 # a lane's turn: none, waiting for its first step, or begun; and why it ended
@@ -44,9 +46,10 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 WORLD = _row(
     "now over watermark sigma piece",
-    "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
+    "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "xfree xn xhead xtail thead links rivals logs spans steps preempts loads evicts moves",
+    "xfree xn afree an xhead xtail thead links rivals logs spans steps preempts loads evicts migrations moves",
+    walk=4,  # the next member to visit in each list of a batch
 )
 GPU = _row(
     "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
@@ -54,9 +57,9 @@ GPU = _row(
 )
 LINK_ = _row("bw end busy_s began stop", "cur head tail whead wtail weights")  # queues of KV and of weights
 INST = _row(
-    "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders gone "
-    "evict host is_host",
+    "left_s",  # when it was last told to leave
+    "model n state foot weights cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders "
+    "gone evict host is_host kin",  # kin: the next of the model's places on GPUs, in a ring
     at=8,  # its GPUs
 )
 BATCH = _row(
@@ -72,6 +75,7 @@ LANE = _row(
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
+ACTION = _row("", "left failed heard next")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
@@ -94,9 +98,10 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "R": REQUEST,
     "E": EVENT,
     "X": XFER,  # transfers, and their parts on links
+    "A": ACTION,  # loads, evictions and moves that are under way, or whose end is not read yet
     "L": LOG,  # where token times are asked for
 }
-gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, log_at = (
+gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
     rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(WORLD)
@@ -114,7 +119,9 @@ class State:
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event: an array's `item` is four times as fast as a record's
         plain = self._world.view(np.ndarray)
-        self.now, self.left, self.nxt, self.ev_i, self.ev_n = (plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n"))
+        self.now, self.left, self.nxt, self.ev_i, self.ev_n, self.xn, self.an = (
+            plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n", "xn", "an")
+        )
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():
