@@ -162,8 +162,7 @@ def cluster(config: Config, elastic: bool = False, priced: Machine | None = None
 def profile(config: Config, priced: Machine) -> cost.TableProfile:
     """The cost table as policies may ask it."""
     return cost.TableProfile(
-        priced.tables,
-        {(m.name, m.tp): k for k, m in enumerate(config.models)},
+        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(config.models)},
         priced.spec,
         priced.ladder,
         {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
