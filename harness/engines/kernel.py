@@ -70,13 +70,22 @@ from harness.engines.state import (
     Tables,
     action_at,
     batch_at,
+    cost_at,
+    dec_rate_at,
     event_at,
+    gemm_at,
     gpu_at,
+    grid_at,
+    head_at,
     inst_at,
     lane_at,
     link_at,
     log_at,
+    pre_rate_at,
     req_at,
+    route_at,
+    seqs_at,
+    share_at,
     world,
     xfer_at,
 )
@@ -299,6 +308,22 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
     g ^= g >> 16
     u = ((h & 0xFFFF) + (h >> 16) + (g & 0xFFFF) + (g >> 16)) / 65536.0
     return 1.0 + sigma * math.sqrt(3.0) * (u - 2.0)
+
+
+@jit
+def tables(S: int) -> Tables:
+    """The cost tables, in place."""
+    return Tables(
+        cost_at(S),
+        grid_at(S),
+        gemm_at(S),
+        head_at(S),
+        share_at(S),
+        seqs_at(S),
+        dec_rate_at(S),
+        pre_rate_at(S),
+        route_at(S),
+    )
 
 
 @jit
@@ -2552,9 +2577,9 @@ def end_all(S: int, t: float) -> bool:
 
 
 @jit
-def advance(S: int, T: Tables, until: float) -> int:
+def advance(S: int, until: float) -> int:
     """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
-    W = world(S)
+    W, T = world(S), tables(S)
     look = True
     while True:
         if W.ev_i < W.ev_n:
@@ -2645,7 +2670,7 @@ def ahead(S: int, b: int) -> int:
 
 
 @jit
-def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
+def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float]:
     """A batch at the last boundary: the nine numbers of `BatchState`."""
     W = world(S)
     B = batch_at(S, b)
@@ -2658,15 +2683,17 @@ def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
     if lane >= 0:
         j = stepped(S, lane)
     run = B.count[RUNNING]
-    out[0] = B.count[WAITING] - B.parts - B.swapped
-    out[1] = run + B.count[PARKED]
-    out[2] = B.count[ELSEWHERE] + B.swapped
-    out[3] = B.left
-    out[4] = B.ctx + j * run + B.parked_ctx
-    out[5] = B.steps + j
-    out[6] = B.seq_steps + j * run
-    out[7] = B.prefilled
-    out[8] = busy
+    return (
+        int(B.count[WAITING] - B.parts - B.swapped),
+        int(run + B.count[PARKED]),
+        int(B.count[ELSEWHERE] + B.swapped),
+        int(B.left),
+        int(B.ctx + j * run + B.parked_ctx),
+        int(B.steps + j),
+        int(B.seq_steps + j * run),
+        int(B.prefilled),
+        float(busy),
+    )
 
 
 @jit
@@ -2697,31 +2724,30 @@ def peek_used(S: int, i: int) -> int:
 
 
 @jit
-def peek_request(S: int, r: int, out) -> None:  # type: ignore[no-untyped-def]
+def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
     """A request at the last boundary: tokens made, KV bytes, batch, home."""
     W = world(S)
     q = req_at(S, r)
-    out[0] = q.made
-    blocks = q.blocks
+    made, blocks = q.made, q.blocks
     if q.state == RUN:
         d = batch_at(S, q.batch).D - q.jd
         lane = decode_lane(S, q.batch)
         if lane >= 0:
             d += stepped(S, lane)
-        out[0] += d
+        made += d
         blocks = max(blocks, (q.l + d - 1 + W.bt - 1) // W.bt)
-    out[1] = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
-    out[2] = q.batch
-    out[3] = q.home
+    size = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
+    return int(made), int(size), int(q.batch), int(q.home)
 
 
 @jit
-def merge_pools(S: int, places, n: int) -> None:  # type: ignore[no-untyped-def]
-    """A tensor-parallel group ties its GPUs together: their lanes compete as one pool from now on."""
+def merge_pools(S: int, i: int) -> None:
+    """An instance ties its GPUs together: their lanes compete as one pool from now on."""
     W = world(S)
-    to = gpu_at(S, places[0]).pool
-    for j in range(1, n):
-        old = gpu_at(S, places[j]).pool
+    I = inst_at(S, i)
+    to = gpu_at(S, I.at[0]).pool
+    for j in range(1, I.n):
+        old = gpu_at(S, I.at[j]).pool
         if old == to:
             continue
         for g in range(W.nG):

@@ -220,12 +220,12 @@ class Sim:
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
-        self.S, self.T = self._state(options)
+        self.S = self._state(options)
         self._weights: NDArray[Any] = np.zeros(0)
 
     # ------------------------------------------------------------ set-up
 
-    def _state(self, options: Mapping[str, Option]) -> tuple[State, state.Tables]:
+    def _state(self, options: Mapping[str, Option]) -> State:
         c, spec, tables = self.config, self._machine.spec, self._machine.tables
         nodes = -(-c.gpus // c.node_gpus)
         n = c.gpus + nodes
@@ -259,7 +259,8 @@ class Sim:
         if c.token_times:
             S.put(L=np.zeros(65536, state.LOG))
         more_free(S, "X", 9 * c.batch_cap + 256)
-        return S, state.Tables(*tables._replace(cost=state.seen(tables.cost)), np.full(len(c.models), -1))
+        S.price(state.Tables(*tables, np.full(len(c.models), -1)))
+        return S
 
     def _inst_row(self, inst: Inst) -> int:
         """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""
@@ -303,12 +304,13 @@ class Sim:
         i["evict"], i["left_s"] = -1, -math.inf
         i["at"][: len(places)] = places
         if not host:
-            kernel.merge_pools(S.at, i["at"], len(places))
             kin = self._of.setdefault(inst.model, [])
             kin.append(row)
             i["kin"] = kin[0]
             I[kin[-2:][0]]["kin"] = row
         S.put(I=I)
+        if not host:
+            kernel.merge_pools(S.at, row)
         self._weights = S.I.view(np.ndarray)["state"]
         self._inst[inst] = row
         self._insts.append(inst)
@@ -393,7 +395,7 @@ class Sim:
             if i < S.ev_n.item():
                 S.ev_i[0] = i + 1
                 return self._event(*S.E.item(i))
-            code = kernel.advance(S.at, self.T, until_s)
+            code = kernel.advance(S.at, until_s)
             if code == state.GROW:
                 self._grow()
             elif code == state.NOTHING and not (until_s == math.inf and self._give_up()):
@@ -503,7 +505,7 @@ class Sim:
             case Admit(str(model), batch):
                 if batch.inst.model != model:
                     return f"a batch of {batch.inst.model} cannot serve {model}"
-                self.T.route[self._model[model]] = self._batch_row(batch)
+                self.S.route[self._model[model]] = self._batch_row(batch)
             case Admit(int(rid), batch):
                 return self._admit(rid, batch)
             case Drop(rid):
@@ -712,7 +714,6 @@ class SimView:
 
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
-        self._nine = np.zeros(9)
 
     @property
     def now_s(self) -> float:
@@ -751,10 +752,7 @@ class SimView:
         b = self._sim._batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
-        kernel.peek_batch(self._sim.S.at, b, self._nine)
-        x = self._nine.tolist()
-        a, b, c, d, e, f, g, h = map(int, x[:8])
-        return BatchState(a, b, c, d, e, f, g, h, x[8])
+        return BatchState(*kernel.peek_batch(self._sim.S.at, b))
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
@@ -766,8 +764,7 @@ class SimView:
         sim = self._sim
         if not 0 <= rid < sim.S.nxt.item():
             raise KeyError(f"no request {rid} yet")
-        kernel.peek_request(sim.S.at, rid, self._nine)
-        made, size, b, home = (int(x) for x in self._nine[:4].tolist())
+        made, size, b, home = kernel.peek_request(sim.S.at, rid)
         return RequestState(
             sim._batches[b] if b >= 0 else None, made, size, sim._insts[home].place if home >= 0 else None
         )

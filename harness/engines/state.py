@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.jit import DISABLED, ROWS, rows_at
+from harness.engines.coef import COST
+from harness.engines.jit import DISABLED, ROWS, array_at, rows_at
 
 # states of a request
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
@@ -48,6 +49,7 @@ WORLD = _row(
     "now over watermark sigma piece",
     "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
+    "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
     "xfree xn afree an xhead xtail thead links rivals logs spans steps preempts loads evicts migrations moves",
     walk=4,  # the next member to visit in each list of a batch
 )
@@ -107,6 +109,36 @@ gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, action_a
 world = rows_at(WORLD)
 
 
+class Tables(NamedTuple):
+    """Coefficients (coef.py), and the standing routes."""
+
+    cost: NDArray[Any]
+    grid: NDArray[np.int64]
+    gemm: NDArray[np.float64]
+    head: NDArray[np.float64]
+    share: NDArray[np.float64]
+    seqs: NDArray[np.float64]
+    dec_rate: NDArray[np.float64]
+    pre_rate: NDArray[np.float64]
+    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
+
+
+NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
+    "cost": (COST, "models"),
+    "grid": (np.dtype("i8"), "points"),
+    "gemm": (np.dtype("f8"), "models points"),
+    "head": (np.dtype("f8"), "models points"),
+    "share": (np.dtype("f8"), "shares"),
+    "seqs": (np.dtype("f8"), "batches"),
+    "dec_rate": (np.dtype("f8"), "models shares batches"),
+    "pre_rate": (np.dtype("f8"), "models shares"),
+    "route": (np.dtype("i8"), "models"),
+}  # of `Tables`
+cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, route_at = (
+    array_at(dtype, _offset(name), [_offset(n) for n in lengths.split()]) for name, (dtype, lengths) in NUMBERS.items()
+)
+
+
 class State:
     """The arrays, and one record (`s`) with the scalars, and the arrays' addresses and lengths.
 
@@ -139,24 +171,21 @@ class State:
             if DISABLED:
                 ROWS[rows.ctypes.data] = rows
 
+    def price(self, tables: Tables) -> None:
+        """Take cost tables."""
+        for name, (dtype, lengths) in NUMBERS.items():
+            array = seen(np.ascontiguousarray(getattr(tables, name), dtype))
+            setattr(self, name, array)
+            self.s[name] = array.ctypes.data
+            for n, length in zip(lengths.split(), array.shape, strict=True):
+                self.s[n] = length
+            if DISABLED:
+                ROWS[array.ctypes.data] = array
+
     def __getattr__(self, name: str) -> NDArray[Any]:
         raise AttributeError(name)  # only to tell the type checker that tables are attributes
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows as the kernel wants them: plain where it is compiled, records where it runs as Python."""
-    return rows.view(np.recarray) if DISABLED else rows
-
-
-class Tables(NamedTuple):
-    """Coefficients (coef.py), and the standing routes."""
-
-    cost: NDArray[Any]
-    grid: NDArray[np.int64]
-    gemm: NDArray[np.float64]
-    head: NDArray[np.float64]
-    share: NDArray[np.float64]
-    seqs: NDArray[np.float64]
-    dec_rate: NDArray[np.float64]
-    pre_rate: NDArray[np.float64]
-    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
+    return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
