@@ -312,7 +312,7 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def tables(S: int) -> Tables:
-    """The cost tables, in place."""
+    """The cost tables, in place: as arguments their nine arrays would cost more than most calls do."""
     return Tables(
         cost_at(S),
         grid_at(S),

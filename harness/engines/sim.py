@@ -521,7 +521,7 @@ class Sim:
     def _load(self, action: Load, i: int, way: str) -> str | None:
         S, now = self.S, self._weights.item(i)
         if now in (state.IN, state.QUEUED, state.LOADING):
-            if self._begun and Load in self._hears and now == state.IN and not isinstance(action.inst.place, Host):
+            if self._begun and Load in self._hears and now == state.IN:
                 self._told.append(Done(action))
             return None
         if now in (state.DRAINING, state.LEAVING):
