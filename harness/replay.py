@@ -6,7 +6,7 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Protocol
@@ -215,30 +215,28 @@ def replay(
             log.decided(event, actions, now_s)
         return actions
 
-    def apply(actions: Iterable[Action], delay_s: float) -> None:
-        now_s = view.now_s
-        actions = tuple(actions)
+    def apply(actions: Sequence[Action], delay_s: float) -> None:
         placing = delay_s > 0.0 and any(isinstance(a, PLACING) for a in actions)
         for action in actions:
             if isinstance(action, Wake):
-                agenda.wake(max(action.at_s, now_s), action.key)
+                agenda.wake(max(action.at_s, view.now_s), action.key)
             elif placing and (isinstance(action, PLACING) or is_turn(action)):
-                agenda.later(now_s + delay_s, (action,))
+                agenda.later(view.now_s + delay_s, (action,))
             else:
                 engine.do(action)
 
     start = decide(Woke("start")) if Woke in system.hears else ()
-    apply((a for a in start if not isinstance(a, Wake)), 0.0)
+    apply([a for a in start if not isinstance(a, Wake)], 0.0)
     engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses)
-    apply((a for a in start if isinstance(a, Wake)), 0.0)
+    apply([a for a in start if isinstance(a, Wake)], 0.0)
     free_s = math.inf  # when the answer being thought of lands
     while not engine.idle():
         if thinking is None and heard:
-            thinking = decide(heard.popleft())
-            free_s = view.now_s + decision_s
-            if decision_s <= 0.0:
-                apply(thinking, control_s)
-                thinking, free_s = None, math.inf
+            actions = decide(heard.popleft())
+            if decision_s > 0.0:
+                thinking, free_s = actions, view.now_s + decision_s
+            else:
+                apply(actions, control_s)
             continue
         due_s = min(agenda.next_s(), free_s)
         event = engine.poll(min(due_s, end_s))

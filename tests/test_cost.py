@@ -34,7 +34,7 @@ hosts = st.sampled_from(("none", "vllm-graph"))
 
 
 def prefill_s(t: Tables, row: int, tokens: int) -> float:
-    return cost.step_s(t, row, p=tokens, n=1, area=tokens * tokens / 2)
+    return cost.step_s(cost.row(t, row), p=tokens, n=1, area=tokens * tokens / 2)
 
 
 def test_kinds_are_those_promised() -> None:
@@ -51,9 +51,9 @@ def test_a_decode_step_grows_with_sequences_and_context(
     kind: str, host: str, row: int, B: int, ctx: int, more: int, longer: int
 ) -> None:
     t = TABLES[kind, host]
-    here = cost.step_s(t, row, B=B, C=B * ctx)
-    assert cost.step_s(t, row, B=B + more, C=B * ctx) >= here
-    assert cost.step_s(t, row, B=B, C=B * (ctx + longer)) >= here
+    here = cost.step_s(cost.row(t, row), B=B, C=B * ctx)
+    assert cost.step_s(cost.row(t, row), B=B + more, C=B * ctx) >= here
+    assert cost.step_s(cost.row(t, row), B=B, C=B * (ctx + longer)) >= here
 
 
 @given(kinds, hosts, rows, st.integers(1, 16384), st.integers(0, 2048))
@@ -66,7 +66,7 @@ def test_a_prefill_grows_with_its_tokens(kind: str, host: str, row: int, tokens:
 def test_a_decode_step_is_no_faster_than_its_bytes(kind: str, row: int, B: int, ctx: int) -> None:
     t, spec = BARE[kind], cost.gpu(kind)
     c = t.cost[row]
-    step = cost.step_s(t, row, B=B, C=B * ctx)
+    step = cost.step_s(cost.row(t, row), B=B, C=B * ctx)
     assert step >= (c["wbytes"] + c["kbytes"] * B * ctx) / spec.hbm
     assert step >= c["fl_tok"] * B / spec.flops
 
@@ -84,7 +84,7 @@ def test_a_prefill_is_no_faster_than_its_bytes_and_flops(kind: str, row: int, to
 def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: int, ctx: int) -> None:
     t = BARE[kind]
     one, two, four = (ROWS.index((SHAPES[name], tp)) for tp in (1, 2, 4))
-    steps = [cost.step_s(t, row, B=B, C=B * ctx) for row in (one, two, four)]
+    steps = [cost.step_s(cost.row(t, row), B=B, C=B * ctx) for row in (one, two, four)]
     assert steps[1] < steps[0]
     assert steps[1] > steps[0] / 2 * 0.85  # at best by half, but for smaller GEMMs' luck with tiles
     if kind != "l40s":  # all-reduces over PCIe
@@ -121,9 +121,11 @@ def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind:
 def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
     bare, graph = BARE["h100"], TABLES["h100", "vllm-graph"]
     row = ROWS.index((LLAMA_8B, 1))
-    assert cost.step_s(graph, row, B=64, C=65536) == cost.step_s(bare, row, B=64, C=65536)
+    assert cost.step_s(cost.row(graph, row), B=64, C=65536) == cost.step_s(cost.row(bare, row), B=64, C=65536)
     serial = cost.tables([(LLAMA_8B, 1)], "h100", "sglang-eager-2024")
-    assert cost.step_s(serial, 0, B=64, C=65536) == pytest.approx(cost.step_s(bare, row, B=64, C=65536) + 4.3e-3)
+    assert cost.step_s(cost.row(serial, 0), B=64, C=65536) == pytest.approx(
+        cost.step_s(cost.row(bare, row), B=64, C=65536) + 4.3e-3
+    )
 
 
 def test_weights_and_context_are_counted_in_bytes() -> None:
@@ -140,7 +142,7 @@ def test_weights_and_context_are_counted_in_bytes() -> None:
 @pytest.mark.parametrize(("B", "ms"), [(1, 6.5), (32, 8.7), (64, 10.8), (128, 13.0)])
 def test_decode_of_8b_on_h100_as_summed_from_the_measured_kernels(B: int, ms: float) -> None:
     row = ROWS.index((LLAMA_8B, 1))
-    assert 1e3 * cost.step_s(BARE["h100"], row, B=B, C=B * 1024) == pytest.approx(ms, rel=0.10)
+    assert 1e3 * cost.step_s(cost.row(BARE["h100"], row), B=B, C=B * 1024) == pytest.approx(ms, rel=0.10)
 
 
 @pytest.mark.parametrize(("tokens", "ms"), [(128, 7.4), (512, 11.5), (1024, 21.5), (4096, 88.6)])
@@ -171,7 +173,7 @@ def test_only_saturating_decodes_double_each_other() -> None:
 
     def demand(row: int, B: int, ctx: int) -> float:
         c = t.cost[row]
-        return float((c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * cost.step_s(t, row, B=B, C=B * ctx)))
+        return float((c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * cost.step_s(cost.row(t, row), B=B, C=B * ctx)))
 
     assert 0.9 < demand(0, 64, 8192) <= 1.02
     assert demand(1, 1, 512) < 0.75
@@ -179,7 +181,7 @@ def test_only_saturating_decodes_double_each_other() -> None:
 
 def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
     t = cost.tables([(LLAMA_8B, 1)], "h100", "none")
-    p = cost.TableProfile(t, {("m", 1): 0}, cost.gpu("h100"), cost.ladder("h100"), {("m", 1): 16 * 10**9})
+    p = cost.TableProfile({("m", 1): cost.row(t, 0)}, cost.gpu("h100"), cost.ladder("h100"), {("m", 1): 16 * 10**9})
     inst = Inst("m", (0,))
     load = {way: p.load_s(inst, way) for way in p.ladder}
     assert load["host"] == pytest.approx(0.01 + 16e9 / 54e9)
@@ -193,9 +195,11 @@ def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
 def test_a_profile_is_the_table() -> None:
     t = cost.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "vllm-graph")
     sizes = {("m", 1): 16 * 10**9, ("m", 2): 8 * 10**9}
-    p = cost.TableProfile(t, {("m", 1): 0, ("m", 2): 1}, cost.gpu("h100"), cost.ladder("h100"), sizes)
+    p = cost.TableProfile(
+        {("m", d): cost.row(t, i) for i, d in enumerate((1, 2))}, cost.gpu("h100"), cost.ladder("h100"), sizes
+    )
     one, two = Inst("m", (0,)), Inst("m", (0, 1))
-    assert p.step_s(one, 8, 8192) == cost.step_s(t, 0, B=8, C=8192)
+    assert p.step_s(one, 8, 8192) == cost.step_s(cost.row(t, 0), B=8, C=8192)
     assert p.prefill_s(two, 700) == prefill_s(t, 1, 700)
     assert p.prefill_s(one, 700, sms=132) == p.prefill_s(one, 700)
     assert p.step_s(one, 8, 8192, sms=64) > p.step_s(one, 8, 8192)
@@ -250,7 +254,9 @@ def test_a_users_table_replaces_what_it_names(tmp_path: Path) -> None:
     table.write_text('kind = "h100"\n[small]\nsource = "mine"\nformula = "floor"\nfloor_s = 1e-3\nhbm_frac = 0.8\n')
     rows = [(LLAMA_8B, 1)]
     slow, usual = cost.tables(rows, "h100", "none", str(table)), cost.tables(rows, "h100", "none")
-    assert cost.step_s(slow, 0, B=1, C=100) == pytest.approx(cost.step_s(usual, 0, B=1, C=100) + 32 * 0.98e-3, rel=1e-3)
+    assert cost.step_s(cost.row(slow, 0), B=1, C=100) == pytest.approx(
+        cost.step_s(cost.row(usual, 0), B=1, C=100) + 32 * 0.98e-3, rel=1e-3
+    )
     assert "mine" in {s.source for s in cost.sources(rows, "h100", "none", str(table))}
 
 
@@ -305,4 +311,6 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
         old, new = (cost.coefficients(rows, f[kind], cost.gpu(kind), host) for f in (committed, files))
         np.testing.assert_allclose(new.gemm, old.gemm, rtol=0.02)
         assert prefill_s(new, 0, 2048) == pytest.approx(prefill_s(old, 0, 2048), rel=0.02)
-        assert cost.step_s(new, 0, B=64, C=65536) == pytest.approx(cost.step_s(old, 0, B=64, C=65536), rel=0.02)
+        assert cost.step_s(cost.row(new, 0), B=64, C=65536) == pytest.approx(
+            cost.step_s(cost.row(old, 0), B=64, C=65536), rel=0.02
+        )

@@ -22,7 +22,7 @@ from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import Batch, Host, Inst, Jobs
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import NEVER, SHAPE, TURNED, World, drive, world
+from tests.worlds import HEARD, NEVER, SHAPE, TURNED, World, drive, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -556,6 +556,44 @@ def books(sim: Sim) -> None:
     assert (kv == S.G["kv"]).all()
     assert (used + kv == S.G["used"]).all()
     assert (S.G["used"] <= S.G["cap"]).all() or S.s["unlimited"]
+    told = S.E[: int(S.s["ev_n"])]
+    under_way = [  # an action's number is free exactly when no transfer, eviction, request or event has it
+        *told["a"][told["kind"] == state.E_DONE],
+        *S.I["evict"][np.isin(S.I["state"], (state.DRAINING, state.LEAVING))],
+        *S.R["pend_arg"][S.R["pend"] == state.P_DISCARD],
+    ]
+    x = int(S.s["xhead"])
+    while x >= 0:
+        under_way += [a] if (a := S.X[x]["act"]) >= 0 else []
+        x = int(S.X[x]["next"])
+    assert len(S.A) - S.s["an"] == len(set(under_way))
+    for b, batch in enumerate(sim._batches):
+        mine = np.flatnonzero((S.R["batch"] == b) & (S.R["state"] < state.DONE))
+        assert sim.view().members(batch) == tuple(mine[np.argsort(S.R["seq"][mine])])
+
+
+@pytest.mark.parametrize("seed", range(TURNED, TURNED + 40))
+def test_who_listens_changes_nothing(seed: int) -> None:
+    w = world(seed)
+
+    def run(hears: frozenset[type]) -> tuple[list[tuple[float, Event]], bytes]:
+        sim, told = w.sim(), list[tuple[float, Event]]()
+        for _, action in (x for x in w.script if x[0] == NEVER):
+            sim.do(action)
+        sim.begin(w.jobs, hears, oracle=False)
+        for t, action in [*(x for x in w.script if x[0] > NEVER), (30.0, Drop(0))]:
+            while (event := sim.poll(t)) is not None:
+                told.append((sim.view().now_s, event))
+            sim.do(action)
+        return told, b"".join(np.array(sim.S.R[c]).tobytes() for c in sim.S.R.dtype.names or () if c != "pend_arg")
+
+    def kind(event: Event) -> type:
+        return type(event.action) if isinstance(event, Done) else type(event)
+
+    few = frozenset({Finished, Move})
+    told, rows = run(HEARD)
+    heard = [(t, e) for t, e in told if kind(e) in few or (isinstance(e, Done) and e.failed is not None)]
+    assert run(few) == (heard, rows)
 
 
 @pytest.mark.parametrize("first", range(TURNED, TURNED + 60, 20))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -542,12 +543,30 @@ def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) 
 # ---------------------------------------------------------------------------------------------------- reading
 
 
-def step_s(
-    t: Tables, row: int, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None
-) -> float:
+class Row(NamedTuple):
+    """A row of `Tables`; what is read for each single step is in Python numbers, which cost a tenth of numpy's."""
+
+    cost: Mapping[str, float]
+    grid: list[int]
+    gemm: list[float]
+    head: list[float]
+    share: F8
+    seqs: F8
+    dec_rate: F8
+    pre_rate: F8
+
+
+def row(t: Tables, i: int) -> Row:
+    """Row i of coefficient tables."""
+    numbers = dict(zip(COST.names or (), t.cost[i].item(), strict=True))
+    grid, gemm, head = (x.tolist() for x in (t.grid, t.gemm[i], t.head[i]))
+    return Row(numbers, grid, gemm, head, t.share, t.seqs, t.dec_rate[i], t.pre_rate[i])
+
+
+def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None) -> float:
     """Solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
-    c = t.cost[row]
-    gpu_s = _at(t.grid, t.gemm[row], B + p) + _at(t.grid, t.head[row], B + n if out is None else out)
+    c = r.cost
+    gpu_s = _at(r.grid, r.gemm, B + p) + _at(r.grid, r.head, B + n if out is None else out)
     if B:
         gpu_s += max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C)
     if n:
@@ -556,20 +575,19 @@ def step_s(
     return float(gpu_s + host_s if c["serial"] else max(gpu_s, host_s))
 
 
-def _at(grid: NDArray[np.int64], f: F8, x: int) -> float:
+def _at(grid: list[int], f: list[float], x: int) -> float:
     """Linear between grid points and beyond the last two; f(0) = 0."""
     if x <= 0:
         return 0.0
-    i = min(int(np.searchsorted(grid, x, side="right")) - 1, len(grid) - 2)
-    return float(f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i]))
+    i = min(bisect_right(grid, x) - 1, len(grid) - 2)
+    return f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
 
 
 @dataclass(frozen=True, slots=True)
 class TableProfile:
     """`types.Profile` over cost tables: what a policy may ask. Solo seconds on idle links, no host API time."""
 
-    tables: Tables
-    rows: Mapping[tuple[str, int], int]  # (model, tensor-parallel degree) -> row of `tables`
+    rows: Mapping[tuple[str, int], Row]  # of (model, tensor-parallel degree)
     spec: GpuSpec
     ladder: Mapping[str, Way]
     weight_bytes: Mapping[tuple[str, int], int]  # per GPU
@@ -577,20 +595,20 @@ class TableProfile:
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
         """Seconds of a prefill of one prompt alone on its GPUs."""
-        row = self._row(inst)
-        solo = step_s(self.tables, row, p=tokens, n=1, area=tokens * tokens / 2)
+        r = self._row(inst)
+        solo = step_s(r, p=tokens, n=1, area=tokens * tokens / 2)
         if sms is None:
             return solo
-        return solo / float(np.interp(sms / self.spec.sms, self.tables.share, self.tables.pre_rate[row]))
+        return solo / float(np.interp(sms / self.spec.sms, r.share, r.pre_rate))
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
-        row, t = self._row(inst), self.tables
-        solo = step_s(t, row, B=seqs, C=ctx_tokens)
+        r = self._row(inst)
+        solo = step_s(r, B=seqs, C=ctx_tokens)
         if sms is None:
             return solo
-        at = [float(np.interp(seqs, t.seqs, rates)) for rates in t.dec_rate[row]]
-        return solo / float(np.interp(sms / self.spec.sms, t.share, at))
+        at = [float(np.interp(seqs, r.seqs, rates)) for rates in r.dec_rate]
+        return solo / float(np.interp(sms / self.spec.sms, r.share, at))
 
     def load_s(self, inst: Inst, way: str) -> float:
         """Seconds of a `Load` by `way` on idle links."""
@@ -615,7 +633,7 @@ class TableProfile:
         same = src // self.node_gpus == dst // self.node_gpus
         return kv_bytes / (self.spec.nvlink if same else self.spec.net)
 
-    def _row(self, inst: Inst) -> int:
+    def _row(self, inst: Inst) -> Row:
         return self.rows[inst.model, _tp(inst)]
 
 

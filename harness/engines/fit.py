@@ -400,12 +400,12 @@ def whole_steps(kind: str) -> pd.DataFrame:
 
 def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
     """Seconds of the rows of `whole_steps` by cost tables."""
+    rows = {model: cost.row(t, i) for model, i in row_of.items()}
 
     def one(model: str, phase: str, prompt: int, batch: int) -> float:
-        row = row_of[model]
         if phase == "decode":
-            return cost.step_s(t, row, B=batch, C=batch * prompt)
-        return cost.step_s(t, row, p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
+            return cost.step_s(rows[model], B=batch, C=batch * prompt)
+        return cost.step_s(rows[model], p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
 
     return np.array([one(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
 
@@ -655,7 +655,7 @@ def anchors() -> list[tuple[str, float, float]]:
         """Slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
         t = cost.tables([(shape, 1)], "a100-80g", host)
         c = t.cost[0]
-        step = cost.step_s(t, 0, B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
+        step = cost.step_s(cost.row(t, 0), B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
         demand = min(1.0, (weights * c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * step))
         cap = float(np.interp(sms, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, B))]))
         return float(1 / min(cap, 1 / (2 * demand)))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import reduce
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,9 +42,11 @@ os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
 import numba  # noqa: E402
 from numba.core import cgutils, types  # noqa: E402
 from numba.extending import intrinsic  # noqa: E402
+from numba.np import arrayobj  # noqa: E402
 from numba.np.numpy_support import from_dtype  # noqa: E402
 
 unliteral: Callable[[Any], Any] = types.unliteral
+populate: Callable[..., None] = arrayobj.populate_array
 F = TypeVar("F", bound=Callable[..., Any])
 DISABLED = os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}
 ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of `rows_at`
@@ -60,6 +63,11 @@ def jit(f: F) -> F:
         compiled.get_call_template = lambda args, kws: template(tuple(map(unliteral, args)), kws)
     made: F = compiled
     return made
+
+
+def number_at(builder: Any, world: Any, offset: int) -> Any:
+    """Code that reads the integer so many bytes into the world."""
+    return builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
 
 
 def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
@@ -84,12 +92,34 @@ def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any
     @intrinsic
     def row_at(_typing: Any, _world: Any, _i: Any) -> Any:
         def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
-            here = builder.add(args[0], cgutils.intp_t(field))
-            base = builder.load(builder.inttoptr(here, cgutils.intp_t.as_pointer()))
+            assert field is not None
+            base = number_at(builder, args[0], field)
             address = builder.add(base, builder.mul(args[1], cgutils.intp_t(size)))
             return builder.inttoptr(address, context.get_value_type(record))
 
         return record(types.intp, types.intp), code
 
     accessor: Callable[..., Any] = world_at if field is None else row_at
+    return accessor
+
+
+def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
+    """A function (world) -> the array whose address, and whose lengths, lie so many bytes into the world."""
+    if DISABLED:
+        return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]
+    kind = types.Array(from_dtype(dtype), len(lengths), "C")
+
+    @intrinsic
+    def array(_typing: Any, _world: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+            made = context.make_array(kind)(context, builder)
+            data = builder.inttoptr(number_at(builder, args[0], field), made.data.type)
+            size, shape = cgutils.intp_t(dtype.itemsize), [number_at(builder, args[0], n) for n in lengths]
+            strides = [reduce(builder.mul, shape[k:], size) for k in range(1, len(shape) + 1)]
+            populate(made, data, shape, strides, size, None)
+            return made._getvalue()
+
+        return kind(types.intp), code
+
+    accessor: Callable[..., Any] = array
     return accessor

@@ -14,6 +14,7 @@ from harness.engines.jit import jit
 from harness.engines.state import (
     AWAY,
     BEGUN,
+    DISK,
     DONE,
     DRAINING,
     DROPPED,
@@ -55,6 +56,7 @@ from harness.engines.state import (
     RUNNING,
     SHIFT,
     SPAN,
+    SPREAD,
     STEP,
     STEPS,
     STUCK,
@@ -66,14 +68,24 @@ from harness.engines.state import (
     WAIT,
     WAITING,
     Tables,
+    action_at,
     batch_at,
+    cost_at,
+    dec_rate_at,
     event_at,
+    gemm_at,
     gpu_at,
+    grid_at,
+    head_at,
     inst_at,
     lane_at,
     link_at,
     log_at,
+    pre_rate_at,
     req_at,
+    route_at,
+    seqs_at,
+    share_at,
     world,
     xfer_at,
 )
@@ -231,6 +243,49 @@ def in_order(S: int) -> None:
             j -= 1
 
 
+@jit
+def note(S: int, parts: int, heard: int) -> int:
+    """Number an action that is done when so many parts of it are."""
+    W = world(S)
+    a = W.afree
+    A = action_at(S, a)
+    W.afree = A.next
+    W.an -= 1
+    A.left = parts
+    A.failed = 0
+    A.heard = heard
+    return a
+
+
+@jit
+def forget(S: int, a: int) -> None:
+    """An action is over and read: its number is free again."""
+    W = world(S)
+    action_at(S, a).next = W.afree
+    W.afree = a
+    W.an += 1
+
+
+@jit
+def over(S: int, a: int, failed: int) -> bool:
+    """A part of an action is over: whether it was the last."""
+    A = action_at(S, a)
+    A.left -= 1
+    A.failed += failed
+    return A.left == 0
+
+
+@jit
+def done(S: int, a: int, failed: int) -> None:
+    """A part of an action (-1: of none) is over; the last one tells, if anybody hears of it or a part failed."""
+    if a >= 0 and over(S, a, failed):
+        A = action_at(S, a)
+        if A.heard or A.failed > 0:
+            tell(S, E_DONE, a, -1, A.failed)
+        else:
+            forget(S, a)
+
+
 # ---------------------------------------------------------------- cost
 
 
@@ -253,6 +308,22 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
     g ^= g >> 16
     u = ((h & 0xFFFF) + (h >> 16) + (g & 0xFFFF) + (g >> 16)) / 65536.0
     return 1.0 + sigma * math.sqrt(3.0) * (u - 2.0)
+
+
+@jit
+def tables(S: int) -> Tables:
+    """The cost tables, in place: as arguments their nine arrays would cost more than most calls do."""
+    return Tables(
+        cost_at(S),
+        grid_at(S),
+        gemm_at(S),
+        head_at(S),
+        share_at(S),
+        seqs_at(S),
+        dec_rate_at(S),
+        pre_rate_at(S),
+        route_at(S),
+    )
 
 
 @jit
@@ -1538,7 +1609,7 @@ def refuse(S: int, x: int) -> None:
     """A move that cannot be."""
     act_ = xfer_at(S, x).act
     release(S, x)
-    tell(S, E_DONE, act_, -1, 1)
+    done(S, act_, 1)
 
 
 @jit
@@ -1547,7 +1618,7 @@ def turn_down(S: int, what: int, arg: int) -> None:
     if what == P_MOVE:
         refuse(S, arg)
     elif what == P_DISCARD:
-        tell(S, E_DONE, arg, -1, 1)
+        done(S, arg, 1)
 
 
 @jit
@@ -1617,7 +1688,7 @@ def discard_now(S: int, r: int, act_: int) -> None:
     """Forget a member's KV; it recomputes from its old place in the queue."""
     W = world(S)
     q = req_at(S, r)
-    tell(S, E_DONE, act_, -1, int(q.home < 0))
+    done(S, act_, int(q.home < 0))
     if q.home < 0:
         return
     charge(S, r, W.now)
@@ -1649,6 +1720,21 @@ def set_weights(S: int, i: int, state: int) -> None:
 
 
 @jit
+def place(S: int, i: int) -> bool:
+    """Before the start weights are there at no cost, if there is room."""
+    W = world(S)
+    I = inst_at(S, i)
+    for j in range(I.n):
+        if gpu_at(S, I.at[j]).used + I.foot > gpu_at(S, I.at[j]).cap and not W.unlimited:
+            return False
+    for j in range(I.n):
+        gpu_at(S, I.at[j]).used += I.foot
+    keep(S, i, I.reserve)
+    set_weights(S, i, IN)
+    return True
+
+
+@jit
 def leave(S: int, i: int) -> None:
     """Weights go; KV stays."""
     W = world(S)
@@ -1658,14 +1744,40 @@ def leave(S: int, i: int) -> None:
         gpu_at(S, I.at[j]).used -= I.foot
     keep(S, i, 0)
     W.evicts += 1
-    tell(S, E_DONE, I.evict, -1, 0)
+    done(S, I.evict, 0)
     freed(S, i)
+
+
+@jit
+def elsewhere(S: int, i: int, first: int, last: int) -> bool:
+    """Whether the model's weights are on other GPUs, in one of a range of states."""
+    j = inst_at(S, i).kin
+    while j != i:
+        if first <= inst_at(S, j).state <= last:
+            return True
+        j = inst_at(S, j).kin
+    return False
+
+
+@jit
+def just_left(S: int, i: int) -> bool:
+    """Whether the model left another place at this very instant."""
+    j = inst_at(S, i).kin
+    while j != i:
+        if inst_at(S, j).left_s == world(S).now:
+            return True
+        j = inst_at(S, j).kin
+    return False
 
 
 @jit
 def evict(S: int, i: int, drain: int, act_: int) -> None:
     """Free weights once no member is left, or at the next boundary."""
+    W = world(S)
     I = inst_at(S, i)
+    if I.state != DRAINING:  # else it was counted when it began to leave
+        W.migrations += int(elsewhere(S, i, QUEUED, IN))
+        I.left_s = W.now
     I.evict = act_
     set_weights(S, i, DRAINING if drain else LEAVING)
     if I.busy == 0 and (not drain or I.members == 0):
@@ -1861,16 +1973,101 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
 
 
 @jit
-def load(S: int, x: int) -> None:
-    """Queue a load for memory; before the start it is simply there."""
+def route_weights(S: int, x: int, i: int, source: int) -> None:
+    """The links that weights take: the GPUs' own, all of the node in equal parts, or the node's disk as well."""
     W = world(S)
+    I = inst_at(S, i)
+    size = float(I.weights)
+    node = gpu_at(S, I.at[0]).node
+    if source != SPREAD:
+        for j in range(I.n):
+            add_part(S, x, 4 * I.at[j], size)
+        if source == DISK:
+            add_part(S, x, 4 * (W.gpus + node), size * I.n)
+        return
+    peers = 0
+    for g in range(W.gpus):
+        peers += int(gpu_at(S, g).node == node)
+    for g in range(W.gpus):
+        if gpu_at(S, g).node == node:
+            add_part(S, x, 4 * g, size * I.n / peers)
+    if link_at(S, 4 * I.at[0] + 2).bw > 0.0 and peers > I.n:  # each target gathers what the others fetched
+        for j in range(I.n):
+            add_part(S, x, 4 * I.at[j] + 2, size * (1 - I.n / peers))
+
+
+@jit
+def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
+    """Queue a load for memory: weights that go over the links of a source, then take `tail_s` more."""
+    W = world(S)
+    W.migrations += int(elsewhere(S, i, DRAINING, LEAVING) or just_left(S, i))
+    x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).foot))
+    route_weights(S, x, i, source)
     X = xfer_at(S, x)
-    i = X.inst
     set_weights(S, i, QUEUED)
     X.stage = GRANT
     for j in range(inst_at(S, i).n):
         gpu_at(S, inst_at(S, i).at[j]).waiting += int(X.bytes)
     W.grants = 1
+
+
+@jit
+def move(S: int, r: int, to: int, act_: int) -> None:
+    """Move a request's KV to an account, or forget it (-1): now, or at the boundary of the step that it is in."""
+    if to < 0:
+        on_request(S, r, P_DISCARD, act_)
+    else:
+        on_request(S, r, P_MOVE, new_transfer(S, SHIFT, to, act_, 0.0, 0.0))
+
+
+@jit
+def movable(S: int, r: int, discard: int) -> bool:
+    """Whether a member has KV that can move; what is partly built can only be forgotten."""
+    return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
+
+
+@jit
+def movables(S: int, b: int, discard: int) -> int:
+    """How many members of a batch have such KV."""
+    n = 0
+    for lst in range(4):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            n += int(movable(S, r, discard))
+            r = req_at(S, r).next
+    return n
+
+
+@jit
+def members(S: int, b: int) -> int:
+    """Begin to walk the members of a batch in order of Admit: the first, or -1."""
+    for lst in range(4):
+        world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
+    return next_member(S)
+
+
+@jit
+def next_member(S: int) -> int:
+    """The next member, or -1. Whoever was visited may change lists meanwhile: those are in order of Admit."""
+    W = world(S)
+    at, r = -1, -1
+    for lst in range(4):
+        x = W.walk[lst]
+        if x >= 0 and (r < 0 or req_at(S, x).seq < req_at(S, r).seq):
+            at, r = lst, x
+    if r >= 0:
+        W.walk[at] = req_at(S, r).next
+    return r
+
+
+@jit
+def move_batch(S: int, b: int, to: int, act_: int) -> None:
+    """Move, or forget, the KV of all members of a batch."""
+    r = members(S, b)
+    while r >= 0:
+        if movable(S, r, int(to < 0)):
+            move(S, r, to, act_)
+        r = next_member(S)
 
 
 @jit
@@ -1960,10 +2157,11 @@ def serve_grants(S: int) -> None:
 
 
 @jit
-def withdraw(S: int, x: int) -> None:
-    """Take back a transfer that still waits for memory."""
+def withdraw(S: int, x: int) -> bool:
+    """Take back a transfer that still waits for memory; whether its action is over, which is not told."""
     X = xfer_at(S, x)
     i = X.inst
+    last = over(S, X.act, 1)
     for j in range(inst_at(S, i).n):
         gpu_at(S, inst_at(S, i).at[j]).waiting -= int(X.bytes)
     r = X.rid
@@ -1973,6 +2171,7 @@ def withdraw(S: int, x: int) -> None:
     if r >= 0:
         back_from_move(S, r)
     freed(S, i)  # what it had waited for is open to others
+    return last
 
 
 @jit
@@ -2071,7 +2270,7 @@ def arrive(S: int, x: int) -> None:
     if kind == LOAD:
         W.loads += 1
         set_weights(S, i, IN)
-        tell(S, E_DONE, act_, -1, 0)
+        done(S, act_, 0)
         return
     if r >= 0:
         q = req_at(S, r)
@@ -2089,8 +2288,7 @@ def arrive(S: int, x: int) -> None:
             back_from_move(S, r)
         freed(S, src)
         W.moves += 1
-    if act_ >= 0:
-        tell(S, E_DONE, act_, -1, 0)
+    done(S, act_, 0)
 
 
 # ---------------------------------------------------------------- turns
@@ -2379,13 +2577,16 @@ def end_all(S: int, t: float) -> bool:
 
 
 @jit
-def advance(S: int, T: Tables, until: float) -> int:
+def advance(S: int, until: float) -> int:
     """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
-    W = world(S)
+    W, T = world(S), tables(S)
     look = True
     while True:
         if W.ev_i < W.ev_n:
             return TOLD
+        for e in range(W.ev_n):
+            if event_at(S, e).kind == E_DONE:
+                forget(S, event_at(S, e).a)
         W.ev_i = 0
         W.ev_n = 0
         now = W.now
@@ -2469,7 +2670,7 @@ def ahead(S: int, b: int) -> int:
 
 
 @jit
-def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
+def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float]:
     """A batch at the last boundary: the nine numbers of `BatchState`."""
     W = world(S)
     B = batch_at(S, b)
@@ -2482,15 +2683,17 @@ def peek_batch(S: int, b: int, out) -> None:  # type: ignore[no-untyped-def]
     if lane >= 0:
         j = stepped(S, lane)
     run = B.count[RUNNING]
-    out[0] = B.count[WAITING] - B.parts - B.swapped
-    out[1] = run + B.count[PARKED]
-    out[2] = B.count[ELSEWHERE] + B.swapped
-    out[3] = B.left
-    out[4] = B.ctx + j * run + B.parked_ctx
-    out[5] = B.steps + j
-    out[6] = B.seq_steps + j * run
-    out[7] = B.prefilled
-    out[8] = busy
+    return (
+        int(B.count[WAITING] - B.parts - B.swapped),
+        int(run + B.count[PARKED]),
+        int(B.count[ELSEWHERE] + B.swapped),
+        int(B.left),
+        int(B.ctx + j * run + B.parked_ctx),
+        int(B.steps + j),
+        int(B.seq_steps + j * run),
+        int(B.prefilled),
+        float(busy),
+    )
 
 
 @jit
@@ -2521,31 +2724,30 @@ def peek_used(S: int, i: int) -> int:
 
 
 @jit
-def peek_request(S: int, r: int, out) -> None:  # type: ignore[no-untyped-def]
+def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
     """A request at the last boundary: tokens made, KV bytes, batch, home."""
     W = world(S)
     q = req_at(S, r)
-    out[0] = q.made
-    blocks = q.blocks
+    made, blocks = q.made, q.blocks
     if q.state == RUN:
         d = batch_at(S, q.batch).D - q.jd
         lane = decode_lane(S, q.batch)
         if lane >= 0:
             d += stepped(S, lane)
-        out[0] += d
+        made += d
         blocks = max(blocks, (q.l + d - 1 + W.bt - 1) // W.bt)
-    out[1] = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
-    out[2] = q.batch
-    out[3] = q.home
+    size = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
+    return int(made), int(size), int(q.batch), int(q.home)
 
 
 @jit
-def merge_pools(S: int, places, n: int) -> None:  # type: ignore[no-untyped-def]
-    """A tensor-parallel group ties its GPUs together: their lanes compete as one pool from now on."""
+def merge_pools(S: int, i: int) -> None:
+    """An instance ties its GPUs together: their lanes compete as one pool from now on."""
     W = world(S)
-    to = gpu_at(S, places[0]).pool
-    for j in range(1, n):
-        old = gpu_at(S, places[j]).pool
+    I = inst_at(S, i)
+    to = gpu_at(S, I.at[0]).pool
+    for j in range(1, I.n):
+        old = gpu_at(S, I.at[j]).pool
         if old == to:
             continue
         for g in range(W.nG):

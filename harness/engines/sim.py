@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -56,6 +56,7 @@ ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAIL
 STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
+SOURCES: Mapping[cost.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
@@ -96,15 +97,6 @@ class Config:
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Together:
-    """A move of a whole batch, which goes request by request and is done with the last."""
-
-    action: Move
-    left: int
-    refused: int = 0
 
 
 class Machine(NamedTuple):
@@ -170,8 +162,7 @@ def cluster(config: Config, elastic: bool = False, priced: Machine | None = None
 def profile(config: Config, priced: Machine) -> cost.TableProfile:
     """The cost table as policies may ask it."""
     return cost.TableProfile(
-        priced.tables,
-        {(m.name, m.tp): k for k, m in enumerate(config.models)},
+        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(config.models)},
         priced.spec,
         priced.ladder,
         {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
@@ -211,16 +202,14 @@ class Sim:
         self._model = {m.name: k for k, m in enumerate(config.models)}
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
+        self._places: list[Gpus] = []  # the GPUs of each, none for hosts
         self._of: dict[str, list[int]] = {}  # on GPUs, by model
-        self._order: dict[Inst, None] = {}  # loaded or under way, in order of Load
+        self._order: dict[int, None] = {}  # all that were ever loaded, in order of their last Load
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
         self._limits: dict[tuple[str, int], int | None] = {}
-        self._migrations = 0
-        self._left: dict[str, tuple[Inst, float]] = {}  # model -> the place that it left last, and when
         self._orders: dict[tuple[int, int], Run] = {}
-        self._actions: list[Action | Together] = []
-        self._transfers: dict[int, int] = {}  # action -> transfer under way
+        self._actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
         self._told: deque[Event] = deque()
         self._hears: frozenset[type] = frozenset()
         self._oracle = False
@@ -230,11 +219,13 @@ class Sim:
         self._models: NDArray[Any] = np.zeros(0)
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
-        self.S, self.T = self._state(options)
+        self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
+        self.S = self._state(options)
+        self._weights: NDArray[Any] = np.zeros(0)
 
     # ------------------------------------------------------------ set-up
 
-    def _state(self, options: Mapping[str, Option]) -> tuple[State, state.Tables]:
+    def _state(self, options: Mapping[str, Option]) -> State:
         c, spec, tables = self.config, self._machine.spec, self._machine.tables
         nodes = -(-c.gpus // c.node_gpus)
         n = c.gpus + nodes
@@ -245,10 +236,10 @@ class Sim:
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
-        w["piece"] = c.piece_bytes
+        w["piece"], w["gpus"] = c.piece_bytes, c.gpus
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times
-        w["xhead"] = w["xtail"] = w["thead"] = w["dirty"] = -1
+        w["xhead"] = w["xtail"] = w["xfree"] = w["afree"] = w["thead"] = w["dirty"] = -1
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
         G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
@@ -267,8 +258,9 @@ class Sim:
         S.put(G=G, K=K, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
         if c.token_times:
             S.put(L=np.zeros(65536, state.LOG))
-        more_transfers(S, 9 * c.batch_cap + 256)
-        return S, state.Tables(*tables._replace(cost=state.seen(tables.cost)), np.full(len(c.models), -1))
+        more_free(S, "X", 9 * c.batch_cap + 256)
+        S.price(state.Tables(*tables, np.full(len(c.models), -1)))
+        return S
 
     def _inst_row(self, inst: Inst) -> int:
         """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""
@@ -278,11 +270,12 @@ class Sim:
         c, S = self.config, self.S
         k = self._model[inst.model]
         model = c.models[k]
+        gpus: Gpus = ()
         host = isinstance(inst.place, Host)
         if isinstance(inst.place, Host):
             places = [c.gpus + inst.place.node]
         else:
-            places = list(inst.place)
+            gpus, places = inst.place, list(inst.place)
             if len(places) != model.tp:
                 raise ValueError(f"{inst.model} runs on {model.tp} GPUs, not {len(places)}")
             if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
@@ -299,25 +292,39 @@ class Sim:
         i["model"], i["n"], i["cost"], i["host"], i["is_host"] = k, len(places), k, home, host
         i["bbytes"] = size * model.tp if host else size
         i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
-        i["foot"] = 0 if host else shapes.weight_bytes(model.shape, model.tp) + c.process_bytes
+        i["weights"] = shapes.weight_bytes(model.shape, model.tp)
+        i["foot"] = 0 if host else i["weights"] + c.process_bytes
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED
             i["reserve"] = KEPT_PAGES * page
             i["foot"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
-        limits = [self._limits.get((inst.model, g)) for g in places]
-        i["limit"] = min((x for x in limits if x is not None), default=-1)
-        i["evict"] = -1
+        i["limit"] = self._cap(inst.model, gpus)
+        i["evict"], i["left_s"] = -1, -math.inf
         i["at"][: len(places)] = places
         if not host:
-            kernel.merge_pools(S.at, i["at"], len(places))
+            kin = self._of.setdefault(inst.model, [])
+            kin.append(row)
+            i["kin"] = kin[0]
+            I[kin[-2:][0]]["kin"] = row
         S.put(I=I)
+        if not host:
+            kernel.merge_pools(S.at, row)
+        self._weights = S.I.view(np.ndarray)["state"]
         self._inst[inst] = row
         self._insts.append(inst)
-        if not host:
-            self._of.setdefault(inst.model, []).append(row)
+        self._places.append(gpus)
         return row
+
+    def _cap(self, model: str, gpus: Gpus) -> int:
+        """The least limit on an account's GPUs; -1: none."""
+        limits = (self._limits.get((model, g)) for g in gpus)
+        return min((x for x in limits if x is not None), default=-1)
+
+    def _accounts(self, model: str, gpu: int) -> list[int]:
+        """The rows of a model's instances on a GPU."""
+        return [i for i in self._of.get(model, ()) if gpu in self._places[i]]
 
     def _batch_row(self, batch: Batch) -> int:
         """The row of a batch, made when it is first named."""
@@ -383,19 +390,15 @@ class Sim:
         while True:
             if self._told:
                 return self._told.popleft()
-            code = kernel.advance(self.S.at, self.T, until_s)
+            S = self.S
+            i = S.ev_i.item()
+            if i < S.ev_n.item():
+                S.ev_i[0] = i + 1
+                return self._event(*S.E.item(i))
+            code = kernel.advance(S.at, until_s)
             if code == state.GROW:
                 self._grow()
-            elif code == state.TOLD:
-                i = self.S.ev_i.item()
-                self.S.ev_i[0] = i + 1
-                ran_s, kind, a, b, c = self.S.E[i].item()
-                event = self._event(kind, a, b, c, ran_s)
-                if event is not None:
-                    return event
-            elif until_s == math.inf and self._give_up():
-                continue
-            else:
+            elif code == state.NOTHING and not (until_s == math.inf and self._give_up()):
                 return None
 
     def _grow(self) -> None:
@@ -406,7 +409,7 @@ class Sim:
         if len(S.E) - w["ev_n"] < 2 * most:
             S.put(E=more(S.E, len(S.E) + most))
         if w["xn"] < 18 * (cap + 8):
-            more_transfers(S, len(S.X) + 9 * cap)
+            more_free(S, "X", len(S.X) + 9 * cap)
         if self.config.token_times and len(S.L) - w["logs"] < 2 * (most + len(S.N)):
             self._logs.append(np.array(S.L[: w["logs"]]))
             w["logs"] = 0
@@ -417,8 +420,17 @@ class Sim:
         S = self.S
         if len(S.E) - S.ev_n.item() < events:
             S.put(E=more(S.E, len(S.E) + events))
-        if S.s["xn"] < transfers:
-            more_transfers(S, len(S.X) + transfers)
+        if S.xn.item() < transfers:
+            more_free(S, "X", len(S.X) + transfers)
+
+    def _note(self, action: Action, parts: int = 1) -> int:
+        """The number under which the kernel tells an action's end, when that is heard or a part of it failed."""
+        S = self.S
+        if S.an.item() == 0:
+            more_free(S, "A", len(S.A) + 64)
+        a: int = kernel.note(S.at, parts, int(type(action) in self._hears))
+        self._actions[a] = action
+        return a
 
     def _give_up(self) -> bool:
         """Nothing else will happen: the first transfer that still waits for memory fails."""
@@ -438,16 +450,12 @@ class Sim:
         return x
 
     def _withdraw(self, x: int, why: str) -> None:
-        act = int(self.S.X[x]["act"])
-        action = self._actions[act]
-        kernel.withdraw(self.S.at, x)
-        if isinstance(action, Load):
-            self._order.pop(action.inst, None)
-        event = self._event(state.E_DONE, act, -1, 1, 0.0)
-        if isinstance(event, Done):
-            self._told.append(replace(event, failed=why))
+        S, a = self.S, self.S.X["act"].item(x)
+        if kernel.withdraw(S.at, x):
+            kernel.forget(S.at, a)
+            self._told.append(Done(self._actions[a], why))
 
-    def _event(self, kind: int, a: int, b: int, c: int, ran_s: float) -> Event | None:
+    def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
         batch = self._batches[b] if b >= 0 else None
         if kind == state.E_ARRIVED:
             return Arrived(self._request(a))
@@ -455,18 +463,9 @@ class Sim:
             return Finished(a, batch, ENDS[c])
         if kind == state.E_DONE:
             action = self._actions[a]
-            if isinstance(action, Together):
-                action.left, action.refused = action.left - 1, action.refused + c
-                if action.left:
-                    return None
-                if action.refused:
-                    return Done(action.action, f"the KV of {action.refused} of its members could not go there")
-                action = action.action
-            if isinstance(action, Evict):
-                self._order.pop(action.inst, None)
-            if c:
-                return Done(action, "no KV that could go there")
-            return Done(action) if type(action) in self._hears else None
+            if c and isinstance(action, Move) and isinstance(action.who, Batch):
+                return Done(action, f"the KV of {c} of its members could not go there")
+            return Done(action, "no KV that could go there" if c else None)
         assert batch is not None
         if kind == state.E_TURN:
             return TurnEnded(batch, PHASE[c // 4], WHY[c % 4], a, ran_s)
@@ -486,7 +485,7 @@ class Sim:
 
     def do(self, action: Action) -> None:
         """Start an action; see Engine."""
-        self._room(2 * self.config.batch_cap + 64, 2 * self.config.node_gpus + 16)
+        self._room(*self._spare)
         try:
             failed = self._do(action)
         except (KeyError, ValueError, IndexError) as error:
@@ -506,11 +505,11 @@ class Sim:
             case Admit(str(model), batch):
                 if batch.inst.model != model:
                     return f"a batch of {batch.inst.model} cannot serve {model}"
-                self.T.route[self._model[model]] = self._batch_row(batch)
+                self.S.route[self._model[model]] = self._batch_row(batch)
             case Admit(int(rid), batch):
                 return self._admit(rid, batch)
             case Drop(rid):
-                return self._on_request(rid, state.P_DROP, 0)
+                return self._drop(rid)
             case Run():
                 return self._run(action)
             case Move():
@@ -520,65 +519,34 @@ class Sim:
         return None
 
     def _load(self, action: Load, i: int, way: str) -> str | None:
-        S = self.S
-        row = S.I[i]
-        if row["is_host"] or row["state"] in (state.IN, state.QUEUED, state.LOADING):
-            if self._begun and Load in self._hears and row["state"] == state.IN:
+        S, now = self.S, self._weights.item(i)
+        if now in (state.IN, state.QUEUED, state.LOADING):
+            if self._begun and Load in self._hears and now == state.IN:
                 self._told.append(Done(action))
             return None
-        if row["state"] in (state.DRAINING, state.LEAVING):
+        if now in (state.DRAINING, state.LEAVING):
             evicted = self._evicted(i)
             kernel.set_weights(S.at, i, state.IN)
             self._told.append(Done(evicted, "loaded again"))
             if Load in self._hears:
                 self._told.append(Done(action))
             return None
-        gpus = [int(g) for g in row["at"][: row["n"]]]
-        if any(row["foot"] > S.G[g]["cap"] for g in gpus) and not S.s["unlimited"]:
-            return f"{action.inst.model} needs {row['foot'] / GIB:.1f} GiB, more than the GPU has"
+        if kernel.never(S.at, i, 0):
+            return f"{action.inst.model} needs {S.I[i]['foot'] / GIB:.1f} GiB, more than the GPU has"
         if not self._begun:
-            if any(S.G[g]["used"] + row["foot"] > S.G[g]["cap"] for g in gpus) and not S.s["unlimited"]:
-                return f"no room for {action.inst.model} on {gpus}"
-            for g in gpus:
-                S.G[g]["used"] += row["foot"]
-            row["kept"] = row["reserve"]
-            kernel.set_weights(S.at, i, state.IN)
+            if not kernel.place(S.at, i):
+                return f"no room for {action.inst.model} on {list(self._places[i])}"
         else:
             rung = self._ways[way]
-            self._actions.append(action)
-            if self._elsewhere(action.inst, state.DRAINING, state.LEAVING) or self._just_left(action.inst):
-                self._migrations += 1
-            size = float(shapes.weight_bytes(self.config.models[int(row["model"])].shape, len(gpus)))
-            tail_s = rung.after_s(size, self._machine.spec.h2d)
-            x = kernel.new_transfer(S.at, state.LOAD, i, len(self._actions) - 1, tail_s, float(row["foot"]))
-            for link, size in self._parts(i, gpus, rung.source):
-                kernel.add_part(S.at, x, link, size)
-            kernel.load(S.at, x)
-        self._order[action.inst] = None
+            tail_s = rung.after_s(S.I["weights"].item(i), self._machine.spec.h2d)
+            kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
+        self._order.pop(i, None)
+        self._order[i] = None
         return None
 
-    def _parts(self, i: int, gpus: list[int], source: str) -> Iterator[tuple[int, float]]:
-        """The links that weights take, with the bytes on each."""
-        c = self.config
-        model = c.models[int(self.S.I[i]["model"])]
-        size = float(shapes.weight_bytes(model.shape, model.tp))
-        if source == "spread":  # every GPU of the node fetches a part, the target gathers them
-            node = gpus[0] // c.node_gpus
-            peers = range(node * c.node_gpus, min((node + 1) * c.node_gpus, c.gpus))
-            for g in peers:
-                yield 4 * g, size * len(gpus) / len(peers)
-            if self.S.K[4 * gpus[0] + 2]["bw"] > 0 and len(peers) > len(gpus):
-                for g in gpus:
-                    yield 4 * g + 2, size * (1 - len(gpus) / len(peers))
-            return
-        for g in gpus:
-            yield 4 * g, size
-        if source == "disk":
-            yield 4 * (c.gpus + gpus[0] // c.node_gpus), size * len(gpus)
-
     def _evict(self, action: Evict, i: int, drain: bool) -> str | None:
-        now = self.S.I[i]["state"]
-        if self.S.I[i]["is_host"] or now == state.OUT:
+        now = self._weights.item(i)
+        if now == state.OUT or isinstance(action.inst.place, Host):
             return "its weights are not in"
         if now == state.LOADING:
             return "its weights are still on their way"
@@ -589,39 +557,23 @@ class Sim:
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
             return "it is leaving already"
-        if now == state.DRAINING:  # it was counted when it began to leave
+        if now == state.DRAINING:
             self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
-        else:
-            self._migrations += self._elsewhere(action.inst, state.IN, state.QUEUED, state.LOADING)
-            self._left[action.inst.model] = action.inst, float(self.S.s["now"])
-        self._actions.append(action)
-        kernel.evict(self.S.at, i, int(drain), len(self._actions) - 1)
+        kernel.evict(self.S.at, i, int(drain), self._note(action))
         return None
 
-    def _evicted(self, i: int) -> Evict:
-        """What an instance is leaving for."""
-        action = self._actions[int(self.S.I[i]["evict"])]
-        assert isinstance(action, Evict)
-        return action
-
-    def _elsewhere(self, inst: Inst, *states: int) -> bool:
-        """Whether the model's weights are on other GPUs in one of these states."""
-        now, row = self.S.I["state"], self._inst[inst]
-        return any(now.item(i) in states for i in self._of[inst.model] if i != row)
-
-    def _just_left(self, inst: Inst) -> bool:
-        """Whether the model left another place at this very instant."""
-        other, when_s = self._left.get(inst.model, (inst, -math.inf))
-        return other != inst and when_s == float(self.S.s["now"])
+    def _evicted(self, i: int) -> Action:
+        """What an instance is leaving for, which is told apart."""
+        a = self.S.I["evict"].item(i)
+        kernel.forget(self.S.at, a)
+        return self._actions[a]
 
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
         if model not in self._model or not 0 <= gpu < self.config.gpus:
             return f"no {model} on GPU {gpu}"
         self._limits[model, gpu] = kv_bytes
-        for inst, i in self._inst.items():
-            if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
-                caps = [self._limits.get((model, g)) for g in inst.place]
-                kernel.limit(self.S.at, i, min((x for x in caps if x is not None), default=-1))
+        for i in self._accounts(model, gpu):
+            kernel.limit(self.S.at, i, self._cap(model, self._places[i]))
         return None
 
     def _gone(self, rid: int) -> str | None:
@@ -629,10 +581,10 @@ class Sim:
             return f"no request {rid}"
         return "the request has ended" if self._states.item(rid) >= state.DONE else None
 
-    def _on_request(self, rid: int, what: int, arg: int) -> str | None:
+    def _drop(self, rid: int) -> str | None:
         if failed := self._gone(rid):
             return failed
-        kernel.on_request(self.S.at, rid, what, arg)
+        kernel.on_request(self.S.at, rid, state.P_DROP, 0)
         return None
 
     def _admit(self, rid: int, batch: Batch) -> str | None:
@@ -640,7 +592,8 @@ class Sim:
             return failed
         if self.config.models[self._models.item(rid)].name != batch.inst.model:
             return f"a batch of {batch.inst.model} cannot serve request {rid}"
-        return self._on_request(rid, state.P_ADMIT, self._batch_row(batch))
+        kernel.on_request(self.S.at, rid, state.P_ADMIT, self._batch_row(batch))
+        return None
 
     def _run(self, order: Run) -> str | None:
         if order.slice_layers is not None or order.op_s is not None:
@@ -661,43 +614,36 @@ class Sim:
         return None
 
     def _move(self, action: Move) -> str | None:
+        S, who, to = self.S, action.who, action.to
         if action.attend:
             return "no attention on another GPU here"
-        if not isinstance(action.who, Batch):
-            return self._move_one(action, action.who, action.to)
-        R = self.S.R
-        members = self._members(self._batch_row(action.who))
-        whole = [r for r in members if R[r]["home"] >= 0 and (action.to is None or R[r]["state"] != state.WAIT)]
-        together = Together(action, len(whole))
-        parts = 2 * self.config.models[self._model[action.who.inst.model]].tp
-        self._room(2 * self.config.batch_cap + 64 + len(whole), (1 + parts) * len(whole))  # a batch may be any size
-        for rid in whole:
-            self._move_one(together, rid, action.to)
-        return None if whole else "no KV to move"
-
-    def _move_one(self, action: Move | Together, who: int, to: Gpus | Host | None) -> str | None:
+        if isinstance(who, Batch):
+            b = self._batch_row(who)
+            n = kernel.movables(S.at, b, int(to is None))
+            if n == 0:
+                return "no KV to move"
+            parts = 2 * self.config.models[self._model[who.inst.model]].tp
+            self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
+            kernel.move_batch(S.at, b, self._account(who.inst.model, to), self._note(action, n))
+            return None
         if failed := self._gone(who):
             return failed
-        if self.S.R[who]["batch"] < 0:
+        if self._states.item(who) == state.HELD:
             return "a request in no batch has no KV"
-        if to is None:
-            self._actions.append(action)
-            return self._on_request(who, state.P_DISCARD, len(self._actions) - 1)
-        model = self.config.models[int(self.S.R[who]["model"])].name
-        i = self._inst_row(Inst(model, to))
-        self._actions.append(action)
-        x = kernel.new_transfer(self.S.at, state.SHIFT, i, len(self._actions) - 1, 0.0, 0.0)
-        return self._on_request(who, state.P_MOVE, int(x))
+        model = self.config.models[self._models.item(who)].name
+        kernel.move(S.at, who, self._account(model, to), self._note(action))
+        return None
 
-    def _members(self, b: int) -> list[int]:
+    def _account(self, model: str, to: Gpus | Host | None) -> int:
+        """The account to which a model's KV goes; -1: none, it is forgotten."""
+        return -1 if to is None else self._inst_row(Inst(model, to))
+
+    def _members(self, b: int) -> Iterator[int]:
         """Ids of a batch in order of Admit."""
-        R, found = self.S.R, []
-        for lst in range(4):
-            r = int(self.S.B[b]["ends"][2 * lst])
-            while r >= 0:
-                found.append((int(R[r]["seq"]), r))
-                r = int(R[r]["next"])
-        return [r for _, r in sorted(found)]
+        r = kernel.members(self.S.at, b)
+        while r >= 0:
+            yield r
+            r = kernel.next_member(self.S.at)
 
     # ------------------------------------------------------------ results
 
@@ -709,7 +655,7 @@ class Sim:
             "steps": float(w["steps"]),
             "loads": float(w["loads"]),
             "evicts": float(w["evicts"]),
-            "migrations": float(self._migrations),  # weights that left a place for another, see `_load` and `_evict`
+            "migrations": float(w["migrations"]),  # weights that left a place for another
             "moves": float(w["moves"]),
             "preemptions": float(w["preempts"]),
             "gpu_busy_s": float(gpus["busy_s"].sum()),
@@ -735,11 +681,10 @@ class Sim:
         self.finish()
         log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
         assert self._jobs is not None
-        places = [inst.place if not isinstance(inst.place, Host) else () for inst in self._insts]
         yield from rows.batches(
             self.S.R,
             self._jobs,
-            places,
+            self._places,
             fidelity=self.fidelity,
             end_s=float(self.S.s["now"]),
             api_in_s=self._host.api_in_s,
@@ -753,15 +698,15 @@ def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
     return np.concatenate([rows, np.zeros(n, rows.dtype)])
 
 
-def more_transfers(S: State, n: int) -> None:
-    """Room for n more transfers and parts, on the free list."""
-    w, old = S.s, len(S.X)
-    X = more(S.X, n)
-    X["next"][old:] = np.arange(old + 1, len(X) + 1)
-    X["next"][-1] = w["xfree"] if old else -1
-    w["xfree"] = old
-    w["xn"] += n
-    S.put(X=X)
+def more_free(S: State, name: str, n: int) -> None:
+    """Room for n more transfers and their parts (X), or actions (A), on the free list."""
+    w, rows, free = S.s, more(getattr(S, name), n), name.lower() + "free"
+    old = len(rows) - n
+    rows["next"][old:] = np.arange(old + 1, len(rows) + 1)
+    rows["next"][-1] = w[free]
+    w[free] = old
+    w[name.lower() + "n"] += n
+    S.put(**{name: rows})
 
 
 class SimView:
@@ -769,7 +714,6 @@ class SimView:
 
     def __init__(self, sim: Sim) -> None:
         self._sim = sim
-        self._nine = np.zeros(9)
 
     @property
     def now_s(self) -> float:
@@ -780,13 +724,15 @@ class SimView:
     def weights(self, inst: Inst) -> Weights:
         """See View."""
         i = self._sim._inst.get(inst)
-        return "out" if i is None else WEIGHTS[self._sim.S.I[i]["state"]]
+        return "out" if i is None else WEIGHTS[self._sim._weights.item(i)]
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""
         if isinstance(home, Host):
             return tuple(Inst(m.name, home) for m in self._sim.config.models)
-        return tuple(i for i in self._sim._order if not isinstance(i.place, Host) and home in i.place)
+        sim, out = self._sim, state.OUT
+        rows = (i for i in sim._order if home in sim._places[i] and sim._weights.item(i) != out)
+        return tuple(sim._insts[i] for i in rows)
 
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
@@ -798,10 +744,7 @@ class SimView:
         sim = self._sim
         limit = sim._limits.get((model, gpu))
         free = self.free_bytes(gpu)
-        used = 0
-        for inst, i in sim._inst.items():
-            if inst.model == model and not isinstance(inst.place, Host) and gpu in inst.place:
-                used += int(kernel.peek_used(sim.S.at, i))
+        used = sum(int(kernel.peek_used(sim.S.at, i)) for i in sim._accounts(model, gpu))
         return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
 
     def batch(self, batch: Batch) -> BatchState:
@@ -809,10 +752,7 @@ class SimView:
         b = self._sim._batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
-        kernel.peek_batch(self._sim.S.at, b, self._nine)
-        x = self._nine.tolist()
-        a, b, c, d, e, f, g, h = map(int, x[:8])
-        return BatchState(a, b, c, d, e, f, g, h, x[8])
+        return BatchState(*kernel.peek_batch(self._sim.S.at, b))
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""
@@ -824,8 +764,7 @@ class SimView:
         sim = self._sim
         if not 0 <= rid < sim.S.nxt.item():
             raise KeyError(f"no request {rid} yet")
-        kernel.peek_request(sim.S.at, rid, self._nine)
-        made, size, b, home = (int(x) for x in self._nine[:4].tolist())
+        made, size, b, home = kernel.peek_request(sim.S.at, rid)
         return RequestState(
             sim._batches[b] if b >= 0 else None, made, size, sim._insts[home].place if home >= 0 else None
         )

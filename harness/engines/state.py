@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.jit import DISABLED, ROWS, rows_at
+from harness.engines.coef import COST
+from harness.engines.jit import DISABLED, ROWS, array_at, rows_at
 
 # states of a request
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
@@ -26,6 +27,8 @@ WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
 # kinds of a transfer, and where it stands
 LOAD, SWAP_OUT, SWAP_IN, SHIFT = range(4)
 FREE, GRANT, LINK, TAIL = range(4)
+# where weights come from
+PCIE, SPREAD, DISK = range(3)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
 # a lane's turn: none, waiting for its first step, or begun; and why it ended
@@ -44,9 +47,11 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 WORLD = _row(
     "now over watermark sigma piece",
-    "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
+    "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "xfree xn xhead xtail thead links rivals logs spans steps preempts loads evicts moves",
+    "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
+    "xfree xn afree an xhead xtail thead links rivals logs spans steps preempts loads evicts migrations moves",
+    walk=4,  # the next member to visit in each list of a batch
 )
 GPU = _row(
     "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
@@ -54,9 +59,9 @@ GPU = _row(
 )
 LINK_ = _row("bw end busy_s began stop", "cur head tail whead wtail weights")  # queues of KV and of weights
 INST = _row(
-    "",
-    "model n state foot cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders gone "
-    "evict host is_host",
+    "left_s",  # when it was last told to leave
+    "model n state foot weights cost members busy limit blocks held bbytes granule gblocks frag reserve kept holders "
+    "gone evict host is_host kin",  # kin: the next of the model's places on GPUs, in a ring
     at=8,  # its GPUs
 )
 BATCH = _row(
@@ -72,6 +77,7 @@ LANE = _row(
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
+ACTION = _row("", "left failed heard next")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
@@ -94,12 +100,43 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "R": REQUEST,
     "E": EVENT,
     "X": XFER,  # transfers, and their parts on links
+    "A": ACTION,  # loads, evictions and moves that are under way, or whose end is not read yet
     "L": LOG,  # where token times are asked for
 }
-gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, log_at = (
+gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
     rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(WORLD)
+
+
+class Tables(NamedTuple):
+    """Coefficients (coef.py), and the standing routes."""
+
+    cost: NDArray[Any]
+    grid: NDArray[np.int64]
+    gemm: NDArray[np.float64]
+    head: NDArray[np.float64]
+    share: NDArray[np.float64]
+    seqs: NDArray[np.float64]
+    dec_rate: NDArray[np.float64]
+    pre_rate: NDArray[np.float64]
+    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
+
+
+NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
+    "cost": (COST, "models"),
+    "grid": (np.dtype("i8"), "points"),
+    "gemm": (np.dtype("f8"), "models points"),
+    "head": (np.dtype("f8"), "models points"),
+    "share": (np.dtype("f8"), "shares"),
+    "seqs": (np.dtype("f8"), "batches"),
+    "dec_rate": (np.dtype("f8"), "models shares batches"),
+    "pre_rate": (np.dtype("f8"), "models shares"),
+    "route": (np.dtype("i8"), "models"),
+}  # of `Tables`
+cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, route_at = (
+    array_at(dtype, _offset(name), [_offset(n) for n in lengths.split()]) for name, (dtype, lengths) in NUMBERS.items()
+)
 
 
 class State:
@@ -114,7 +151,9 @@ class State:
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event: an array's `item` is four times as fast as a record's
         plain = self._world.view(np.ndarray)
-        self.now, self.left, self.nxt, self.ev_i, self.ev_n = (plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n"))
+        self.now, self.left, self.nxt, self.ev_i, self.ev_n, self.xn, self.an = (
+            plain[f] for f in ("now", "left", "nxt", "ev_i", "ev_n", "xn", "an")
+        )
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():
@@ -132,24 +171,21 @@ class State:
             if DISABLED:
                 ROWS[rows.ctypes.data] = rows
 
+    def price(self, tables: Tables) -> None:
+        """Take cost tables."""
+        for name, (dtype, lengths) in NUMBERS.items():
+            array = seen(np.ascontiguousarray(getattr(tables, name), dtype))
+            setattr(self, name, array)
+            self.s[name] = array.ctypes.data
+            for n, length in zip(lengths.split(), array.shape, strict=True):
+                self.s[n] = length
+            if DISABLED:
+                ROWS[array.ctypes.data] = array
+
     def __getattr__(self, name: str) -> NDArray[Any]:
         raise AttributeError(name)  # only to tell the type checker that tables are attributes
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
     """Rows as the kernel wants them: plain where it is compiled, records where it runs as Python."""
-    return rows.view(np.recarray) if DISABLED else rows
-
-
-class Tables(NamedTuple):
-    """Coefficients (coef.py), and the standing routes."""
-
-    cost: NDArray[Any]
-    grid: NDArray[np.int64]
-    gemm: NDArray[np.float64]
-    head: NDArray[np.float64]
-    share: NDArray[np.float64]
-    seqs: NDArray[np.float64]
-    dec_rate: NDArray[np.float64]
-    pre_rate: NDArray[np.float64]
-    route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
+    return rows.view(np.recarray) if DISABLED and rows.dtype.names else rows
