@@ -94,27 +94,26 @@ def token_times(R: NDArray[Any], jobs: Jobs, log: NDArray[Any], api_out_s: float
     prefill gave it a token.
     """
     seg, stay = log[log["rid"] < 0], log[log["rid"] >= 0]
-    ticks: dict[int, NDArray[np.float64]] = {}
-    for b in np.unique(seg["batch"]):
-        s = seg[seg["batch"] == b]
-        count = s["j1"] - s["j0"]
-        at = np.repeat(np.arange(len(s)), count)
-        j = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count) + s["j0"][at] + 1
-        solo = j * s["a"][at] + s["b"][at] * (0.5 * j * (j - 1))
-        t = np.full(int((s["d0"] + s["j1"]).max()) + 1, np.nan)
-        t[s["d0"][at] + j] = s["ta"][at] + (solo - s["wa"][at]) / s["rate"][at]
-        ticks[int(b)] = t
-    count = np.where(stay["batch"] < 0, 1, stay["d1"] - stay["d0"])
-    at = np.repeat(np.arange(len(stay)), count)
-    j = np.arange(len(at)) - np.repeat(np.cumsum(count) - count, count)
-    times = stay["ta"][at]
-    batch, tick = stay["batch"][at], stay["d0"][at] + j + 1
-    for b, t in ticks.items():
-        mine = batch == b
-        times[mine] = t[tick[mine]]
-    rid = stay["rid"][at]
+    last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # of each batch
+    np.maximum.at(last, seg["batch"], seg["d0"] + seg["j1"])
+    base = np.concatenate([[0], np.cumsum(last + 1)])  # where its ticks begin
+    at, j = spelled(seg["j1"] - seg["j0"], seg["j0"] + 1)
+    a, b, wa, rate, ta = (seg[name].copy()[at] for name in ("a", "b", "wa", "rate", "ta"))
+    ticks = np.full(int(base[-1]), np.nan)
+    ticks[(base[seg["batch"]] + seg["d0"])[at] + j] = ta + (j * a + b * (0.5 * j * (j - 1)) - wa) / rate
+    decodes = stay["batch"] >= 0
+    at, j = spelled(np.where(decodes, stay["d1"] - stay["d0"], 1), base[stay["batch"]] + stay["d0"] + 1)
+    times, mine = stay["ta"].copy()[at], decodes[at]
+    times[mine] = ticks[j[mine]]
+    rid = stay["rid"].copy()[at]
     order = np.argsort(rid, kind="stable")
     ns = np.rint((times[order] + api_out_s) * 1e9).astype(np.int64)
     ns -= np.rint(jobs.arrival_s[rid[order]] * 1e9).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid, minlength=len(R)))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
+
+
+def spelled(count: NDArray[Any], first: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """So many of each row, counted from its first: which row, and the number."""
+    at = np.repeat(np.arange(len(count)), count)
+    return at, np.arange(len(at)) + np.repeat(first - np.cumsum(count) + count, count)

@@ -695,7 +695,9 @@ class Sim:
 
 def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
     """A copy with n zero rows behind."""
-    return np.concatenate([rows, np.zeros(n, rows.dtype)])
+    longer = np.zeros(len(rows) + n, rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
 
 
 def more_free(S: State, name: str, n: int) -> None:
