@@ -258,7 +258,7 @@ class Oracle:
             times += [0.0] * (self.now == -math.inf)
             times += [t.end_s for lane, t in self.turns.items() if lane not in self.steps and t.begun == t.begun]
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
-            if then == math.inf and self.grants:  # nothing else will ever free memory
+            if then == math.inf and self.grants and self.now < end_s:  # nothing else will ever free memory
                 then = self.now
                 self.grants.pop(0).fail("no memory")
             self.pass_time(min(then, end_s))
@@ -292,7 +292,7 @@ class Oracle:
             while todo and todo[0][0] <= self.now:
                 self.do(todo.pop(0)[1])
                 self.tell()
-            self.fresh = self.now > -math.inf
+            self.fresh = -math.inf < self.now < end_s  # what would start at the end does not
             while self.fresh:
                 while self.fresh:
                     self.fresh = False

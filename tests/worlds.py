@@ -311,7 +311,7 @@ def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float,
     for t, action in world.script:
         if t == NEVER:
             sim.do(action)
-    sim.begin(world.jobs, HEARD, oracle=False)
+    sim.begin(world.jobs, HEARD, oracle=False, end_s=end_s)
 
     def hear(until: float) -> None:
         while (event := sim.poll(until)) is not None:
@@ -320,9 +320,12 @@ def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float,
                 sim.do(action)
 
     for t, action in world.script:
-        if t > NEVER and t <= end_s:
+        if t > NEVER:
             hear(t)
+            if t > end_s:
+                break
             sim.do(action)
-    hear(end_s)
+    else:
+        hear(math.inf)
     sim.finish()
     return sim, told

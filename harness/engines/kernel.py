@@ -42,6 +42,7 @@ from harness.engines.state import (
     NOTHING,
     ORDERED,
     OUT,
+    OVER,
     P_ADMIT,
     P_DISCARD,
     P_DROP,
@@ -2380,8 +2381,13 @@ def end_all(S: int, t: float) -> bool:
 
 @jit
 def advance(S: int, T: Tables, until: float) -> int:
-    """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
+    """Run to the next event that is heard, to `until` or to the end of the run.
+
+    NOTHING, TOLD, GROW when a log is full, or OVER: with no `until`, nothing can ever happen any more.
+    """
     W = world(S)
+    forever = until == INF
+    until = min(until, W.end)
     look = True
     while True:
         if W.ev_i < W.ev_n:
@@ -2416,6 +2422,8 @@ def advance(S: int, T: Tables, until: float) -> int:
             t = next_time(S)
         first = min(t, arrival)
         if first > until or first == INF:
+            if forever and first == INF and now < W.end:
+                return OVER
             if until != INF:
                 W.now = max(now, until)
             return NOTHING

@@ -240,7 +240,7 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
-        w["over"] = -math.inf
+        w["over"], w["end"] = -math.inf, math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
@@ -338,7 +338,7 @@ class Sim:
         self._batches.append(batch)
         return row
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Take the workload; see Engine."""
         if jobs.models != tuple(self._model):
             raise ValueError("the workload's models are not the engine's")
@@ -364,6 +364,7 @@ class Sim:
             R[name] = -1
         w = self.S.s
         w["n"] = w["left"] = n
+        w["end"] = end_s
         w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(R=R)
         self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
@@ -393,9 +394,11 @@ class Sim:
                 event = self._event(kind, a, b, c, ran_s)
                 if event is not None:
                     return event
-            elif until_s == math.inf and self._give_up():
-                continue
-            else:
+            elif code == state.NOTHING:
+                return None
+            elif not self._give_up():
+                if (end_s := self.S.s["end"].item()) < math.inf:
+                    self.S.now[0] = end_s
                 return None
 
     def _grow(self) -> None:

@@ -32,7 +32,7 @@ E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
 NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
-NOTHING, TOLD, GROW = range(3)
+NOTHING, TOLD, GROW, OVER = range(4)
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
 
@@ -43,7 +43,7 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now over watermark sigma piece",
+    "now end over watermark sigma piece",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
     "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "xfree xn xhead xtail thead links rivals logs spans steps preempts loads evicts moves",
