@@ -315,7 +315,7 @@ class Oracle:
 
     def pass_time(self, until: float) -> None:
         """Charge the time up to `until` to a cause of each request."""
-        self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}  # nobody left who was stopped
+        self.forget_stops()
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
@@ -330,6 +330,10 @@ class Oracle:
             else:
                 r.waits["move" if r.where in ("moving", "away") else "turn"] += dt
         self.now = until if until < math.inf else self.now
+
+    def forget_stops(self) -> None:
+        """Where nobody is left who was stopped for memory."""
+        self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}
 
     def by_age(self) -> list[Lane]:
         return sorted(self.lanes, key=lambda lane: (self.batches[lane[0]], lane[1]))
@@ -529,7 +533,11 @@ class Oracle:
 
     def join(self, r: Req, batch: Batch) -> None:
         r.admit_s = self.now if r.batch is None else r.admit_s
+        r.where = r.where if r.where == "moving" else ""
+        self.forget_stops()
         r.batch, r.seq, self.admits = batch, self.admits, self.admits + 1
+        if r.blocks and not r.whole and r.home != batch.inst:  # partly built KV does not travel
+            self.release(r)
         self.settle(r)
 
     def rest(self, r: Req) -> None:

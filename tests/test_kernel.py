@@ -52,7 +52,11 @@ def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
 
 def differences(seed: int) -> list[str]:
     """Where kernel and oracle disagree on one random world."""
-    w, end_s = world(seed), math.inf if seed >= TURNED else END_S
+    return [f"{seed}: {d}" for d in apart(world(seed), math.inf if seed >= TURNED else END_S)]
+
+
+def apart(w: World, end_s: float = math.inf) -> list[str]:
+    """Where kernel and oracle disagree on a world."""
     want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
     sim, told = drive(w, end_s)
     found = []
@@ -62,17 +66,17 @@ def differences(seed: int) -> list[str]:
             of.sort(key=lambda x: repr(getattr(x[1], "rid", x[1] if isinstance(x[1], Done) else 0)))
         if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
             k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
-            found.append(f"{seed}: {kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
+            found.append(f"{kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
     for q, r in zip(want.requests, sim.S.R, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
             want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
-            found.append(f"{seed}: request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
+            found.append(f"request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
-                found.append(f"{seed}: request {q.id} {name} at {r[name]}, not {at}")
+                found.append(f"request {q.id} {name} at {r[name]}, not {at}")
         found += [
-            f"{seed}: request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
+            f"request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause], 1e-8)
         ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from itertools import permutations
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,11 @@ class World:
     jobs: Jobs
     script: Sequence[tuple[float, Action]]
     rota: Sequence[Sequence[Action]] = ()  # what follows a turn
+    handoff: Mapping[Batch, Batch] = field(default_factory=dict)  # where a prefilled request goes on, with its KV
+    end_s: float = math.inf
 
     def answer(self) -> Rota:
-        return Rota(self.rota)
+        return Rota(self.rota, self.handoff)
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
@@ -60,8 +63,7 @@ class World:
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
                 models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
-            places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
-            for place in places:
+            for place in permutations(range(c.gpus), m.tp):
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
         links: dict[str, float] = {}
@@ -90,12 +92,15 @@ class World:
 
 
 class Rota:
-    """Answers the end of a turn with the next entry of a list, at most three times an instant."""
+    """Answers the end of a turn with the next entry of a list, at most three times an instant; hands prompts on."""
 
-    def __init__(self, entries: Sequence[Sequence[Action]]) -> None:
-        self.entries, self.next, self.now_s, self.left = entries, 0, NEVER, 0
+    def __init__(self, entries: Sequence[Sequence[Action]], handoff: Mapping[Batch, Batch]) -> None:
+        self.entries, self.handoff, self.next, self.now_s, self.left = entries, handoff, 0, NEVER, 0
 
     def __call__(self, now_s: float, event: Event) -> Sequence[Action]:
+        if isinstance(event, Prefilled) and event.batch in self.handoff:
+            to = self.handoff[event.batch]
+            return [Admit(event.rid, to), Move(event.rid, to.inst.place)]
         if not isinstance(event, TurnEnded) or not self.entries:
             return ()
         if now_s > self.now_s:
@@ -304,8 +309,154 @@ def turned(seed: int) -> World:
     return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
 
 
+def wild(seed: int) -> World:
+    """A world of anything at any time: up to four GPUs, groups of two, several places and batches of a model.
+
+    Actions fall on the stamps of others; in one world of three all durations are dyadic, so that boundaries coincide.
+    """
+    rng = np.random.default_rng([seed, 2])
+
+    def chance(p: float) -> bool:
+        return bool(rng.random() < p)
+
+    def pick(*xs: Any) -> Any:
+        return xs[int(rng.integers(0, len(xs)))]
+
+    gpus, exact = int(rng.integers(1, 5)), chance(1 / 3)
+    served = tuple(Served(f"m{k}", SHAPE, 2 if gpus > 1 and chance(0.25) else 1) for k in range(pick(1, 2, 2, 3, 4)))
+    block, foot = 4 * kv_token_bytes(SHAPE, 1), weight_bytes(SHAPE) + 1000
+    elastic = chance(0.25)
+    foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
+    mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(8, 60) if chance(0.7) else 4000)
+    unit = float(1 << 20)
+    speeds = [unit * pick(0.25, 1.0, 4.0) for _ in range(3)] if exact else [foot * pick(1.0, 4.0, 20.0) for _ in range(3)]
+    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, *speeds, 1.0, 1.0, 1 << 50)  # type: ignore[arg-type]
+    t = tables(rng, len(served), heavy=pick(0.1, 1.0, 4.0))
+    if exact:
+        t = even(t)
+    priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0))
+    config = Config(
+        served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
+        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,
+        process_bytes=1000, buffer_bytes=block // SHAPE.layers, noise=0.0 if exact else pick(0.0, 0.05),
+        seed=int(rng.integers(0, 1000)), token_times=True,
+    )  # fmt: skip
+    options: dict[str, Option] = {
+        "kv": "elastic" if elastic else "paged",
+        "sharing": "none" if exact and chance(0.7) else pick("fluid", "fluid", "none"),
+        "memory": "unlimited" if chance(0.05) else "real",
+        "preempt": pick("recompute", "swap"),
+    }
+    jobs = workload(
+        rng, [m.name for m in served], int(rng.integers(2, 30)), pick(2.0, 20.0, 100.0), pick(12, 60)
+    )
+    if exact:
+        jobs = replace(jobs, arrival_s=np.floor(jobs.arrival_s * 64) / 64)
+    span, turning = float(jobs.arrival_s[-1]) + pick(0.25, 1.0), chance(0.5)
+
+    def place(m: Served) -> Gpus:
+        return tuple(int(g) for g in rng.permutation(gpus)[: m.tp])
+
+    homes = {m.name: list(dict.fromkeys(place(m) for _ in range(pick(1, 2, 2)))) for m in served}
+    batches = [Batch(Inst(m, p), tag) for m in homes for p in homes[m] for tag in range(pick(1, 1, 2))]
+
+    def batch(of: str | None = None) -> Batch:
+        return pick(*(b for b in batches if of in (None, b.inst.model)))  # type: ignore[no-any-return]
+
+    def order(b: Batch) -> Run:
+        fields: dict[str, Any] = {}
+        if turning and chance(0.7):
+            if chance(0.6):
+                fields["for_s"] = pick(0.0, 0.0625, 0.125, 0.5) * (1.0 if exact else float(rng.uniform(0.5, 1.5)))
+            if not fields or chance(0.4):
+                fields["steps"] = pick(1, 2, 5, 30)
+        for name, values in (("seqs", (1, 2, 4)), ("chunk_tokens", (0, 4, 16)), ("sms", (20, 50, 60))):
+            if chance(0.2):
+                fields[name] = pick(*values)
+        return Run(b, pick("mixed", "mixed", "prefill", "decode", "decode"), **fields)
+
+    def both(b: Batch) -> list[Action]:
+        """The two lanes of a batch, side by side."""
+        return [replace(order(b), phase="prefill"), replace(order(b), phase="decode")]
+
+    def some() -> list[Action]:
+        """Anything."""
+        b, r = batch(), int(rng.integers(0, len(jobs)))
+        mine = served[int(jobs.model[r])].name
+        to = pick(Host(), Host(), None, *homes[mine], *homes[mine])
+        match int(rng.integers(0, 16)):
+            case 0:
+                return [Drop(r)]
+            case 1:
+                return [Evict(b.inst, chance(0.5))]
+            case 2 | 3:
+                return [Load(b.inst)]
+            case 4:
+                return [Evict(batch().inst, chance(0.5)), Load(b.inst), order(b)]
+            case 5:
+                return [Run(b, pick("mixed", "prefill", "decode"), steps=0)]
+            case 6:
+                size = pick(None, int(block * rng.integers(1, 40)))
+                return [Limit(b.inst.model, g, size) for g in b.inst.place]  # type: ignore[union-attr]
+            case 7:
+                return [Admit(r, batch(mine))]
+            case 8:
+                new = batch(mine)
+                return [Admit(r, new), Move(r, new.inst.place)]
+            case 9 | 10:
+                return [Move(r, to)]
+            case 11:
+                return [Move(b, pick(Host(), None, *homes[b.inst.model]))]
+            case 12:
+                return [Admit(b.inst.model, b)]
+            case 13:
+                return both(b)
+            case 14:
+                return [Move(r, to), pick(Drop(r), Admit(r, batch(mine)), Move(r, None))]
+            case _:
+                return [order(b)]
+
+    script: list[tuple[float, Action]] = []
+    for m in served:
+        b = batch(m.name)
+        if chance(0.9):
+            script.append((NEVER, Load(b.inst)))
+        script += [(NEVER, a) for a in ([order(b)] if chance(0.6) else both(b))]
+        if chance(0.9):
+            script.append((NEVER, Admit(m.name, b)))
+        if chance(0.2):
+            script += [(NEVER, Limit(m.name, g, int(block * rng.integers(5, 60)))) for g in b.inst.place]  # type: ignore[union-attr]
+    stamps = jobs.arrival_s.tolist()
+    for _ in range(int(rng.integers(0, 25))):
+        at = pick(*stamps) if chance(0.25) else float(rng.uniform(0, span))
+        stamps.append(math.floor(at * 64) / 64 if exact else at)
+        script += [(stamps[-1], a) for a in some()]
+    if chance(0.5):
+        script += [(span + 5.0, a) for b in batches for a in (Load(b.inst), Run(b))]
+    rota = [some() + [order(batch())] for _ in range(int(rng.integers(0, 7)))] if turning else []
+    handoff = {b: batch(b.inst.model) for b in batches if chance(0.3)}
+    end_s = pick(math.inf, math.inf, span, span + 7.0, span * float(rng.random()))
+    return World(
+        config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota,
+        {b: to for b, to in handoff.items() if to != b}, end_s,
+    )  # fmt: skip
+
+
+def even(t: Tables) -> Tables:
+    """The same costs as multiples of 2**-12, and speeds as multiples of 1/8: their sums are exact."""
+    cost = t.cost.copy()
+    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1"):
+        cost[name] = np.ceil(cost[name] * 4096) / 4096
+    cost["pre2"] = 0.0
+    grid = np.array([1, 2, 34, 546])
+    rise = np.array([4.0, 5.0, 13.0, 141.0]) / 4096 * np.ones((len(cost), 1))
+    ups = [np.ceil(x * 4) / 4 for x in (t.dec_rate, t.pre_rate)]
+    return Tables(cost, grid, rise, 0.5 * rise, np.array([0.25, 0.5, 1.0]), np.array([1.0, 9.0, 73.0]), *ups)
+
+
 def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:
     """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do."""
+    end_s = min(end_s, world.end_s)
     sim, told = world.sim(), list[tuple[float, Event]]()
     view, answer = sim.view(), world.answer()
     for t, action in world.script:

@@ -127,6 +127,8 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
     else:
         batch_at(S, b).ends[2 * lst + 1] = prev
     batch_at(S, b).count[lst] -= 1
+    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # nobody left who was stopped for memory
+        flag(S, b, 0, batch_at(S, b).stalled)
 
 
 @jit
@@ -950,9 +952,7 @@ def unlist(S: int, r: int) -> None:
             batch_at(S, b).parts -= 1
         elif q.home >= 0:
             batch_at(S, b).swapped -= 1
-        if batch_at(S, b).count[WAITING] == 0:
-            flag(S, b, 0, batch_at(S, b).stalled)
-        elif was_head:
+        if was_head and batch_at(S, b).count[WAITING] > 0:
             wake(S, 2 * b)
     elif q.state == RUN:
         leave_run(S, b, r)
