@@ -23,7 +23,7 @@ CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
 RANK = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
 HOST: Gpus = ()  # the host as a home of KV
-HALF_NS = 0.5e-9  # how near before its end a turn's boundary still counts as at it
+HALF_NS = 0.5e-9  # what ends or comes within it belongs to the instant
 Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
 
 
@@ -258,28 +258,29 @@ class Oracle:
             times += [0.0] * (self.now == -math.inf)
             times += [t.end_s for lane, t in self.turns.items() if lane not in self.steps and t.begun == t.begun]
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
-            if then == math.inf and self.grants and self.now < end_s:  # nothing else will ever free memory
+            if then == math.inf and self.grants and self.now + HALF_NS < end_s:  # nothing else will ever free memory
                 then = self.now
                 self.grants.pop(0).fail("no memory")
             self.pass_time(min(then, end_s))
-            if then > end_s or then == math.inf:
+            if then > end_s + HALF_NS or then == math.inf:
                 return Result(reqs, self.told)
-            for link in [x for x in self.wires if self.wires[x][0] <= self.now]:
+            soon = self.now + HALF_NS
+            for link in [x for x in self.wires if self.wires[x][0] <= soon]:
                 self.end_piece(link)
-            due = [x for x in self.transfers if x.due <= self.now]
-            self.transfers = [x for x in self.transfers if x.due > self.now]
+            due = [x for x in self.transfers if x.due <= soon]
+            self.transfers = [x for x in self.transfers if x.due > soon]
             for transfer in due:
                 transfer.effect()
-            for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= self.now]:
+            for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= soon]:
                 self.end_step(lane, self.steps.pop(lane))
             for lane in self.idle_turns():
                 turn = self.turns[lane]
                 if turn.closing or turn.steps == turn.order.steps:
                     self.end_turn(lane, "steps")
-                elif turn.end_s - HALF_NS <= self.now:
+                elif turn.end_s <= soon:
                     self.end_turn(lane, "time")
             self.tell()
-            while arrivals and arrivals[0][0] <= self.now:
+            while arrivals and arrivals[0][0] <= soon:
                 r = arrivals.pop(0)[1]
                 r.where = "held"
                 self.live.append(r)
@@ -289,10 +290,10 @@ class Oracle:
                     slo = float(jobs.ttft_slo_s[r.id]), float(jobs.tpot_slo_s[r.id])
                     self.news.append(Arrived(Request(r.id, r.model, self.now, r.prompt, *slo)))
                 self.tell()
-            while todo and todo[0][0] <= self.now:
+            while todo and todo[0][0] <= soon:
                 self.do(todo.pop(0)[1])
                 self.tell()
-            self.fresh = -math.inf < self.now < end_s  # what would start at the end does not
+            self.fresh = -math.inf < soon < end_s  # what would start at the end does not
             while self.fresh:
                 while self.fresh:
                     self.fresh = False

@@ -81,7 +81,7 @@ from harness.engines.state import (
 
 INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
-HALF_NS = 0.5e-9  # stamps are whole nanoseconds: a boundary this near before the end of a turn is at it
+HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
 
 # ---------------------------------------------------------------- lists, heap, events
 
@@ -542,9 +542,10 @@ def cut(S: int, lane: int) -> None:
             shorten(S, lane, 1)
         return
     now = W.now
-    j = steps_to(S, lane, done_at(S, lane, now))
-    if W.over == now and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
-        j += 1  # the steps of this instant have begun
+    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))
+    begun = lane <= W.formed and now <= W.over + HALF_NS
+    if begun and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+        j += 1  # its step of this instant has begun
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
@@ -2318,6 +2319,9 @@ def spare(S: int, waiting: int) -> bool:
 def form_all(S: int, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
     W = world(S)
+    if W.over + HALF_NS < W.now:
+        W.over = W.now
+        W.formed = -1
     if W.grants:
         serve_grants(S)
     lane = -1
@@ -2327,7 +2331,11 @@ def form_all(S: int, T: Tables) -> bool:
             prev, x = x, lane_at(S, x).dnext
         if x < 0:
             prev, x = -1, W.dirty
+            W.formed = W.nN
+            if W.grants:
+                serve_grants(S)
         lane = x
+        W.formed = max(W.formed, lane)
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
             return False
         if prev < 0:
@@ -2335,6 +2343,7 @@ def form_all(S: int, T: Tables) -> bool:
         else:
             lane_at(S, prev).dnext = lane_at(S, lane).dnext
         form(S, T, lane)
+    W.formed = W.nN
     for p in range(W.nG):
         if gpu_at(S, p).touched:
             share(S, p)
@@ -2343,24 +2352,29 @@ def form_all(S: int, T: Tables) -> bool:
 
 
 @jit
-def end_all(S: int, t: float) -> bool:
-    """End what ends at t: links and transfers in order of issue, then lanes in their order. False: a log is full."""
+def end_all(S: int) -> bool:
+    """End what ends now: links and transfers in order of issue, then lanes in their order. False: a log is full."""
     W = world(S)
+    soon = W.now + HALF_NS
     if W.links > 0:
         for k in range(W.nK):
-            if link_at(S, k).end <= t:
+            if link_at(S, k).end <= soon:
                 end_part(S, k)
     x = W.xhead
     while x >= 0:
         nxt = xfer_at(S, x).next
-        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= t:
+        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= soon:
             arrive(S, x)
         x = nxt
     while True:
         lane = -1
         for p in range(W.nG):
-            if gpu_at(S, p).end <= t and (lane < 0 or gpu_at(S, p).lane < lane):
-                lane = gpu_at(S, p).lane
+            if gpu_at(S, p).end <= soon:
+                x = gpu_at(S, p).head
+                while x >= 0:
+                    if lane_at(S, x).end <= soon and (lane < 0 or x < lane):
+                        lane = x
+                    x = lane_at(S, x).next
         if lane < 0:
             break
         if not spare(S, 0):
@@ -2370,7 +2384,7 @@ def end_all(S: int, t: float) -> bool:
     while lane >= 0:
         n = lane_at(S, lane)
         nxt = n.tnext
-        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until - HALF_NS <= t):
+        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until <= soon):
             if not spare(S, 0):
                 return False
             end_turn(S, lane, STEPS if n.took >= n.most else TIME)
@@ -2395,22 +2409,26 @@ def advance(S: int, T: Tables, until: float) -> int:
         W.ev_i = 0
         W.ev_n = 0
         now = W.now
+        soon = now + HALF_NS
         t = next_time(S)
         arrival = INF
         if W.nxt < W.n:
             arrival = max(req_at(S, W.nxt).arr, now)
-        if t > now and arrival > now:
+        if t > soon and arrival > soon:
             if W.dirty >= 0 or W.grants:
-                if until <= now:
+                if until <= soon:
+                    W.now = max(now, until)
                     return NOTHING
                 if not form_all(S, T):
                     return GROW
                 continue
             if look and (W.thead >= 0 or W.rivals > 0):
-                if until <= now:
+                if until <= soon:
+                    W.now = max(now, until)
                     return NOTHING
                 look = False
                 W.over = now
+                W.formed = W.nN
                 if W.rivals > 0:
                     rank_links(S)
                 if not settle_turns(S):
@@ -2421,16 +2439,16 @@ def advance(S: int, T: Tables, until: float) -> int:
                     share(S, p)
             t = next_time(S)
         first = min(t, arrival)
-        if first > until or first == INF:
-            if forever and first == INF and now < W.end:
+        if first == INF or (t > until + HALF_NS and arrival > until):
+            if forever and first == INF and soon < W.end:
                 return OVER
             if until != INF:
                 W.now = max(now, until)
             return NOTHING
-        W.now = first
+        W.now = max(now, min(first, until))
         look = True
-        if t <= first:
-            if not end_all(S, t):
+        if t <= W.now + HALF_NS:
+            if not end_all(S):
                 return GROW
             continue
         r = W.nxt
