@@ -137,8 +137,9 @@ class Part:
 
 
 class Grant(NamedTuple):
-    """Memory waited for: an instance's footprint, or the blocks of `req` in its account."""
+    """Memory waited for: an instance's footprint, or the blocks of `req` in its account; `asked`: order of issue."""
 
+    asked: int
     inst: Inst
     req: Req | None
     start: Callable[[], None]
@@ -246,7 +247,8 @@ class Oracle:
         self.resized: set[Lane] = set()  # lanes whose partition is to change
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
-        self.grants: list[Grant] = []
+        self.grants: list[Grant] = []  # in order of issue
+        self.asks = 0
         self.transfers: list[Transfer] = []
         self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
         self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
@@ -777,9 +779,10 @@ class Oracle:
 
                 self.after_step(self.reqs[rid], drop, done)
             case Move(int() as rid, to):
+                asked = self.issue()
 
                 def move(r: Req) -> None:
-                    self.move(r, to, done)
+                    self.move(r, to, asked, done)
 
                 self.after_step(self.reqs[rid], move, done)
             case Move(Batch() as batch, to):
@@ -792,12 +795,15 @@ class Oracle:
                     if len(ends) == len(whole):
                         done(next((x for x in ends if x), None))
 
-                def move_one(r: Req) -> None:
-                    self.move(r, to, end)
+                def one(asked: int) -> Callable[[Req], None]:
+                    def move(r: Req) -> None:
+                        self.move(r, to, asked, end)
+
+                    return move
 
                 self.batches.setdefault(batch, len(self.batches))
                 for r in whole:
-                    self.after_step(r, move_one, end)
+                    self.after_step(r, one(self.issue()), end)
                 if not whole:
                     done("no KV to move")
             case Run(batch, phase, steps=0):
@@ -861,7 +867,7 @@ class Oracle:
                 done(why)
 
             self.weights[inst] = "waiting"
-            self.grants.append(Grant(inst, None, start, fail))
+            self.ask(Grant(self.issue(), inst, None, start, fail))
 
     def after_step(self, r: Req, effect: Callable[[Req], None], failed: Callable[[str], None]) -> None:
         """Now, or at the end of the step that the request is in."""
@@ -878,7 +884,15 @@ class Oracle:
         else:
             failed("request is not here")
 
-    def move(self, r: Req, to: Gpus | Host | None, done: Callable[..., None]) -> None:
+    def issue(self) -> int:
+        """A place in the order of issue, kept while a request's step is awaited."""
+        self.asks += 1
+        return self.asks
+
+    def ask(self, grant: Grant) -> None:
+        self.grants = sorted([*self.grants, grant], key=lambda g: g.asked)
+
+    def move(self, r: Req, to: Gpus | Host | None, asked: int, done: Callable[..., None]) -> None:
         dest = Inst(r.model, HOST if to is None or isinstance(to, Host) else to)
         if r.blocks and to is None:
             self.release(r)
@@ -898,6 +912,6 @@ class Oracle:
                 self.rest(r)
                 done(why)
 
-            self.grants.append(Grant(dest, r, lambda: self.carry(r, dest, done), fail))
+            self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done), fail))
         else:
             self.carry(r, dest, done)

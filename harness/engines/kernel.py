@@ -957,6 +957,9 @@ def unlist(S: int, r: int) -> None:
             wake(S, 2 * b)
     elif q.state == RUN:
         leave_run(S, b, r)
+        if batch_at(S, b).stalled:  # the others may need less than what the batch waits for
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
         batch_at(S, b).parked_ctx -= q.l
