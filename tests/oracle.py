@@ -905,7 +905,7 @@ class Oracle:
             done()
         elif on(dest) and self.never(dest, r.blocks):
             done("larger than the account")
-        elif on(dest):
+        else:
             r.where = "moving"
 
             def fail(why: str) -> None:
@@ -913,5 +913,3 @@ class Oracle:
                 done(why)
 
             self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done), fail))
-        else:
-            self.carry(r, dest, done)

@@ -348,11 +348,11 @@ def wild(seed: int) -> World:
         "preempt": pick("recompute", "swap"),
     }
     jobs = workload(
-        rng, [m.name for m in served], int(rng.integers(2, 30)), pick(2.0, 20.0, 100.0), pick(12, 60)
+        rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60)
     )
     if exact:
         jobs = replace(jobs, arrival_s=np.floor(jobs.arrival_s * 64) / 64)
-    span, turning = float(jobs.arrival_s[-1]) + pick(0.25, 1.0), chance(0.5)
+    span, turning = float(jobs.arrival_s[-1]) + pick(0.1, 0.5), chance(0.5)
 
     def place(m: Served) -> Gpus:
         return tuple(int(g) for g in rng.permutation(gpus)[: m.tp])
@@ -379,9 +379,10 @@ def wild(seed: int) -> World:
         """The two lanes of a batch, side by side."""
         return [replace(order(b), phase="prefill"), replace(order(b), phase="decode")]
 
-    def some() -> list[Action]:
-        """Anything."""
-        b, r = batch(), int(rng.integers(0, len(jobs)))
+    def some(at: float) -> list[Action]:
+        """Anything, mostly to one of the latest requests."""
+        here = int(np.searchsorted(jobs.arrival_s, at, "right"))
+        b, r = batch(), max(0, here - int(rng.integers(1, 12)))
         mine = served[int(jobs.model[r])].name
         to = pick(Host(), Host(), None, *homes[mine], *homes[mine])
         match int(rng.integers(0, 16)):
@@ -419,7 +420,7 @@ def wild(seed: int) -> World:
     script: list[tuple[float, Action]] = []
     for m in served:
         b = batch(m.name)
-        if chance(0.9):
+        if chance(0.95):
             script.append((NEVER, Load(b.inst)))
         script += [(NEVER, a) for a in ([order(b)] if chance(0.6) else both(b))]
         if chance(0.9):
@@ -430,10 +431,10 @@ def wild(seed: int) -> World:
     for _ in range(int(rng.integers(0, 25))):
         at = pick(*stamps) if chance(0.25) else float(rng.uniform(0, span))
         stamps.append(math.floor(at * 64) / 64 if exact else at)
-        script += [(stamps[-1], a) for a in some()]
+        script += [(stamps[-1], a) for a in some(stamps[-1])]
     if chance(0.5):
         script += [(span + 5.0, a) for b in batches for a in (Load(b.inst), Run(b))]
-    rota = [some() + [order(batch())] for _ in range(int(rng.integers(0, 7)))] if turning else []
+    rota = [some(float(rng.uniform(0, span))) + [order(batch())] for _ in range(int(rng.integers(0, 7)))] if turning else []
     handoff = {b: batch(b.inst.model) for b in batches if chance(0.3)}
     end_s = pick(math.inf, math.inf, span, span + 7.0, span * float(rng.random()))
     return World(

@@ -952,7 +952,9 @@ def unlist(S: int, r: int) -> None:
         if q.home == batch_at(S, b).inst:
             batch_at(S, b).parts -= 1
         elif q.home >= 0:
-            batch_at(S, b).swapped -= 1
+            batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
         if was_head and batch_at(S, b).count[WAITING] > 0:
             wake(S, 2 * b)
     elif q.state == RUN:
@@ -1889,11 +1891,14 @@ def move_now(S: int, r: int, x: int) -> None:
         X.stage = TAIL
         X.due = W.now
         return
-    if q.home < 0 or q.state == WAIT or never(S, dst, q.blocks):
+    b = q.batch
+    blocks = q.blocks
+    if q.state == RUN:  # those taken since it joined are its own from when it leaves
+        blocks = max(blocks, (q.l + batch_at(S, b).D - q.jd - 1 + W.bt - 1) // W.bt)
+    if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
         refuse(S, x)
         return
     charge(S, r, W.now)
-    b = q.batch
     unlist(S, r)
     q.state = MOVE
     push(S, b, ELSEWHERE, r, 0)
