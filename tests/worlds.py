@@ -101,7 +101,7 @@ class Rota:
         if isinstance(event, Prefilled) and event.batch in self.handoff:
             to = self.handoff[event.batch]
             return [Admit(event.rid, to), Move(event.rid, to.inst.place)]
-        if not isinstance(event, TurnEnded) or not self.entries:
+        if not isinstance(event, TurnEnded) or not self.entries or self.next > 200:
             return ()
         if now_s > self.now_s:
             self.now_s, self.left = now_s, 3

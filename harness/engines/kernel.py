@@ -362,6 +362,34 @@ def keep(S: int, i: int, nbytes: int) -> None:
 
 
 @jit
+def asked_bytes(S: int, x: int) -> int:
+    """What a load or move that waits for memory takes on each of its GPUs."""
+    X = xfer_at(S, x)
+    if X.kind != SHIFT:
+        return int(X.bytes)
+    return held_bytes(S, X.inst, inst_at(S, X.inst).blocks + X.blocks) - inst_at(S, X.inst).held
+
+
+@jit
+def promised(S: int, g: int) -> int:
+    """Bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
+    W = world(S)
+    total = gpu_at(S, g).waiting
+    if not W.elastic or total == 0:
+        return total
+    total = 0
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        if X.stage == GRANT:
+            for j in range(inst_at(S, X.inst).n):
+                if inst_at(S, X.inst).at[j] == g:
+                    total += asked_bytes(S, x)
+        x = X.next
+    return total
+
+
+@jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
     W = world(S)
@@ -373,7 +401,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
         return False
     for j in range(I.n):
         g = gpu_at(S, I.at[j])
-        if g.used + h - I.held + (0 if grow_ else g.waiting) > g.cap:
+        if g.used + h - I.held + (0 if grow_ else promised(S, I.at[j])) > g.cap:
             return False
     return True
 
@@ -1928,10 +1956,7 @@ def granted(S: int, x: int) -> bool:
             return False
     for j in range(inst_at(S, i).n):
         g = gpu_at(S, inst_at(S, i).at[j])
-        size = int(X.bytes)
-        if X.kind == SHIFT:
-            size = held_bytes(S, i, inst_at(S, i).blocks + X.blocks) - inst_at(S, i).held
-        if g.barred or g.used + size > g.cap:
+        if g.barred or g.used + asked_bytes(S, x) > g.cap:
             return False
     return True
 
@@ -2532,7 +2557,7 @@ def peek_free(S: int, g: int) -> int:
     """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
     W = world(S)
     G = gpu_at(S, g)
-    free = G.cap - G.used - G.waiting
+    free = G.cap - G.used - promised(S, g)
     for b in range(W.nB):
         n = ahead(S, b)
         if n > 0:

@@ -245,6 +245,7 @@ class Sim:
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
+        w["elastic"] = self._elastic
         w["piece"] = c.piece_bytes
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times

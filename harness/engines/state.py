@@ -45,7 +45,7 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 WORLD = _row(
     "now end over watermark sigma piece",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
-    "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
+    "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "xfree xn xhead xtail thead formed links rivals logs spans steps preempts loads evicts moves",
 )
 GPU = _row(
