@@ -610,8 +610,9 @@ class Oracle:
         beside = [self.steps[x].phase for x in ((batch, 0), (batch, 1)) if x in self.steps]
         if beside and "mixed" in (phase, *beside):  # mixed excludes the others, also in flight
             return
-        if lane in self.resized:  # partitions of a pool change together, at the last of their boundaries
-            if any(x in self.resized and self.pool(x) & self.pool(lane) for x in self.steps):
+        if lane in self.resized:  # partitions of a GPU change together, at the last of their boundaries
+            mine = set(on(batch.inst))
+            if any(x in self.resized and mine & set(s.place) for x, s in self.steps.items()):
                 return
             self.resized.remove(lane)
         cap = min(self.setup.batch_cap, order.seqs or self.setup.batch_cap)
@@ -637,14 +638,6 @@ class Oracle:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
         if decodes or pieces:
             self.start(lane, order, decodes, pieces)
-
-    def pool(self, lane: Lane) -> set[int]:
-        """The GPUs of a lane, with those that tensor-parallel groups tie to them."""
-        found = set(on(lane[0].inst))
-        for _ in self.setup.gpu_bytes:
-            for place in {on(x[0].inst) for x in self.lanes} | {on(i) for i in self.weights}:
-                found |= set(place) if found & set(place) else set()
-        return found
 
     def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
         """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens."""

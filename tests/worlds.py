@@ -327,7 +327,7 @@ def wild(seed: int) -> World:
     block, foot = 4 * kv_token_bytes(SHAPE, 1), weight_bytes(SHAPE) + 1000
     elastic = chance(0.25)
     foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
-    mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(8, 60) if chance(0.7) else 4000)
+    mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(6, 50) if chance(0.8) else 4000)
     unit = float(1 << 20)
     speeds = [unit * pick(0.25, 1.0, 4.0) for _ in range(3)] if exact else [foot * pick(1.0, 4.0, 20.0) for _ in range(3)]
     spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, *speeds, 1.0, 1.0, 1 << 50)  # type: ignore[arg-type]
@@ -348,7 +348,7 @@ def wild(seed: int) -> World:
         "preempt": pick("recompute", "swap"),
     }
     jobs = workload(
-        rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60)
+        rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60, 100)
     )
     if exact:
         jobs = replace(jobs, arrival_s=np.floor(jobs.arrival_s * 64) / 64)

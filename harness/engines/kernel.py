@@ -1191,7 +1191,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     if n.resized:  # partitions of a GPU change together, at the last of their boundaries
         p = gpu_at(S, pool_of(S, lane)).head
         while p >= 0:
-            if lane_at(S, p).resized:
+            if lane_at(S, p).resized and shares_gpu(S, i, batch_at(S, p >> 1).inst):
                 return
             p = lane_at(S, p).next
         n.resized = 0
