@@ -287,7 +287,7 @@ class Oracle:
                 r.where = "held"
                 self.live.append(r)
                 if r.model in self.routes:
-                    self.join(r, self.routes[r.model])
+                    self.join(r, self.routes[r.model], self.next_admit())
                 else:
                     slo = float(jobs.ttft_slo_s[r.id]), float(jobs.tpot_slo_s[r.id])
                     self.news.append(Arrived(Request(r.id, r.model, self.now, r.prompt, *slo)))
@@ -534,11 +534,16 @@ class Oracle:
 
     # requests
 
-    def join(self, r: Req, batch: Batch) -> None:
+    def next_admit(self) -> int:
+        """A place in the order of Admit, taken when it is said."""
+        self.admits += 1
+        return self.admits
+
+    def join(self, r: Req, batch: Batch, seq: int) -> None:
         r.admit_s = self.now if r.batch is None else r.admit_s
         r.where = r.where if r.where == "moving" else ""
         self.forget_stops()
-        r.batch, r.seq, self.admits = batch, self.admits, self.admits + 1
+        r.batch, r.seq = batch, seq
         if r.blocks and not r.whole and r.home != batch.inst:  # partly built KV does not travel
             self.release(r)
         self.settle(r)
@@ -760,9 +765,10 @@ class Oracle:
             case Admit(int() as rid, batch) if self.reqs[rid].model == batch.inst.model:
                 if self.reqs[rid].where in LIVE:
                     self.batches.setdefault(batch, len(self.batches))
+                seq = self.next_admit()
 
                 def admit(r: Req) -> None:
-                    self.join(r, batch)
+                    self.join(r, batch, seq)
 
                 self.after_step(self.reqs[rid], admit, done)
             case Drop(rid):

@@ -1511,7 +1511,7 @@ def catch_up(S: int, r: int) -> None:
         q.pend = P_NONE
         batch_at(S, q.batch).pend -= 1
     if b >= 0:
-        admit_now(S, r, b)
+        admit_now(S, r, b, q.pend_seq)
     if what != P_NONE:
         act(S, r, what, arg)
 
@@ -1533,7 +1533,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action on a request that is in no step."""
     W = world(S)
     if what == P_ADMIT:
-        admit_now(S, r, arg)
+        admit_now(S, r, arg, next_seq(S))
     elif what == P_DROP:
         unlist(S, r)
         end(S, r, DROPPED, W.now)
@@ -1555,6 +1555,7 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         if q.pend_batch < 0:
             B.pend += 1
         q.pend_batch = arg
+        q.pend_seq = next_seq(S)
     elif q.pend == P_NONE:
         B.pend += 1
         q.pend = what
@@ -1586,7 +1587,15 @@ def turn_down(S: int, what: int, arg: int) -> None:
 
 
 @jit
-def admit_now(S: int, r: int, b: int) -> None:
+def next_seq(S: int) -> int:
+    """The next place in the order of Admit: taken when it is said, though it may wait for a boundary."""
+    W = world(S)
+    W.seq += 1
+    return W.seq
+
+
+@jit
+def admit_now(S: int, r: int, b: int, seq: int) -> None:
     """Membership: the old batch loses the request; KV stays where it is."""
     W = world(S)
     q = req_at(S, r)
@@ -1605,8 +1614,7 @@ def admit_now(S: int, r: int, b: int) -> None:
         q.batch = b
         inst_at(S, i).members += 1
         q.admit = W.now
-    q.seq = W.seq
-    W.seq += 1
+    q.seq = seq
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:
@@ -2491,7 +2499,7 @@ def advance(S: int, T: Tables, until: float) -> int:
         q.m_t = q.arr
         b = T.route[q.model]
         if b >= 0:
-            admit_now(S, r, b)
+            admit_now(S, r, b, next_seq(S))
         tell(S, E_ARRIVED, r, -1, 0)
 
 

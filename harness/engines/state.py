@@ -76,7 +76,7 @@ LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
     "seq l jd tick model prompt out made state batch blocks pre piece prev next pnext hc hn hp home "
-    "pend pend_arg pend_batch npre first_inst last_inst",
+    "pend pend_arg pend_batch pend_seq npre first_inst last_inst",
 )  # 8-byte numbers only: a second kind of integer would compile most verbs twice
 
 
