@@ -1710,8 +1710,14 @@ def evict(S: int, i: int, drain: int, act_: int) -> None:
     """Free weights once no member is left, or at the next boundary."""
     I = inst_at(S, i)
     I.evict = act_
+    W = world(S)
     set_weights(S, i, DRAINING if drain else LEAVING)
-    if I.busy == 0 and (not drain or I.members == 0):
+    if not drain:
+        for lane in range(W.nN):  # a span may be at a boundary just now
+            n = lane_at(S, lane)
+            if n.busy == SPAN and batch_at(S, lane >> 1).inst == i and n.end <= W.now + HALF_NS:
+                end_step(S, lane)
+    if I.state != OUT and I.busy == 0 and (not drain or I.members == 0):
         leave(S, i)
 
 
