@@ -577,6 +577,8 @@ def cut(S: int, lane: int) -> None:
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
+        if n.end <= now + HALF_NS:
+            W.due = 1
         next_end(S, pool_of(S, lane))
 
 
@@ -2363,6 +2365,28 @@ def spare(S: int, waiting: int) -> bool:
 
 
 @jit
+def end_lanes(S: int) -> bool:
+    """End the steps that end now, older lanes first. False: a log is full."""
+    W = world(S)
+    soon = W.now + HALF_NS
+    while True:
+        lane = -1
+        for p in range(W.nG):
+            if gpu_at(S, p).end <= soon:
+                x = gpu_at(S, p).head
+                while x >= 0:
+                    if lane_at(S, x).end <= soon and (lane < 0 or x < lane):
+                        lane = x
+                    x = lane_at(S, x).next
+        if lane < 0:
+            W.due = 0
+            return True
+        if not spare(S, 0):
+            return False
+        end_step(S, lane)
+
+
+@jit
 def form_all(S: int, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
     W = world(S)
@@ -2371,16 +2395,19 @@ def form_all(S: int, T: Tables) -> bool:
         W.formed = -1
     if W.grants:
         serve_grants(S)
+    if W.due and not end_lanes(S):
+        return False
     lane = -1
     while W.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
         prev, x = -1, W.dirty
         while x >= 0 and x <= lane:
             prev, x = x, lane_at(S, x).dnext
         if x < 0:
-            prev, x = -1, W.dirty
+            lane = -1
             W.formed = W.nN
             if W.grants:
                 serve_grants(S)
+            continue
         lane = x
         W.formed = max(W.formed, lane)
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
@@ -2390,6 +2417,8 @@ def form_all(S: int, T: Tables) -> bool:
         else:
             lane_at(S, prev).dnext = lane_at(S, lane).dnext
         form(S, T, lane)
+        if W.due and not end_lanes(S):  # spans at a boundary just now, cut for what they held ahead
+            return False
     W.formed = W.nN
     for p in range(W.nG):
         if gpu_at(S, p).touched:
@@ -2413,20 +2442,8 @@ def end_all(S: int) -> bool:
         if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= soon:
             arrive(S, x)
         x = nxt
-    while True:
-        lane = -1
-        for p in range(W.nG):
-            if gpu_at(S, p).end <= soon:
-                x = gpu_at(S, p).head
-                while x >= 0:
-                    if lane_at(S, x).end <= soon and (lane < 0 or x < lane):
-                        lane = x
-                    x = lane_at(S, x).next
-        if lane < 0:
-            break
-        if not spare(S, 0):
-            return False
-        end_step(S, lane)
+    if not end_lanes(S):
+        return False
     lane = W.thead
     while lane >= 0:
         n = lane_at(S, lane)

@@ -46,7 +46,7 @@ WORLD = _row(
     "now end over watermark sigma piece",
     "G K I B N R E X L nG nK nI nB nN nR nE nX nL "
     "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "xfree xn xhead xtail thead formed links rivals logs spans steps preempts loads evicts moves",
+    "xfree xn xhead xtail thead formed due links rivals logs spans steps preempts loads evicts moves",
 )
 GPU = _row(
     "end busy_s busy_t hbm_s flop_s kv_s kv_t level",
