@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import permutations
 from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
+WILD = 2_000_000  # and from here on anything happens at any time
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -147,9 +148,9 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 
 def world(seed: int) -> World:
-    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops, turns."""
+    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
     if seed >= TURNED:
-        return turned(seed)
+        return turned(seed) if seed < WILD else wild(seed)
     rng = np.random.default_rng(seed)
     gpus = int(rng.integers(1, 3))
     served = tuple(
@@ -328,9 +329,8 @@ def wild(seed: int) -> World:
     elastic = chance(0.25)
     foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
     mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(6, 50) if chance(0.8) else 4000)
-    unit = float(1 << 20)
-    speeds = [unit * pick(0.25, 1.0, 4.0) for _ in range(3)] if exact else [foot * pick(1.0, 4.0, 20.0) for _ in range(3)]
-    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, *speeds, 1.0, 1.0, 1 << 50)  # type: ignore[arg-type]
+    h2d, d2h, nvlink = (float(pick(1 << 18, 1 << 20, 1 << 22) if exact else foot * pick(1, 4, 20)) for _ in range(3))
+    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, h2d, d2h, nvlink, 1.0, 1.0, 1 << 50)
     t = tables(rng, len(served), heavy=pick(0.1, 1.0, 4.0))
     if exact:
         t = even(t)
@@ -347,9 +347,7 @@ def wild(seed: int) -> World:
         "memory": "unlimited" if chance(0.05) else "real",
         "preempt": pick("recompute", "swap"),
     }
-    jobs = workload(
-        rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60, 100)
-    )
+    jobs = workload(rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60, 100))
     if exact:
         jobs = replace(jobs, arrival_s=np.floor(jobs.arrival_s * 64) / 64)
     span, turning = float(jobs.arrival_s[-1]) + pick(0.1, 0.5), chance(0.5)
@@ -434,13 +432,11 @@ def wild(seed: int) -> World:
         script += [(stamps[-1], a) for a in some(stamps[-1])]
     if chance(0.5):
         script += [(span + 5.0, a) for b in batches for a in (Load(b.inst), Run(b))]
-    rota = [some(float(rng.uniform(0, span))) + [order(batch())] for _ in range(int(rng.integers(0, 7)))] if turning else []
-    handoff = {b: batch(b.inst.model) for b in batches if chance(0.3)}
+    entries = int(rng.integers(0, 7)) if turning else 0
+    rota = [[*some(float(rng.uniform(0, span))), order(batch())] for _ in range(entries)]
+    handoff = {b: to for b in batches if chance(0.3) and (to := batch(b.inst.model)) != b}
     end_s = pick(math.inf, math.inf, span, span + 7.0, span * float(rng.random()))
-    return World(
-        config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota,
-        {b: to for b, to in handoff.items() if to != b}, end_s,
-    )  # fmt: skip
+    return World(config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota, handoff, end_s)
 
 
 def even(t: Tables) -> Tables:
