@@ -155,7 +155,7 @@ def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s
     jobs = replace(w.jobs, arrival_s=np.array([0.0, 1.0]), model=np.array([0, 1], np.int32))
     policy, sim = Policy(greedy), replace(w, machine=full).sim()
     replay(policy, sim, jobs, end_s=end_s)
-    refused = [(t, e.action) for t, e in policy.heard if isinstance(e, Done) and e.failed is not None]
+    refused = [(t, e.action) for t, e in policy.heard if isinstance(e, Done) and isinstance(e.action, Load)]
     assert refused == [(3.0, Load(Inst("m1", (0,))))]
     assert sim.view().now_s == (3.0 if end_s == math.inf else end_s)
 
