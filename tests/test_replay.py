@@ -141,7 +141,7 @@ def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
 
 @pytest.mark.parametrize("end_s", [50.0, math.inf])
 def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s: float) -> None:
-    """GPU 0 holds one of two models. The refusal comes with the last event; a timer is an event to come."""
+    """GPU 0 holds one of two models, and lets no prompt in before a load that waits. A timer is something to come."""
 
     def greedy(event: Event, view: View) -> Iterable[Action]:
         yield from serve(event, view)
@@ -157,7 +157,8 @@ def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s
     replay(policy, sim, jobs, end_s=end_s)
     refused = [(t, e.action) for t, e in policy.heard if isinstance(e, Done) and isinstance(e.action, Load)]
     assert refused == [(3.0, Load(Inst("m1", (0,))))]
-    assert sim.view().now_s == (3.0 if end_s == math.inf else end_s)
+    assert done_s(sim)[0] == 4.0
+    assert sim.view().now_s == (4.0 if end_s == math.inf else end_s)
 
 
 def test_deciding_for_ever_is_an_error() -> None:
