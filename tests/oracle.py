@@ -298,12 +298,8 @@ class Oracle:
             self.fresh = -math.inf < soon < end_s  # what would start at the end does not
             while self.fresh:
                 while self.fresh:
-                    self.fresh = False
-                    self.serve_grants()
-                    for lane in self.by_age():
-                        order = self.lanes[lane]
-                        if order and lane not in self.steps and self.usable(lane[0].inst):
-                            self.form(lane, order)
+                    while self.fresh:
+                        self.form_all()
                     self.tell()
                 over = [(lane, why) for lane in self.idle_turns() if (why := self.over(lane))]
                 for lane, why in over:
@@ -315,6 +311,17 @@ class Oracle:
                 if rate != s.rate:  # a step whose rate stays keeps its end
                     s.progress, s.since, s.rate = s.progress + (self.now - s.since) * s.rate, self.now, rate
                     s.end = self.now + (s.work - s.progress) / rate
+
+    def form_all(self) -> None:
+        """One round: memory, then each idle lane in turn; fresh if there is to be another."""
+        self.fresh, news = False, len(self.news)
+        self.serve_grants()
+        for lane in self.by_age():
+            order = self.lanes[lane]
+            if order and lane not in self.steps and self.usable(lane[0].inst):
+                self.form(lane, order)
+        self.empty_leaving()
+        self.fresh |= len(self.news) > news
 
     def pass_time(self, until: float) -> None:
         """Charge the time up to `until` to a cause of each request."""
