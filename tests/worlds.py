@@ -21,7 +21,7 @@ from harness.engines.sim import (
     Sim,
     granule_bytes,
 )
-from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
@@ -42,12 +42,13 @@ class World:
     options: Mapping[str, Option]
     jobs: Jobs
     script: Sequence[tuple[float, Action]]
-    rota: Sequence[Sequence[Action]] = ()  # what follows a turn
+    rota: Sequence[Sequence[Action]] = ()  # what follows a turn, or what else is answered
+    answered: frozenset[type] = frozenset({TurnEnded})
     handoff: Mapping[Batch, Batch] = field(default_factory=dict)  # where a prefilled request goes on, with its KV
     end_s: float = math.inf
 
     def answer(self) -> Rota:
-        return Rota(self.rota, self.handoff)
+        return Rota(self.rota, self.answered, self.handoff)
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
@@ -93,18 +94,23 @@ class World:
 
 
 class Rota:
-    """Answers the end of a turn with the next entry of a list, at most three times an instant; hands prompts on."""
+    """Answers what it hears with the next entry of a list, at most three times an instant; hands prompts on."""
 
-    def __init__(self, entries: Sequence[Sequence[Action]], handoff: Mapping[Batch, Batch]) -> None:
-        self.entries, self.handoff, self.next, self.now_s, self.left = entries, handoff, 0, NEVER, 0
+    def __init__(
+        self, entries: Sequence[Sequence[Action]], hears: frozenset[type], handoff: Mapping[Batch, Batch]
+    ) -> None:
+        self.entries, self.hears, self.handoff = entries, hears, handoff
+        self.next, self.now_s, self.left = 0, NEVER, 0
 
     def __call__(self, now_s: float, event: Event) -> Sequence[Action]:
         if isinstance(event, Prefilled) and event.batch in self.handoff:
             to = self.handoff[event.batch]
             return [Admit(event.rid, to), Move(event.rid, to.inst.place)]
-        if not isinstance(event, TurnEnded) or not self.entries or self.next > 200:
+        if type(event) not in self.hears or not self.entries or self.next > 200:  # no policy goes on for ever
             return ()
-        if now_s > self.now_s:
+        if isinstance(event, Done) and (event.failed is not None or type(event.action) not in HEARD):
+            return ()
+        if now_s > self.now_s + 1e-9:
             self.now_s, self.left = now_s, 3
         self.left -= 1
         self.next += 1
@@ -432,11 +438,12 @@ def wild(seed: int) -> World:
         script += [(stamps[-1], a) for a in some(stamps[-1])]
     if chance(0.5):
         script += [(span + 5.0, a) for b in batches for a in (Load(b.inst), Run(b))]
-    entries = int(rng.integers(0, 7)) if turning else 0
+    entries = int(rng.integers(0, 7))
     rota = [[*some(float(rng.uniform(0, span))), order(batch())] for _ in range(entries)]
+    answered = frozenset({TurnEnded, *(kind for kind in (Done, Finished, Preempted) if chance(0.25))})
     handoff = {b: to for b in batches if chance(0.3) and (to := batch(b.inst.model)) != b}
     end_s = pick(math.inf, math.inf, span, span + 7.0, span * float(rng.random()))
-    return World(config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota, handoff, end_s)
+    return World(config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota, answered, handoff, end_s)
 
 
 def even(t: Tables) -> Tables:

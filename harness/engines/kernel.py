@@ -1932,8 +1932,9 @@ def move_now(S: int, r: int, x: int) -> None:
     X = xfer_at(S, x)
     dst = X.inst
     if q.home == dst and q.state != WAIT:
-        X.stage = TAIL
-        X.due = W.now
+        act_ = X.act
+        release(S, x)
+        tell(S, E_DONE, act_, -1, 0)
         return
     b = q.batch
     blocks = q.blocks
