@@ -383,7 +383,7 @@ class Sim:
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
         while True:
-            if self._told:
+            if self._told and self.S.ev_i.item() >= self.S.ev_n.item():  # what was to be told before goes first
                 return self._told.popleft()
             code = kernel.advance(self.S.at, self.T, until_s)
             if code == state.GROW:
