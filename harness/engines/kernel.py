@@ -1710,9 +1710,9 @@ def leave(S: int, i: int) -> None:
 @jit
 def evict(S: int, i: int, drain: int, act_: int) -> None:
     """Free weights once no member is left, or at the next boundary."""
+    W = world(S)
     I = inst_at(S, i)
     I.evict = act_
-    W = world(S)
     set_weights(S, i, DRAINING if drain else LEAVING)
     if not drain:
         for lane in range(W.nN):  # a span may be at a boundary just now
