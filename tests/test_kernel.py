@@ -572,7 +572,7 @@ def books(sim: Sim) -> None:
     assert (S.G["used"] <= S.G["cap"]).all() or S.s["unlimited"]
 
 
-@pytest.mark.parametrize("first", range(TURNED, TURNED + 60, 20))
+@pytest.mark.parametrize("first", [*range(TURNED, TURNED + 60, 20), *range(WILD, WILD + 60, 20)])
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + 20):
         w = world(seed)
@@ -590,7 +590,7 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
                 sim.do(action)
         sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
         stops = [(t, a) for t, a in w.script if t > NEVER]
-        looks = [(float(t), None) for t in rng.uniform(0, stops[-1][0] + 2.0, 40)]
+        looks = [(float(t), None) for t in rng.uniform(0, w.jobs.arrival_s[-1] + 3.0, 40)]
         for t, a in sorted([*stops, *looks], key=lambda x: x[0]):
             hear(t)
             books(sim)
