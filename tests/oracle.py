@@ -586,6 +586,7 @@ class Oracle:
         self.live.remove(r)
         r.where, r.state, r.done_s = state, state, self.now
         self.news.append(Finished(r.id, r.batch, state))
+        self.empty_leaving()  # the next lane that is formed has the memory
 
     def token(self, r: Req) -> bool:
         """One token more; True when it was the last."""

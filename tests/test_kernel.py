@@ -755,6 +755,16 @@ def test_an_eviction_at_a_boundary_finds_no_step_in_flight() -> None:
     assert done == [(0.375, Evict(M0.inst, drain=False), True), (1.375, Load(M0.inst), True)]
 
 
+def test_weights_leave_with_their_last_member_before_the_next_lane_is_formed() -> None:
+    # at 0.375 the first model's request finds no second block, alone in its account, and fails; its weights go with it,
+    # and the second model's lane, which steps at 0.375 as well, lets in a prompt that needs their room
+    both = [*SERVE, *((NEVER, a) for a in (Load(M1.inst), Run(M1, chunk_tokens=8), Admit("m1", M1)))]
+    rows = [(0.0, 0, 3, 9), (0.0, 1, 3, 3), (0.25, 1, 7, 1)]
+    R, done = agreed(small(rows, [*both, (0.25, Evict(M0.inst))], blocks=2, models=2))
+    assert R["state"].tolist() == [state.FAILED, state.DONE, state.DONE]
+    assert (R["done"][0], R["kv"][2], done) == (0.375, 0.0, [(0.375, Evict(M0.inst), True)])
+
+
 def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
     # at 1.375 each needs its third block, and one of five is left; whose span then ends has no meaning
     script = [*SERVE, *((NEVER, a) for a in (Load(M1.inst), Run(M1), Admit("m1", M1)))]
