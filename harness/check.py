@@ -10,6 +10,7 @@ import ast
 import difflib
 import inspect
 import json
+import math
 import os
 import re
 import shlex
@@ -331,9 +332,9 @@ class Stand:
         self._count = 0
         self._start_loads: list[Action] | None = []  # None: past the start
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """See Engine."""
-        self._engine.begin(jobs, hears, oracle)
+        self._engine.begin(jobs, hears, oracle, end_s)
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""

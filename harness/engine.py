@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,12 +24,19 @@ class Engine(Protocol):
     fidelity: Fidelity
     cluster: Cluster
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
-        """Take the workload. Actions done before are the answers to "start": their Loads are free and silent."""
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Take the workload, and pass no time beyond `end_s`.
+
+        Actions done before are the answers to "start": their Loads are free and silent.
+        """
         ...
 
     def poll(self, until_s: float) -> Event | None:
-        """Next event due by `until_s`; None when there is none and the clock stands at `until_s`, or all is idle."""
+        """Next event due by `until_s` and the end of the run; None when there is none, and the clock stands there.
+
+        Without an `until_s` (infinity) no action comes any more unless an event does: where nothing can happen, the
+        first load or move that waits for memory fails, at the time of the last event.
+        """
         ...
 
     def do(self, action: Action) -> None:

@@ -227,7 +227,7 @@ def replay(
 
     start = decide(Woke("start")) if Woke in system.hears else ()
     apply([a for a in start if not isinstance(a, Wake)], 0.0)
-    engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses)
+    engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses, end_s)
     apply([a for a in start if isinstance(a, Wake)], 0.0)
     free_s = math.inf  # when the answer being thought of lands
     while not engine.idle():
@@ -239,7 +239,7 @@ def replay(
                 apply(actions, control_s)
             continue
         due_s = min(agenda.next_s(), free_s)
-        event = engine.poll(min(due_s, end_s))
+        event = engine.poll(due_s)
         if event is not None:
             heard.append(event)
         elif due_s > end_s or due_s == math.inf:

@@ -23,7 +23,7 @@ CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
 RANK = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
 HOST: Gpus = ()  # the host as a home of KV
-HALF_NS = 0.5e-9  # how near before its end a turn's boundary still counts as at it
+HALF_NS = 0.5e-9  # what ends or comes within it belongs to the instant
 Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
 
 
@@ -137,8 +137,9 @@ class Part:
 
 
 class Grant(NamedTuple):
-    """Memory waited for: an instance's footprint, or the blocks of `req` in its account."""
+    """Memory waited for: an instance's footprint, or the blocks of `req` in its account; `asked`: order of issue."""
 
+    asked: int
     inst: Inst
     req: Req | None
     start: Callable[[], None]
@@ -246,7 +247,8 @@ class Oracle:
         self.resized: set[Lane] = set()  # lanes whose partition is to change
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
-        self.grants: list[Grant] = []
+        self.grants: list[Grant] = []  # in order of issue
+        self.asks = 0
         self.transfers: list[Transfer] = []
         self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
         self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
@@ -258,49 +260,46 @@ class Oracle:
             times += [0.0] * (self.now == -math.inf)
             times += [t.end_s for lane, t in self.turns.items() if lane not in self.steps and t.begun == t.begun]
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
-            if then == math.inf and self.grants:  # nothing else will ever free memory
+            if then == math.inf and self.grants and self.now + HALF_NS < end_s:  # nothing else will ever free memory
                 then = self.now
                 self.grants.pop(0).fail("no memory")
             self.pass_time(min(then, end_s))
-            if then > end_s or then == math.inf:
+            if then > end_s + HALF_NS or then == math.inf:
                 return Result(reqs, self.told)
-            for link in [x for x in self.wires if self.wires[x][0] <= self.now]:
+            soon = self.now + HALF_NS
+            for link in [x for x in self.wires if self.wires[x][0] <= soon]:
                 self.end_piece(link)
-            due = [x for x in self.transfers if x.due <= self.now]
-            self.transfers = [x for x in self.transfers if x.due > self.now]
+            due = [x for x in self.transfers if x.due <= soon]
+            self.transfers = [x for x in self.transfers if x.due > soon]
             for transfer in due:
                 transfer.effect()
-            for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= self.now]:
+            for lane in [x for x in self.by_age() if x in self.steps and self.steps[x].end <= soon]:
                 self.end_step(lane, self.steps.pop(lane))
             for lane in self.idle_turns():
                 turn = self.turns[lane]
                 if turn.closing or turn.steps == turn.order.steps:
                     self.end_turn(lane, "steps")
-                elif turn.end_s - HALF_NS <= self.now:
+                elif turn.end_s <= soon:
                     self.end_turn(lane, "time")
             self.tell()
-            while arrivals and arrivals[0][0] <= self.now:
+            while arrivals and arrivals[0][0] <= soon:
                 r = arrivals.pop(0)[1]
                 r.where = "held"
                 self.live.append(r)
                 if r.model in self.routes:
-                    self.join(r, self.routes[r.model])
+                    self.join(r, self.routes[r.model], self.next_admit())
                 else:
                     slo = float(jobs.ttft_slo_s[r.id]), float(jobs.tpot_slo_s[r.id])
                     self.news.append(Arrived(Request(r.id, r.model, self.now, r.prompt, *slo)))
                 self.tell()
-            while todo and todo[0][0] <= self.now:
+            while todo and todo[0][0] <= soon:
                 self.do(todo.pop(0)[1])
                 self.tell()
-            self.fresh = self.now > -math.inf
+            self.fresh = -math.inf < soon < end_s  # what would start at the end does not
             while self.fresh:
                 while self.fresh:
-                    self.fresh = False
-                    self.serve_grants()
-                    for lane in self.by_age():
-                        order = self.lanes[lane]
-                        if order and lane not in self.steps and self.usable(lane[0].inst):
-                            self.form(lane, order)
+                    while self.fresh:
+                        self.form_all()
                     self.tell()
                 over = [(lane, why) for lane in self.idle_turns() if (why := self.over(lane))]
                 for lane, why in over:
@@ -313,9 +312,20 @@ class Oracle:
                     s.progress, s.since, s.rate = s.progress + (self.now - s.since) * s.rate, self.now, rate
                     s.end = self.now + (s.work - s.progress) / rate
 
+    def form_all(self) -> None:
+        """One round: memory, then each idle lane in turn; fresh if there is to be another."""
+        self.fresh, news = False, len(self.news)
+        self.serve_grants()
+        for lane in self.by_age():
+            order = self.lanes[lane]
+            if order and lane not in self.steps and self.usable(lane[0].inst):
+                self.form(lane, order)
+        self.empty_leaving()
+        self.fresh |= len(self.news) > news
+
     def pass_time(self, until: float) -> None:
         """Charge the time up to `until` to a cause of each request."""
-        self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}  # nobody left who was stopped
+        self.forget_stops()
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
@@ -330,6 +340,10 @@ class Oracle:
             else:
                 r.waits["move" if r.where in ("moving", "away") else "turn"] += dt
         self.now = until if until < math.inf else self.now
+
+    def forget_stops(self) -> None:
+        """Where nobody is left who was stopped for memory."""
+        self.kv_stops &= {r.batch for r in self.live if r.batch and r.where == "waiting"}
 
     def by_age(self) -> list[Lane]:
         return sorted(self.lanes, key=lambda lane: (self.batches[lane[0]], lane[1]))
@@ -527,9 +541,18 @@ class Oracle:
 
     # requests
 
-    def join(self, r: Req, batch: Batch) -> None:
+    def next_admit(self) -> int:
+        """A place in the order of Admit, taken when it is said."""
+        self.admits += 1
+        return self.admits
+
+    def join(self, r: Req, batch: Batch, seq: int) -> None:
         r.admit_s = self.now if r.batch is None else r.admit_s
-        r.batch, r.seq, self.admits = batch, self.admits, self.admits + 1
+        r.where = r.where if r.where == "moving" else ""
+        self.forget_stops()
+        r.batch, r.seq = batch, seq
+        if r.blocks and not r.whole and r.home != batch.inst:  # partly built KV does not travel
+            self.release(r)
         self.settle(r)
 
     def rest(self, r: Req) -> None:
@@ -563,6 +586,7 @@ class Oracle:
         self.live.remove(r)
         r.where, r.state, r.done_s = state, state, self.now
         self.news.append(Finished(r.id, r.batch, state))
+        self.empty_leaving()  # the next lane that is formed has the memory
 
     def token(self, r: Req) -> bool:
         """One token more; True when it was the last."""
@@ -599,8 +623,9 @@ class Oracle:
         beside = [self.steps[x].phase for x in ((batch, 0), (batch, 1)) if x in self.steps]
         if beside and "mixed" in (phase, *beside):  # mixed excludes the others, also in flight
             return
-        if lane in self.resized:  # partitions of a pool change together, at the last of their boundaries
-            if any(x in self.resized and self.pool(x) & self.pool(lane) for x in self.steps):
+        if lane in self.resized:  # partitions of a GPU change together, at the last of their boundaries
+            mine = set(on(batch.inst))
+            if any(x in self.resized and mine & set(s.place) for x, s in self.steps.items()):
                 return
             self.resized.remove(lane)
         cap = min(self.setup.batch_cap, order.seqs or self.setup.batch_cap)
@@ -626,14 +651,6 @@ class Oracle:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
         if decodes or pieces:
             self.start(lane, order, decodes, pieces)
-
-    def pool(self, lane: Lane) -> set[int]:
-        """The GPUs of a lane, with those that tensor-parallel groups tie to them."""
-        found = set(on(lane[0].inst))
-        for _ in self.setup.gpu_bytes:
-            for place in {on(x[0].inst) for x in self.lanes} | {on(i) for i in self.weights}:
-                found |= set(place) if found & set(place) else set()
-        return found
 
     def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
         """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens."""
@@ -756,9 +773,10 @@ class Oracle:
             case Admit(int() as rid, batch) if self.reqs[rid].model == batch.inst.model:
                 if self.reqs[rid].where in LIVE:
                     self.batches.setdefault(batch, len(self.batches))
+                seq = self.next_admit()
 
                 def admit(r: Req) -> None:
-                    self.join(r, batch)
+                    self.join(r, batch, seq)
 
                 self.after_step(self.reqs[rid], admit, done)
             case Drop(rid):
@@ -768,9 +786,10 @@ class Oracle:
 
                 self.after_step(self.reqs[rid], drop, done)
             case Move(int() as rid, to):
+                asked = self.issue()
 
                 def move(r: Req) -> None:
-                    self.move(r, to, done)
+                    self.move(r, to, asked, done)
 
                 self.after_step(self.reqs[rid], move, done)
             case Move(Batch() as batch, to):
@@ -783,12 +802,15 @@ class Oracle:
                     if len(ends) == len(whole):
                         done(next((x for x in ends if x), None))
 
-                def move_one(r: Req) -> None:
-                    self.move(r, to, end)
+                def one(asked: int) -> Callable[[Req], None]:
+                    def move(r: Req) -> None:
+                        self.move(r, to, asked, end)
+
+                    return move
 
                 self.batches.setdefault(batch, len(self.batches))
                 for r in whole:
-                    self.after_step(r, move_one, end)
+                    self.after_step(r, one(self.issue()), end)
                 if not whole:
                     done("no KV to move")
             case Run(batch, phase, steps=0):
@@ -852,7 +874,7 @@ class Oracle:
                 done(why)
 
             self.weights[inst] = "waiting"
-            self.grants.append(Grant(inst, None, start, fail))
+            self.ask(Grant(self.issue(), inst, None, start, fail))
 
     def after_step(self, r: Req, effect: Callable[[Req], None], failed: Callable[[str], None]) -> None:
         """Now, or at the end of the step that the request is in."""
@@ -869,7 +891,15 @@ class Oracle:
         else:
             failed("request is not here")
 
-    def move(self, r: Req, to: Gpus | Host | None, done: Callable[..., None]) -> None:
+    def issue(self) -> int:
+        """A place in the order of issue, kept while a request's step is awaited."""
+        self.asks += 1
+        return self.asks
+
+    def ask(self, grant: Grant) -> None:
+        self.grants = sorted([*self.grants, grant], key=lambda g: g.asked)
+
+    def move(self, r: Req, to: Gpus | Host | None, asked: int, done: Callable[..., None]) -> None:
         dest = Inst(r.model, HOST if to is None or isinstance(to, Host) else to)
         if r.blocks and to is None:
             self.release(r)
@@ -882,13 +912,11 @@ class Oracle:
             done()
         elif on(dest) and self.never(dest, r.blocks):
             done("larger than the account")
-        elif on(dest):
+        else:
             r.where = "moving"
 
             def fail(why: str) -> None:
                 self.rest(r)
                 done(why)
 
-            self.grants.append(Grant(dest, r, lambda: self.carry(r, dest, done), fail))
-        else:
-            self.carry(r, dest, done)
+            self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done), fail))

@@ -6,23 +6,24 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.engines import kernel, state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
 from harness.engines.sim import Config, Machine, Served, Sim
 from harness.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
 from harness.shapes import kv_token_bytes, weight_bytes
-from harness.types import Batch, Host, Inst, Jobs
+from harness.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import HEARD, NEVER, SHAPE, TURNED, World, drive, world
+from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -52,9 +53,14 @@ def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
 
 def differences(seed: int) -> list[str]:
     """Where kernel and oracle disagree on one random world."""
-    w, end_s = world(seed), math.inf if seed >= TURNED else END_S
-    want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
-    sim, told = drive(w, end_s)
+    w = world(seed)
+    return [f"{seed}: {d}" for d in apart(w if seed >= TURNED else replace(w, end_s=END_S))]
+
+
+def apart(w: World) -> list[str]:
+    """Where kernel and oracle disagree on a world."""
+    want = Oracle(w.setup()).run(w.jobs, w.script, w.end_s, w.answer())
+    sim, told = drive(w)
     found = []
     for kind in (Prefilled, Finished, Preempted, TurnEnded, Done):
         ours, theirs = ([(max(t, 0.0), bare(e)) for t, e in of if heard(e, kind)] for of in (told, want.told))
@@ -62,17 +68,17 @@ def differences(seed: int) -> list[str]:
             of.sort(key=lambda x: repr(getattr(x[1], "rid", x[1] if isinstance(x[1], Done) else 0)))
         if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
             k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
-            found.append(f"{seed}: {kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
+            found.append(f"{kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
     for q, r in zip(want.requests, sim.S.R, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
         if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
             want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
-            found.append(f"{seed}: request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
+            found.append(f"request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
-                found.append(f"{seed}: request {q.id} {name} at {r[name]}, not {at}")
+                found.append(f"request {q.id} {name} at {r[name]}, not {at}")
         found += [
-            f"{seed}: request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
+            f"request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause], 1e-8)
         ]
@@ -89,8 +95,16 @@ def test_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
+def test_wild_worlds_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 1120, 100)])
+@pytest.mark.parametrize(
+    "first",
+    [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 1120, 100), *range(WILD + 200, WILD + 3200, 100)],
+)
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
 
@@ -114,7 +128,7 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
     "pair",
     [
         ("        n.wa = done\n", ""),  # skips a settle
-        ("    j = steps_to(S, lane, done_at(S, lane, now))\n", "    j = 1\n"),  # joins a step early
+        ("    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
         ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
         ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
         ("    B.ctx -= q.l\n", ""),  # forgets a context
@@ -596,7 +610,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
     assert run(few) == (heard, rows)
 
 
-@pytest.mark.parametrize("first", range(TURNED, TURNED + 60, 20))
+@pytest.mark.parametrize("first", [*range(TURNED, TURNED + 60, 20), *range(WILD, WILD + 60, 20)])
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + 20):
         w = world(seed)
@@ -614,7 +628,7 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
                 sim.do(action)
         sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
         stops = [(t, a) for t, a in w.script if t > NEVER]
-        looks = [(float(t), None) for t in rng.uniform(0, stops[-1][0] + 2.0, 40)]
+        looks = [(float(t), None) for t in rng.uniform(0, w.jobs.arrival_s[-1] + 3.0, 40)]
         for t, a in sorted([*stops, *looks], key=lambda x: x[0]):
             hear(t)
             books(sim)
@@ -625,3 +639,173 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
         books(sim)
         lost = sim.S.R["state"] == state.DONE
         assert (sim.S.R["made"][lost] == sim.S.R["out"][lost]).all()
+
+
+# ---------------------------------------------------------------- corners: each once told kernel and oracle apart
+
+
+def small(
+    rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], *, blocks: int = 1000,
+    gpus: int = 1, models: int = 1, options: Mapping[str, Option] | None = None, **config: Any,
+) -> World:  # fmt: skip
+    """Rows of (arrival, model, prompt, output); blocks of 4 tokens, of which links (but from the host) move 4 a second.
+
+    Each GPU has room for all weights and `blocks` blocks; an elastic page is two blocks. Costs are the clock's.
+    """
+    w, block = clock(models, gpus=gpus), 4 * kv_token_bytes(SHAPE)
+    settings = {"block_tokens": 4, "watermark": 0.0, "process_bytes": 0, "buffer_bytes": block // SHAPE.layers}
+    reserve = KEPT_PAGES * 2 * block if options == ELASTIC else 0
+    spec = w.machine.spec._replace(
+        mem_bytes=models * (weight_bytes(SHAPE) + reserve) + blocks * block, d2h=4.0 * block, nvlink=4.0 * block
+    )
+    arrival, model, prompt, output = (np.array(x) for x in zip(*rows, strict=True))
+    never = np.full(len(rows), math.inf)
+    jobs = Jobs(
+        w.jobs.models, arrival.astype(float), model.astype(np.int32), prompt.astype(np.int32),
+        output.astype(np.int32), never, never,
+    )  # fmt: skip
+    return replace(
+        w, config=replace(w.config, **(settings | config)), machine=w.machine._replace(spec=spec),
+        options=options or {}, jobs=jobs, script=script,
+    )  # fmt: skip
+
+
+def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
+    """Requests, and which actions were done when, and whether they could be; kernel and oracle agree on it all."""
+    assert apart(w) == []
+    sim, told = drive(w)
+    return sim.S.R, [(t, e.action, e.failed is None) for t, e in told if isinstance(e, Done)]
+
+
+SWAP: Mapping[str, Option] = {"preempt": "swap"}
+ELASTIC: Mapping[str, Option] = {"kv": "elastic"}
+FAR, OTHER = Batch(Inst("m0", (1,))), Batch(M0.inst, 1)
+ADMIT: list[tuple[float, Action]] = [(NEVER, Load(M0.inst)), (NEVER, Admit("m0", M0))]
+SERVE: list[tuple[float, Action]] = [*ADMIT, (NEVER, Run(M0))]
+APART: list[tuple[float, Action]] = [*ADMIT, (NEVER, Run(M0, "prefill")), (NEVER, Run(M0, "decode"))]
+
+
+def test_a_partly_built_kv_does_not_travel() -> None:
+    turn: list[tuple[float, Action]] = [(NEVER, Run(M0, steps=1, chunk_tokens=4)), (NEVER, Load(FAR.inst))]
+    w = small([(0.0, 0, 12, 1)], [*ADMIT, *turn, (1.0, Admit(0, FAR)), (2.0, Run(FAR))], gpus=2)
+    R, _ = agreed(w)
+    assert (R["done"][0], R["solo"][0], R["turn"][0], R["move"][0]) == (2.125, 0.25, 1.875, 0.0)
+
+
+def test_who_comes_after_the_last_that_waited_for_memory_does_not_wait_for_it() -> None:
+    # the third is swapped out at 0.625 and brought back at 1.625, in a step that began with it in the queue
+    w = small([(0.0, 0, 7, 4), (0.0, 0, 7, 9), (0.0, 0, 7, 9), (1.75, 0, 1, 1)], SERVE, blocks=7, options=SWAP)
+    R, _ = agreed(w)
+    assert (R["kv"][3], R["turn"][3], R["done"][3]) == (0.0, 0.125, 2.0)
+
+
+def test_who_is_admitted_again_waits_for_memory_from_the_next_look() -> None:
+    w = small([(0.0, 0, 7, 9), (0.0, 0, 11, 1)], [*SERVE, (0.5, Admit(1, M0))], blocks=4)
+    R, _ = agreed(w)
+    assert (R["kv"][1], R["turn"][1], R["done"][1]) == (2.0, 0.125, 2.25)
+
+
+@pytest.mark.parametrize("begin_s", [k / 10 for k in range(20)])
+def test_steps_that_end_together_but_for_rounding_end_together(begin_s: float) -> None:
+    """A prefill of 0.3 s and three decode steps of 0.1 s: whom it prefills decodes at once."""
+    w = small([(begin_s, 0, 1, 20), (begin_s, 0, 1, 2)], [*ADMIT, (NEVER, Run(M0, "prefill", seqs=1)), APART[-1]])
+    cost = w.machine.tables.cost.copy()
+    cost["pre0"], cost["dec0"] = 0.3, 0.1
+    R, _ = agreed(replace(w, machine=w.machine._replace(tables=w.machine.tables._replace(cost=cost))))
+    assert R["done"][1] == pytest.approx(begin_s + 0.7, abs=1e-12)
+
+
+def test_moves_keep_the_order_in_which_they_were_asked_for() -> None:
+    out: list[tuple[float, Action]] = [(0.3, Move(1, Host())), (0.3, Move(0, Host()))]
+    _, done = agreed(small([(0.0, 0, 7, 40), (0.0, 0, 7, 40)], [*SERVE, *out]))
+    # in a step until 0.5; two blocks take half a second
+    assert done == [(1.0, Move(1, Host()), True), (1.5, Move(0, Host()), True)]
+
+
+def test_a_batch_that_waits_for_a_swap_looks_again_when_a_member_goes() -> None:
+    # at 0.625 the last two lack a block each; the third is on its way out until 1.125, the second leaves at 0.8
+    away: list[tuple[float, Action]] = [(0.8, Move(1, (1,)))]
+    rows = [(0.0, 0, 5, 3), (0.0, 0, 7, 9), (0.0, 0, 7, 9)]
+    R, _ = agreed(small(rows, [*SERVE, *away], blocks=6, gpus=2, options=SWAP))
+    assert R["done"][0] == 0.8 + 0.25
+
+
+def test_a_swapped_member_that_goes_lets_the_next_come_back() -> None:
+    # the second and the third are swapped out at 0.625; six blocks for the second are never free
+    rows = [(0.0, 0, 3, 12), (0.0, 0, 19, 9), (0.0, 0, 3, 3)]
+    R, _ = agreed(small(rows, [*APART, (2.2, Admit(1, OTHER))], blocks=7, options=SWAP))
+    assert R["npre"].tolist() == [0, 1, 1]
+    assert R["done"][2] == 2.875
+
+
+def test_a_move_larger_than_the_account_fails_by_what_the_kv_is_by_then() -> None:
+    block = 4 * kv_token_bytes(SHAPE)
+    script: list[tuple[float, Action]] = [(NEVER, Limit("m0", 1, 3 * block)), (2.1, Move(0, (1,)))]
+    R, done = agreed(small([(0.0, 0, 7, 40), (1.0, 0, 7, 40)], [*SERVE, *script], gpus=2))
+    assert done == [(2.25, Move(0, (1,)), False)]  # two blocks at first, four by now
+    assert (R["move"][0], R["done"][0]) == (0.0, 0.25 + 39 * 0.25)
+
+
+def test_what_a_move_waits_for_is_counted_in_pages() -> None:
+    """A move of 4 blocks, held back by a limit, would take one page of two: with 3 free a prompt is let in."""
+    near, beside = Batch(Inst("m1", (1,))), Batch(Inst("m0", (1,)), 1)
+    script: list[tuple[float, Action]] = [
+        *SERVE, (NEVER, Load(FAR.inst)), (NEVER, Load(near.inst)), (NEVER, Run(beside)), (NEVER, Run(near)),
+        (NEVER, Admit("m1", near)), (NEVER, Limit("m0", 1, 0)), (0.0, Admit(0, beside)), (1.1, Move(1, (1,))),
+    ]  # fmt: skip
+    rows = [(0.0, 0, 20, 9), (1.0, 0, 15, 90), (2.0, 1, 1, 1)]
+    R, done = agreed(small(rows, script, blocks=3, gpus=2, models=2, options=ELASTIC))
+    assert done == [(3.125, Move(1, (1,)), True)]
+    assert (R["kv"][2], R["done"][2]) == (0.0, 2.125)
+
+
+@pytest.mark.parametrize("end_s", [5.0, math.inf])
+def test_a_grant_that_nothing_can_serve_fails_at_the_last_event(end_s: float) -> None:
+    """Also where the end of the run is still ahead: of two models, the GPU has room for one."""
+    w = small([(0.0, 0, 1, 4), (0.5, 1, 1, 1)], [*SERVE, (0.25, Load(M1.inst))], blocks=9, models=2)
+    spec = w.machine.spec._replace(mem_bytes=w.machine.spec.mem_bytes - weight_bytes(SHAPE))
+    w = replace(w, machine=w.machine._replace(spec=spec), end_s=end_s)
+    R, done = agreed(w)
+    assert done == [(0.875, Load(M1.inst), False)]
+    assert (R["done"][0], R["held"][1]) == (0.875, end_s - 0.5 if end_s < math.inf else 0.375)
+
+
+def test_the_end_of_a_run_changes_nothing_before_it() -> None:
+    for seed in range(60):
+        w = replace(world(WILD + seed), end_s=math.inf)
+        end_s = float(np.random.default_rng(seed).uniform(0.0, w.jobs.arrival_s[-1] + 2.0))
+        whole, cut = drive(w)[1], drive(w, end_s)[1]
+        assert cut == [x for x in whole if x[0] < end_s]
+
+
+def test_the_order_of_admit_is_that_in_which_they_are_said() -> None:
+    # both in a step until 0.25; the second is asked for first, and goes first
+    again: list[tuple[float, Action]] = [(0.1, Admit(1, OTHER)), (0.2, Admit(0, OTHER)), (1.0, Run(OTHER, seqs=1))]
+    R, _ = agreed(small([(0.0, 0, 4, 2), (0.0, 0, 4, 2)], [*SERVE, *again]))
+    assert R["done"].tolist() == [1.5, 1.25]
+
+
+def test_an_eviction_at_a_boundary_finds_no_step_in_flight() -> None:
+    # two prefills of a turn end with a decode step that began with them; the answer evicts and loads again
+    script = [*SERVE, *((0.1, Admit(r, OTHER)) for r in (1, 2)), (0.125, Run(OTHER, "prefill", steps=2, seqs=1))]
+    w = small([(0.0, 0, 1, 9), (0.1, 0, 1, 9), (0.1, 0, 1, 9)], script)
+    _, done = agreed(replace(w, rota=[[Evict(M0.inst, drain=False), Load(M0.inst)]]))
+    assert done == [(0.375, Evict(M0.inst, drain=False), True), (1.375, Load(M0.inst), True)]
+
+
+def test_weights_leave_with_their_last_member_before_the_next_lane_is_formed() -> None:
+    # at 0.375 the first model's request finds no second block, alone in its account, and fails; its weights go with it,
+    # and the second model's lane, which steps at 0.375 as well, lets in a prompt that needs their room
+    both = [*SERVE, *((NEVER, a) for a in (Load(M1.inst), Run(M1, chunk_tokens=8), Admit("m1", M1)))]
+    rows = [(0.0, 0, 3, 9), (0.0, 1, 3, 3), (0.25, 1, 7, 1)]
+    R, done = agreed(small(rows, [*both, (0.25, Evict(M0.inst))], blocks=2, models=2))
+    assert R["state"].tolist() == [state.FAILED, state.DONE, state.DONE]
+    assert (R["done"][0], R["kv"][2], done) == (0.375, 0.0, [(0.375, Evict(M0.inst), True)])
+
+
+def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
+    # at 1.375 each needs its third block, and one of five is left; whose span then ends has no meaning
+    script = [*SERVE, *((NEVER, a) for a in (Load(M1.inst), Run(M1), Admit("m1", M1)))]
+    R, _ = agreed(small([(0.0, 0, 3, 12), (0.0, 1, 3, 12)], script, blocks=5, models=2))
+    assert R["state"].tolist() == [state.DONE, state.FAILED]
+    assert R["done"].tolist() == [0.125 + 11 * 0.25, 1.375]

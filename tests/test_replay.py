@@ -14,9 +14,11 @@ from harness.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
 from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
+from harness.shapes import weight_bytes
 from harness.types import Batch, Inst, Jobs, Option
 from harness.view import View
 from tests.test_kernel import one
+from tests.worlds import SHAPE
 
 A = Batch(Inst("m0", (0,)))
 
@@ -135,6 +137,28 @@ def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
     table = next(iter(sim.rows()))
     assert table.column("state").to_pylist() == ["unfinished"] * 2
     assert table.column("held_ns").to_pylist() == [50_000_000_000, 49_000_000_000]
+
+
+@pytest.mark.parametrize("end_s", [50.0, math.inf])
+def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s: float) -> None:
+    """GPU 0 holds one of two models, and lets no prompt in before a load that waits. A timer is something to come."""
+
+    def greedy(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if event == Woke("start"):
+            yield Wake(3.0, "tick")
+        if isinstance(event, Arrived) and event.request.id == 0:
+            yield Load(Inst("m1", (0,)))
+
+    w = one(1.0, 1.0, 2, models=2)
+    full = w.machine._replace(spec=w.machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 4096))
+    jobs = replace(w.jobs, arrival_s=np.array([0.0, 1.0]), model=np.array([0, 1], np.int32))
+    policy, sim = Policy(greedy), replace(w, machine=full).sim()
+    replay(policy, sim, jobs, end_s=end_s)
+    refused = [(t, e.action) for t, e in policy.heard if isinstance(e, Done) and isinstance(e.action, Load)]
+    assert refused == [(3.0, Load(Inst("m1", (0,))))]
+    assert done_s(sim)[0] == 4.0
+    assert sim.view().now_s == (4.0 if end_s == math.inf else end_s)
 
 
 def test_deciding_for_ever_is_an_error() -> None:

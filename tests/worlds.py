@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,14 @@ from harness.engines.sim import (
     Sim,
     granule_bytes,
 )
-from harness.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
+WILD = 2_000_000  # and from here on anything happens at any time
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -40,10 +42,13 @@ class World:
     options: Mapping[str, Option]
     jobs: Jobs
     script: Sequence[tuple[float, Action]]
-    rota: Sequence[Sequence[Action]] = ()  # what follows a turn
+    rota: Sequence[Sequence[Action]] = ()  # what follows a turn, or what else is answered
+    answered: frozenset[type] = frozenset({TurnEnded})
+    handoff: Mapping[Batch, Batch] = field(default_factory=dict)  # where a prefilled request goes on, with its KV
+    end_s: float = math.inf
 
     def answer(self) -> Rota:
-        return Rota(self.rota)
+        return Rota(self.rota, self.answered, self.handoff)
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
@@ -60,8 +65,7 @@ class World:
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
                 models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
-            places = [(g,) for g in range(c.gpus)] if m.tp == 1 else [(0, 1)]
-            for place in places:
+            for place in permutations(range(c.gpus), m.tp):
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
         links: dict[str, float] = {}
@@ -90,15 +94,23 @@ class World:
 
 
 class Rota:
-    """Answers the end of a turn with the next entry of a list, at most three times an instant."""
+    """Answers what it hears with the next entry of a list, at most three times an instant; hands prompts on."""
 
-    def __init__(self, entries: Sequence[Sequence[Action]]) -> None:
-        self.entries, self.next, self.now_s, self.left = entries, 0, NEVER, 0
+    def __init__(
+        self, entries: Sequence[Sequence[Action]], hears: frozenset[type], handoff: Mapping[Batch, Batch]
+    ) -> None:
+        self.entries, self.hears, self.handoff = entries, hears, handoff
+        self.next, self.now_s, self.left = 0, NEVER, 0
 
     def __call__(self, now_s: float, event: Event) -> Sequence[Action]:
-        if not isinstance(event, TurnEnded) or not self.entries:
+        if isinstance(event, Prefilled) and event.batch in self.handoff:
+            to = self.handoff[event.batch]
+            return [Admit(event.rid, to), Move(event.rid, to.inst.place)]
+        if type(event) not in self.hears or not self.entries or self.next > 200:  # no policy goes on for ever
             return ()
-        if now_s > self.now_s:
+        if isinstance(event, Done) and (event.failed is not None or type(event.action) not in HEARD):
+            return ()
+        if now_s > self.now_s + 1e-9:
             self.now_s, self.left = now_s, 3
         self.left -= 1
         self.next += 1
@@ -142,9 +154,9 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 
 def world(seed: int) -> World:
-    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops, turns."""
+    """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
     if seed >= TURNED:
-        return turned(seed)
+        return turned(seed) if seed < WILD else wild(seed)
     rng = np.random.default_rng(seed)
     gpus = int(rng.integers(1, 3))
     served = tuple(
@@ -304,14 +316,157 @@ def turned(seed: int) -> World:
     return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
 
 
+def wild(seed: int) -> World:
+    """A world of anything at any time: up to four GPUs, groups of two, several places and batches of a model.
+
+    Actions fall on the stamps of others; in one world of three all durations are dyadic, so that boundaries coincide.
+    """
+    rng = np.random.default_rng([seed, 2])
+
+    def chance(p: float) -> bool:
+        return bool(rng.random() < p)
+
+    def pick(*xs: Any) -> Any:
+        return xs[int(rng.integers(0, len(xs)))]
+
+    gpus, exact = int(rng.integers(1, 5)), chance(1 / 3)
+    served = tuple(Served(f"m{k}", SHAPE, 2 if gpus > 1 and chance(0.25) else 1) for k in range(pick(1, 2, 2, 3, 4)))
+    block, foot = 4 * kv_token_bytes(SHAPE, 1), weight_bytes(SHAPE) + 1000
+    elastic = chance(0.25)
+    foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
+    mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(6, 50) if chance(0.8) else 4000)
+    h2d, d2h, nvlink = (float(pick(1 << 18, 1 << 20, 1 << 22) if exact else foot * pick(1, 4, 20)) for _ in range(3))
+    spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, h2d, d2h, nvlink, 1.0, 1.0, 1 << 50)
+    t = tables(rng, len(served), heavy=pick(0.1, 1.0, 4.0))
+    if exact:
+        t = even(t)
+    priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0))
+    config = Config(
+        served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
+        piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,
+        process_bytes=1000, buffer_bytes=block // SHAPE.layers, noise=0.0 if exact else pick(0.0, 0.05),
+        seed=int(rng.integers(0, 1000)), token_times=True,
+    )  # fmt: skip
+    options: dict[str, Option] = {
+        "kv": "elastic" if elastic else "paged",
+        "sharing": "none" if exact and chance(0.7) else pick("fluid", "fluid", "none"),
+        "memory": "unlimited" if chance(0.05) else "real",
+        "preempt": pick("recompute", "swap"),
+    }
+    jobs = workload(rng, [m.name for m in served], int(rng.integers(2, 40)), pick(10.0, 50.0, 200.0), pick(12, 60, 100))
+    if exact:
+        jobs = replace(jobs, arrival_s=np.floor(jobs.arrival_s * 64) / 64)
+    span, turning = float(jobs.arrival_s[-1]) + pick(0.1, 0.5), chance(0.5)
+
+    def place(m: Served) -> Gpus:
+        return tuple(int(g) for g in rng.permutation(gpus)[: m.tp])
+
+    homes = {m.name: list(dict.fromkeys(place(m) for _ in range(pick(1, 2, 2)))) for m in served}
+    batches = [Batch(Inst(m, p), tag) for m in homes for p in homes[m] for tag in range(pick(1, 1, 2))]
+
+    def batch(of: str | None = None) -> Batch:
+        return pick(*(b for b in batches if of in (None, b.inst.model)))  # type: ignore[no-any-return]
+
+    def order(b: Batch) -> Run:
+        fields: dict[str, Any] = {}
+        if turning and chance(0.7):
+            if chance(0.6):
+                fields["for_s"] = pick(0.0, 0.0625, 0.125, 0.5) * (1.0 if exact else float(rng.uniform(0.5, 1.5)))
+            if not fields or chance(0.4):
+                fields["steps"] = pick(1, 2, 5, 30)
+        for name, values in (("seqs", (1, 2, 4)), ("chunk_tokens", (0, 4, 16)), ("sms", (20, 50, 60))):
+            if chance(0.2):
+                fields[name] = pick(*values)
+        return Run(b, pick("mixed", "mixed", "prefill", "decode", "decode"), **fields)
+
+    def both(b: Batch) -> list[Action]:
+        """The two lanes of a batch, side by side."""
+        return [replace(order(b), phase="prefill"), replace(order(b), phase="decode")]
+
+    def some(at: float) -> list[Action]:
+        """Anything, mostly to one of the latest requests."""
+        here = int(np.searchsorted(jobs.arrival_s, at, "right"))
+        b, r = batch(), max(0, here - int(rng.integers(1, 12)))
+        mine = served[int(jobs.model[r])].name
+        to = pick(Host(), Host(), None, *homes[mine], *homes[mine])
+        match int(rng.integers(0, 16)):
+            case 0:
+                return [Drop(r)]
+            case 1:
+                return [Evict(b.inst, chance(0.5))]
+            case 2 | 3:
+                return [Load(b.inst)]
+            case 4:
+                return [Evict(batch().inst, chance(0.5)), Load(b.inst), order(b)]
+            case 5:
+                return [Run(b, pick("mixed", "prefill", "decode"), steps=0)]
+            case 6:
+                size = pick(None, int(block * rng.integers(1, 40)))
+                return [Limit(b.inst.model, g, size) for g in b.inst.place]  # type: ignore[union-attr]
+            case 7:
+                return [Admit(r, batch(mine))]
+            case 8:
+                new = batch(mine)
+                return [Admit(r, new), Move(r, new.inst.place)]
+            case 9 | 10:
+                return [Move(r, to)]
+            case 11:
+                return [Move(b, pick(Host(), None, *homes[b.inst.model]))]
+            case 12:
+                return [Admit(b.inst.model, b)]
+            case 13:
+                return both(b)
+            case 14:
+                return [Move(r, to), pick(Drop(r), Admit(r, batch(mine)), Move(r, None))]
+            case _:
+                return [order(b)]
+
+    script: list[tuple[float, Action]] = []
+    for m in served:
+        b = batch(m.name)
+        if chance(0.95):
+            script.append((NEVER, Load(b.inst)))
+        script += [(NEVER, a) for a in ([order(b)] if chance(0.6) else both(b))]
+        if chance(0.9):
+            script.append((NEVER, Admit(m.name, b)))
+        if chance(0.2):
+            script += [(NEVER, Limit(m.name, g, int(block * rng.integers(5, 60)))) for g in b.inst.place]  # type: ignore[union-attr]
+    stamps = jobs.arrival_s.tolist()
+    for _ in range(int(rng.integers(0, 25))):
+        at = pick(*stamps) if chance(0.25) else float(rng.uniform(0, span))
+        stamps.append(math.floor(at * 64) / 64 if exact else at)
+        script += [(stamps[-1], a) for a in some(stamps[-1])]
+    if chance(0.5):
+        script += [(span + 5.0, a) for b in batches for a in (Load(b.inst), Run(b))]
+    entries = int(rng.integers(0, 7))
+    rota = [[*some(float(rng.uniform(0, span))), order(batch())] for _ in range(entries)]
+    answered = frozenset({TurnEnded, *(kind for kind in (Done, Finished, Preempted) if chance(0.25))})
+    handoff = {b: to for b in batches if chance(0.3) and (to := batch(b.inst.model)) != b}
+    end_s = pick(math.inf, math.inf, span, span + 7.0, span * float(rng.random()))
+    return World(config, priced, options, jobs, sorted(script, key=lambda x: x[0]), rota, answered, handoff, end_s)
+
+
+def even(t: Tables) -> Tables:
+    """The same costs as multiples of 2**-12, and speeds as multiples of 1/8: their sums are exact."""
+    cost = t.cost.copy()
+    for name in ("host0", "host1", "att0", "att1", "dec0", "dec1", "dec2", "pre0", "pre1"):
+        cost[name] = np.ceil(cost[name] * 4096) / 4096
+    cost["pre2"] = 0.0
+    grid = np.array([1, 2, 34, 546])
+    rise = np.array([4.0, 5.0, 13.0, 141.0]) / 4096 * np.ones((len(cost), 1))
+    ups = [np.ceil(x * 4) / 4 for x in (t.dec_rate, t.pre_rate)]
+    return Tables(cost, grid, rise, 0.5 * rise, np.array([0.25, 0.5, 1.0]), np.array([1.0, 9.0, 73.0]), *ups)
+
+
 def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:
     """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do."""
+    end_s = min(end_s, world.end_s)
     sim, told = world.sim(), list[tuple[float, Event]]()
     view, answer = sim.view(), world.answer()
     for t, action in world.script:
         if t == NEVER:
             sim.do(action)
-    sim.begin(world.jobs, HEARD, oracle=False)
+    sim.begin(world.jobs, HEARD, oracle=False, end_s=end_s)
 
     def hear(until: float) -> None:
         while (event := sim.poll(until)) is not None:
@@ -320,9 +475,12 @@ def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float,
                 sim.do(action)
 
     for t, action in world.script:
-        if t > NEVER and t <= end_s:
+        if t > NEVER:
             hear(t)
+            if t > end_s:
+                break
             sim.do(action)
-    hear(end_s)
+    else:
+        hear(math.inf)
     sim.finish()
     return sim, told

@@ -43,6 +43,7 @@ from harness.engines.state import (
     NOTHING,
     ORDERED,
     OUT,
+    OVER,
     P_ADMIT,
     P_DISCARD,
     P_DROP,
@@ -92,7 +93,7 @@ from harness.engines.state import (
 
 INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
-HALF_NS = 0.5e-9  # stamps are whole nanoseconds: a boundary this near before the end of a turn is at it
+HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
 
 # ---------------------------------------------------------------- lists, heap, events
 
@@ -138,6 +139,8 @@ def unlink(S: int, b: int, lst: int, r: int) -> None:
     else:
         batch_at(S, b).ends[2 * lst + 1] = prev
     batch_at(S, b).count[lst] -= 1
+    if lst == WAITING and batch_at(S, b).count[lst] == 0:  # nobody left who was stopped for memory
+        flag(S, b, 0, batch_at(S, b).stalled)
 
 
 @jit
@@ -430,6 +433,34 @@ def keep(S: int, i: int, nbytes: int) -> None:
 
 
 @jit
+def asked_bytes(S: int, x: int) -> int:
+    """What a load or move that waits for memory takes on each of its GPUs."""
+    X = xfer_at(S, x)
+    if X.kind != SHIFT:
+        return int(X.bytes)
+    return held_bytes(S, X.inst, inst_at(S, X.inst).blocks + X.blocks) - inst_at(S, X.inst).held
+
+
+@jit
+def promised(S: int, g: int) -> int:
+    """Bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
+    W = world(S)
+    total = gpu_at(S, g).waiting
+    if not W.elastic or total == 0:
+        return total
+    total = 0
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        if X.stage == GRANT:
+            for j in range(inst_at(S, X.inst).n):
+                if inst_at(S, X.inst).at[j] == g:
+                    total += asked_bytes(S, x)
+        x = X.next
+    return total
+
+
+@jit
 def fits(S: int, i: int, n: int, grow_: int) -> bool:
     """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
     W = world(S)
@@ -441,7 +472,7 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
         return False
     for j in range(I.n):
         g = gpu_at(S, I.at[j])
-        if g.used + h - I.held + (0 if grow_ else g.waiting) > g.cap:
+        if g.used + h - I.held + (0 if grow_ else promised(S, I.at[j])) > g.cap:
             return False
     return True
 
@@ -610,12 +641,15 @@ def cut(S: int, lane: int) -> None:
             shorten(S, lane, 1)
         return
     now = W.now
-    j = steps_to(S, lane, done_at(S, lane, now))
-    if W.over == now and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
-        j += 1  # the steps of this instant have begun
+    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))
+    begun = lane <= W.formed and now <= W.over + HALF_NS
+    if begun and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+        j += 1  # its step of this instant has begun
     if j < n.k:
         shorten(S, lane, j)
         n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
+        if n.end <= now + HALF_NS:
+            W.due = 1
         next_end(S, pool_of(S, lane))
 
 
@@ -1019,13 +1053,16 @@ def unlist(S: int, r: int) -> None:
         if q.home == batch_at(S, b).inst:
             batch_at(S, b).parts -= 1
         elif q.home >= 0:
-            batch_at(S, b).swapped -= 1
-        if batch_at(S, b).count[WAITING] == 0:
-            flag(S, b, 0, batch_at(S, b).stalled)
-        elif was_head:
+            batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
+        if was_head and batch_at(S, b).count[WAITING] > 0:
             wake(S, 2 * b)
     elif q.state == RUN:
         leave_run(S, b, r)
+        if batch_at(S, b).stalled:  # the others may need less than what the batch waits for
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
         batch_at(S, b).parked_ctx -= q.l
@@ -1227,7 +1264,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     if n.resized:  # partitions of a GPU change together, at the last of their boundaries
         p = gpu_at(S, pool_of(S, lane)).head
         while p >= 0:
-            if lane_at(S, p).resized:
+            if lane_at(S, p).resized and shares_gpu(S, i, batch_at(S, p >> 1).inst):
                 return
             p = lane_at(S, p).next
         n.resized = 0
@@ -1547,7 +1584,7 @@ def catch_up(S: int, r: int) -> None:
         q.pend = P_NONE
         batch_at(S, q.batch).pend -= 1
     if b >= 0:
-        admit_now(S, r, b)
+        admit_now(S, r, b, q.pend_seq)
     if what != P_NONE:
         act(S, r, what, arg)
 
@@ -1569,7 +1606,7 @@ def act(S: int, r: int, what: int, arg: int) -> None:
     """Apply an action on a request that is in no step."""
     W = world(S)
     if what == P_ADMIT:
-        admit_now(S, r, arg)
+        admit_now(S, r, arg, next_seq(S))
     elif what == P_DROP:
         unlist(S, r)
         end(S, r, DROPPED, W.now)
@@ -1591,6 +1628,7 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         if q.pend_batch < 0:
             B.pend += 1
         q.pend_batch = arg
+        q.pend_seq = next_seq(S)
     elif q.pend == P_NONE:
         B.pend += 1
         q.pend = what
@@ -1622,7 +1660,15 @@ def turn_down(S: int, what: int, arg: int) -> None:
 
 
 @jit
-def admit_now(S: int, r: int, b: int) -> None:
+def next_seq(S: int) -> int:
+    """The next place in the order of Admit: taken when it is said, though it may wait for a boundary."""
+    W = world(S)
+    W.seq += 1
+    return W.seq
+
+
+@jit
+def admit_now(S: int, r: int, b: int, seq: int) -> None:
     """Membership: the old batch loses the request; KV stays where it is."""
     W = world(S)
     q = req_at(S, r)
@@ -1641,8 +1687,7 @@ def admit_now(S: int, r: int, b: int) -> None:
         q.batch = b
         inst_at(S, i).members += 1
         q.admit = W.now
-    q.seq = W.seq
-    W.seq += 1
+    q.seq = seq
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:
@@ -1780,7 +1825,12 @@ def evict(S: int, i: int, drain: int, act_: int) -> None:
         I.left_s = W.now
     I.evict = act_
     set_weights(S, i, DRAINING if drain else LEAVING)
-    if I.busy == 0 and (not drain or I.members == 0):
+    if not drain:
+        for lane in range(W.nN):  # a span may be at a boundary just now
+            n = lane_at(S, lane)
+            if n.busy == SPAN and batch_at(S, lane >> 1).inst == i and n.end <= W.now + HALF_NS:
+                end_step(S, lane)
+    if I.state != OUT and I.busy == 0 and (not drain or I.members == 0):
         leave(S, i)
 
 
@@ -2078,14 +2128,18 @@ def move_now(S: int, r: int, x: int) -> None:
     X = xfer_at(S, x)
     dst = X.inst
     if q.home == dst and q.state != WAIT:
-        X.stage = TAIL
-        X.due = W.now
+        act_ = X.act
+        release(S, x)
+        done(S, act_, 0)
         return
-    if q.home < 0 or q.state == WAIT or never(S, dst, q.blocks):
+    b = q.batch
+    blocks = q.blocks
+    if q.state == RUN:  # those taken since it joined are its own from when it leaves
+        blocks = max(blocks, (q.l + batch_at(S, b).D - q.jd - 1 + W.bt - 1) // W.bt)
+    if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
         refuse(S, x)
         return
     charge(S, r, W.now)
-    b = q.batch
     unlist(S, r)
     q.state = MOVE
     push(S, b, ELSEWHERE, r, 0)
@@ -2115,10 +2169,7 @@ def granted(S: int, x: int) -> bool:
             return False
     for j in range(inst_at(S, i).n):
         g = gpu_at(S, inst_at(S, i).at[j])
-        size = int(X.bytes)
-        if X.kind == SHIFT:
-            size = held_bytes(S, i, inst_at(S, i).blocks + X.blocks) - inst_at(S, i).held
-        if g.barred or g.used + size > g.cap:
+        if g.barred or g.used + asked_bytes(S, x) > g.cap:
             return False
     return True
 
@@ -2512,19 +2563,51 @@ def spare(S: int, waiting: int) -> bool:
 
 
 @jit
+def end_lanes(S: int) -> bool:
+    """End the steps that end now, older lanes first. False: a log is full."""
+    W = world(S)
+    soon = W.now + HALF_NS
+    while True:
+        lane = -1
+        for p in range(W.nG):
+            if gpu_at(S, p).end <= soon:
+                x = gpu_at(S, p).head
+                while x >= 0:
+                    if lane_at(S, x).end <= soon and (lane < 0 or x < lane):
+                        lane = x
+                    x = lane_at(S, x).next
+        if lane < 0:
+            W.due = 0
+            return True
+        if not spare(S, 0):
+            return False
+        end_step(S, lane)
+
+
+@jit
 def form_all(S: int, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
     W = world(S)
+    if W.over + HALF_NS < W.now:
+        W.over = W.now
+        W.formed = -1
     if W.grants:
         serve_grants(S)
+    if W.due and not end_lanes(S):
+        return False
     lane = -1
     while W.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
         prev, x = -1, W.dirty
         while x >= 0 and x <= lane:
             prev, x = x, lane_at(S, x).dnext
         if x < 0:
-            prev, x = -1, W.dirty
+            lane = -1
+            W.formed = W.nN
+            if W.grants:
+                serve_grants(S)
+            continue
         lane = x
+        W.formed = max(W.formed, lane)
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
             return False
         if prev < 0:
@@ -2532,6 +2615,9 @@ def form_all(S: int, T: Tables) -> bool:
         else:
             lane_at(S, prev).dnext = lane_at(S, lane).dnext
         form(S, T, lane)
+        if W.due and not end_lanes(S):  # spans at a boundary just now, cut for what they held ahead
+            return False
+    W.formed = W.nN
     for p in range(W.nG):
         if gpu_at(S, p).touched:
             share(S, p)
@@ -2540,34 +2626,27 @@ def form_all(S: int, T: Tables) -> bool:
 
 
 @jit
-def end_all(S: int, t: float) -> bool:
-    """End what ends at t: links and transfers in order of issue, then lanes in their order. False: a log is full."""
+def end_all(S: int) -> bool:
+    """End what ends now: links and transfers in order of issue, then lanes in their order. False: a log is full."""
     W = world(S)
+    soon = W.now + HALF_NS
     if W.links > 0:
         for k in range(W.nK):
-            if link_at(S, k).end <= t:
+            if link_at(S, k).end <= soon:
                 end_part(S, k)
     x = W.xhead
     while x >= 0:
         nxt = xfer_at(S, x).next
-        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= t:
+        if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= soon:
             arrive(S, x)
         x = nxt
-    while True:
-        lane = -1
-        for p in range(W.nG):
-            if gpu_at(S, p).end <= t and (lane < 0 or gpu_at(S, p).lane < lane):
-                lane = gpu_at(S, p).lane
-        if lane < 0:
-            break
-        if not spare(S, 0):
-            return False
-        end_step(S, lane)
+    if not end_lanes(S):
+        return False
     lane = W.thead
     while lane >= 0:
         n = lane_at(S, lane)
         nxt = n.tnext
-        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until - HALF_NS <= t):
+        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until <= soon):
             if not spare(S, 0):
                 return False
             end_turn(S, lane, STEPS if n.took >= n.most else TIME)
@@ -2578,8 +2657,13 @@ def end_all(S: int, t: float) -> bool:
 
 @jit
 def advance(S: int, until: float) -> int:
-    """Run to the next event that is heard, or to `until`; NOTHING, TOLD, or GROW when a log is full."""
+    """Run to the next event that is heard, to `until` or to the end of the run.
+
+    NOTHING, TOLD, GROW when a log is full, or OVER: with no `until`, nothing can ever happen any more.
+    """
     W, T = world(S), tables(S)
+    forever = until == INF
+    until = min(until, W.end)
     look = True
     while True:
         if W.ev_i < W.ev_n:
@@ -2590,22 +2674,26 @@ def advance(S: int, until: float) -> int:
         W.ev_i = 0
         W.ev_n = 0
         now = W.now
+        soon = now + HALF_NS
         t = next_time(S)
         arrival = INF
         if W.nxt < W.n:
             arrival = max(req_at(S, W.nxt).arr, now)
-        if t > now and arrival > now:
+        if t > soon and arrival > soon:
             if W.dirty >= 0 or W.grants:
-                if until <= now:
+                if until <= soon:
+                    W.now = max(now, until)
                     return NOTHING
                 if not form_all(S, T):
                     return GROW
                 continue
             if look and (W.thead >= 0 or W.rivals > 0):
-                if until <= now:
+                if until <= soon:
+                    W.now = max(now, until)
                     return NOTHING
                 look = False
                 W.over = now
+                W.formed = W.nN
                 if W.rivals > 0:
                     rank_links(S)
                 if not settle_turns(S):
@@ -2616,14 +2704,16 @@ def advance(S: int, until: float) -> int:
                     share(S, p)
             t = next_time(S)
         first = min(t, arrival)
-        if first > until or first == INF:
+        if first == INF or (t > until + HALF_NS and arrival > until):
+            if forever and first == INF and soon < W.end:
+                return OVER
             if until != INF:
                 W.now = max(now, until)
             return NOTHING
-        W.now = first
+        W.now = max(now, min(first, until))
         look = True
-        if t <= first:
-            if not end_all(S, t):
+        if t <= W.now + HALF_NS:
+            if not end_all(S):
                 return GROW
             continue
         r = W.nxt
@@ -2633,7 +2723,7 @@ def advance(S: int, until: float) -> int:
         q.m_t = q.arr
         b = T.route[q.model]
         if b >= 0:
-            admit_now(S, r, b)
+            admit_now(S, r, b, next_seq(S))
         tell(S, E_ARRIVED, r, -1, 0)
 
 
@@ -2701,7 +2791,7 @@ def peek_free(S: int, g: int) -> int:
     """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
     W = world(S)
     G = gpu_at(S, g)
-    free = G.cap - G.used - G.waiting
+    free = G.cap - G.used - promised(S, g)
     for b in range(W.nB):
         n = ahead(S, b)
         if n > 0:

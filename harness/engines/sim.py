@@ -231,11 +231,12 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
-        w["over"] = -math.inf
+        w["over"], w["end"] = -math.inf, math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
+        w["elastic"] = self._elastic
         w["piece"], w["gpus"] = c.piece_bytes, c.gpus
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"] = c.token_times
@@ -345,7 +346,7 @@ class Sim:
         self._batches.append(batch)
         return row
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool) -> None:
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Take the workload; see Engine."""
         if jobs.models != tuple(self._model):
             raise ValueError("the workload's models are not the engine's")
@@ -371,6 +372,7 @@ class Sim:
             R[name] = -1
         w = self.S.s
         w["n"] = w["left"] = n
+        w["end"] = end_s
         w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(R=R)
         self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
@@ -387,18 +389,22 @@ class Sim:
 
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
+        S = self.S
         while True:
-            if self._told:
-                return self._told.popleft()
-            S = self.S
             i = S.ev_i.item()
             if i < S.ev_n.item():
                 S.ev_i[0] = i + 1
                 return self._event(*S.E.item(i))
+            if self._told:  # behind what happened before
+                return self._told.popleft()
             code = kernel.advance(S.at, until_s)
             if code == state.GROW:
                 self._grow()
-            elif code == state.NOTHING and not (until_s == math.inf and self._give_up()):
+            elif code == state.NOTHING:
+                return None
+            elif code == state.OVER and not self._give_up():
+                if (end_s := S.s["end"].item()) < math.inf:
+                    S.now[0] = end_s
                 return None
 
     def _grow(self) -> None:

@@ -35,7 +35,7 @@ E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
 NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
-NOTHING, TOLD, GROW = range(3)
+NOTHING, TOLD, GROW, OVER = range(4)
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
 
@@ -46,11 +46,12 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now over watermark sigma piece",
+    "now end over watermark sigma piece",
     "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
-    "nxt n seq hear tokens unlimited alone swap bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
+    "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
-    "xfree xn afree an xhead xtail thead links rivals logs spans steps preempts loads evicts migrations moves",
+    "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
+    "moves",
     walk=4,  # the next member to visit in each list of a batch
 )
 GPU = _row(
@@ -82,7 +83,7 @@ LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
     "seq l jd tick model prompt out made state batch blocks pre piece prev next pnext hc hn hp home "
-    "pend pend_arg pend_batch npre first_inst last_inst",
+    "pend pend_arg pend_batch pend_seq npre first_inst last_inst",
 )  # 8-byte numbers only: a second kind of integer would compile most verbs twice
 
 
