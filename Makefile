@@ -53,8 +53,8 @@ PARTS := no-prefetch no-sync no-memory no-reuse
 turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
 	@rm -rf $(TURNS) && mkdir -p $(TURNS) plots/out
 	@for part in "" $(PARTS); do { echo 'system = "aegaeon"'; [ -z "$$part" ] || echo "preset = \"$$part\""; \
-	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; echo 'window_s = 120.0'; \
-	echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
+	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; \
+	echo 'host = "vllm-eager"'; echo 'window_s = 120.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
 	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
 	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
 	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*)
