@@ -25,6 +25,7 @@ from harness.replay import Decision, Recorder, replay
 from harness.types import Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
 from harness.view import BatchState, RequestState
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
+from systems.dedicated import Dedicated
 from workloads.models import shape
 
 # ------------------------------------------------------------------ Algorithm 2's quotas, theorem 3.1
@@ -65,6 +66,27 @@ def test_active_models_of_the_paper() -> None:
     16.79 s beside it, which gives 46.27."""
     assert active(100, 0.037, 16.93) == pytest.approx(46.55, abs=0.01)
     assert active(100, 0.037, 16.79) == pytest.approx(46.27, abs=0.01)
+
+
+def test_active_models_in_the_simulator() -> None:
+    """Poisson arrivals to eight models alone on their GPUs, 1.5 requests at a time: theorem 3.1 within 3 %."""
+    models, n, rate_rps = 8, 4000, 2.0
+    rng = np.random.default_rng(3)
+    rows = [(t, int(m), 100, 400) for t, m in zip(np.cumsum(rng.exponential(1 / (rate_rps * models), n)),
+                                                 rng.integers(0, models, n), strict=True)]  # fmt: skip
+    world = config(models, models)
+    engine = Sim(world, {}, priced(models))
+    replay(Dedicated(engine.cluster), engine, jobs(rows, models))
+    R = engine.S.R
+    busy_s = 0.0
+    for m in range(models):
+        until_s = -math.inf
+        for arr, done in R[R["model"] == m][["arr", "done"]].tolist():
+            busy_s += max(0.0, done - max(arr, until_s))
+            until_s = max(until_s, done)
+    service_s = float((R["done"] - R["arr"]).mean())
+    assert 0.5 < rate_rps * service_s < 3.0
+    assert busy_s / float(R["done"].max()) == pytest.approx(active(models, rate_rps, service_s), rel=0.03)
 
 
 # ------------------------------------------------------------------ a policy without an engine
