@@ -76,7 +76,8 @@ def test_active_models_in_the_simulator() -> None:
                                                  rng.integers(0, models, n), strict=True)]  # fmt: skip
     world = config(models, models)
     engine = Sim(world, {}, priced(models))
-    replay(Dedicated(engine.cluster), engine, jobs(rows, models))
+    policy: Any = Dedicated(engine.cluster)
+    replay(policy, engine, jobs(rows, models))
     R = engine.S.R
     busy_s = 0.0
     for m in range(models):
