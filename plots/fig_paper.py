@@ -221,7 +221,7 @@ def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
 
 
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
-    """Three labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
+    """Four labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
     if kind in {"gpus", "models"}:
         space = (xs[-1] - xs[0]) / 20 or 1.0
         axis.set_xlim(xs[0] - space, xs[-1] + space)
@@ -232,7 +232,7 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
     axis.set_xscale("log", base=2)
     axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
     octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
-    step = max(1, -(-len(octaves) // 3))
+    step = max(1, -(-len(octaves) // 4))
     shown = octaves[::step] if kind == "rate_scale" else [xs[0], xs[len(xs) // 2], xs[-1]]
     axis.xaxis.set_major_locator(FixedLocator(shown))
     axis.xaxis.set_minor_locator(NullLocator())
