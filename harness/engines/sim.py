@@ -204,7 +204,7 @@ class Sim:
         self._insts: list[Inst] = []
         self._places: list[Gpus] = []  # the GPUs of each, none for hosts
         self._of: dict[str, list[int]] = {}  # on GPUs, by model
-        self._order: dict[int, None] = {}  # all that were ever loaded, in order of their last Load
+        self._loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
         self._limits: dict[tuple[str, int], int | None] = {}
@@ -546,8 +546,9 @@ class Sim:
             rung = self._ways[way]
             tail_s = rung.after_s(S.I["weights"].item(i), self._machine.spec.h2d)
             kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
-        self._order.pop(i, None)
-        self._order[i] = None
+        for g in self._places[i]:
+            here = self._loaded.get(g, ())
+            self._loaded[g] = [*(k for k in here if k != i and self._weights.item(k) != state.OUT), i]
         return None
 
     def _evict(self, action: Evict, i: int, drain: bool) -> str | None:
@@ -738,9 +739,8 @@ class SimView:
         """See View."""
         if isinstance(home, Host):
             return tuple(Inst(m.name, home) for m in self._sim.config.models)
-        sim, out = self._sim, state.OUT
-        rows = (i for i in sim._order if home in sim._places[i] and sim._weights.item(i) != out)
-        return tuple(sim._insts[i] for i in rows)
+        sim = self._sim
+        return tuple([sim._insts[i] for i in sim._loaded.get(home, ()) if sim._weights.item(i) != state.OUT])
 
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
