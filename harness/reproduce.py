@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -542,18 +543,20 @@ def scored(cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions:
 
     kept = pa.array([*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS], pa.string())
     plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()])
-    parts: list[pa.Table] = []
-    done: dict[tuple[str, str, str], pa.Table] = {}
-    for cell, task in zip(cells, ready, strict=True):
-        key = (task.spec.folder, cell.label, cell.under.rule)
-        if key not in done:
-            rows = metrics.score(sweep.scorable(cell.label, out / task.spec.folder, cell.under), by_model=False)
-            done[key] = rows.filter(pc.is_in(rows["definition"].cast(pa.string()), kept)).cast(
-                pa.schema([f for f in plain if f.name not in {"panel", "x"}])
-            )
-        rows = done[key]
-        place = [pa.array([cell.panel] * len(rows), pa.string()), pa.array([cell.x] * len(rows), pa.float64())]
-        parts.append(pa.Table.from_arrays([*place, *rows.columns], schema=plain))
+    keys = [(task.spec.folder, cell.label, cell.under.rule) for cell, task in zip(cells, ready, strict=True)]
+
+    def rows(cell: Cell, folder: str) -> pa.Table:
+        found = metrics.score(sweep.scorable(cell.label, out / folder, cell.under), by_model=False)
+        found = found.filter(pc.is_in(found["definition"].cast(pa.string()), kept))
+        return found.cast(pa.schema([f for f in plain if f.name not in {"panel", "x"}]))
+
+    with ThreadPoolExecutor(sweep.cpus()) as pool:  # threads: files and arrays leave the interpreter to the others
+        once = {key: pool.submit(rows, cell, key[0]) for key, cell in dict(zip(keys, cells, strict=True)).items()}
+    parts = []
+    for cell, key in zip(cells, keys, strict=True):
+        own = once[key].result()
+        place = [pa.array([cell.panel] * len(own), pa.string()), pa.array([cell.x] * len(own), pa.float64())]
+        parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
     order = [(name, "ascending") for name in ("panel", "x", *metrics.ORDER)]
     return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
 

@@ -127,7 +127,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
     if workers is None:
         known = speeds(out)
         few = sum(estimate_s(task.spec, known) for task in rest) < FEW_S
-        workers = 1 if few else _cpus()
+        workers = 1 if few else cpus()
     if workers > 1 and len(rest) > 1:
         yield from _shared(rest, out, min(workers, len(rest)))
         return
@@ -150,7 +150,8 @@ def compiled() -> bool:
     return DISABLED or any(CACHE.rglob("kernel.advance-*.nbi"))
 
 
-def _cpus() -> int:
+def cpus() -> int:
+    """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
