@@ -147,7 +147,7 @@ def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> 
 
 
 def active(models: int, rate_rps: float, service_s: float) -> float:
-    """Theorem 3.1: models with a request in service at a time, each of so many a second that take so long.
+    """Theorem 3.1 of Aegaeon, SOSP 2025: models with a request in service, each of so many a second that take so long.
 
     As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
     """

@@ -7,7 +7,7 @@ in, run; and the next model's weights ahead of their time.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -25,9 +25,9 @@ class Slot:
 
     gpus: Gpus
     host: Host  # where KV goes
-    way: str = "host"  # rung by which weights come
-    sync: bool = True
-    retry_s: float = 1.0
+    way: str  # rung by which weights come
+    sync: bool
+    retry_s: float
     want: tuple[str, ...] = ()  # the model that runs, and the next
     home: dict[Batch, None] = field(default_factory=dict)  # whose KV is on the GPUs
     turn: Run | None = None  # the last one
@@ -45,14 +45,15 @@ class Slot:
         batch, inst = turn.batch, turn.batch.inst
         self.turn, self.refused = turn, False
         self.want = (inst.model, ahead.model) if ahead else (inst.model,)
-        here = {x.model for x in view.insts(self.gpus[0])}
+        insts = view.insts(self.gpus[0])
+        here = {x.model for x in insts}
         out = self.out(stay)
         into = turn.phase == "decode" and batch not in self.home
         if into:
             self.home[batch] = None
         stages: tuple[list[Action], ...] = (
             out,
-            [*self.clear(view), *(() if inst.model in here else (Load(inst, self.way),))],
+            [*self.clear(insts), *(() if inst.model in here else (Load(inst, self.way),))],
             [Move(batch, inst.place)] if into else [],
             [turn],
         )
@@ -78,11 +79,9 @@ class Slot:
         if now != path[-1]:
             yield from (Move(rid, place) for place in path if place != now)
 
-    def clear(self, view: View) -> Iterator[Action]:
-        """Models that are not wanted go; one on its way in cannot yet."""
-        for inst in view.insts(self.gpus[0]):
-            if inst.model not in self.want:
-                yield Evict(inst, drain=False)
+    def clear(self, insts: Iterable[Inst]) -> list[Action]:
+        """Of the models that are here those go that are not wanted; one on its way in cannot yet."""
+        return [Evict(inst, drain=False) for inst in insts if inst.model not in self.want]
 
     def advance(self) -> Iterator[Action]:
         """The next stages, up to one that has to be waited for."""
@@ -113,7 +112,7 @@ class Slot:
 
     def mend(self, view: View) -> Iterator[Action]:
         """What was refused, again."""
-        yield from self.clear(view)
+        yield from self.clear(view.insts(self.gpus[0]))
         if self.refused and self.turn is not None:
             self.refused = False
             yield self.turn

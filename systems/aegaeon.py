@@ -194,8 +194,8 @@ class Aegaeon:
                 return self.ended(event, view)
             case Preempted(rid) if view.request(rid).home is None:
                 return self.lost(rid, view)
-            case Done(Admit(int(rid))):
-                return (Wake(view.now_s + min(self.switch_s.values()), str(rid)),)
+            case Done(Admit(int(rid))) if rid in self.where:
+                return (Wake(view.now_s + self.where[rid].at.retry_s, str(rid)),)
             case Done(action, failed):
                 return (a for x in self.all for a in x.done(action, failed, view))
             case Woke("mend"):
