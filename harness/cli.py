@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
-DEFAULT_SLO = "5xP95"
 DEFAULT_SCALE = 5.0
 PROGRESS_HZ = 4
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
@@ -609,7 +608,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     asked = read(spec)
     try:
         ready = resolve(asked)
-        rule = asked.slo or DEFAULT_SLO
+        rule = asked.slo or _rule("P95", None)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
             click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")

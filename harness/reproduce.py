@@ -386,7 +386,7 @@ class _Work:
                 if (pq.read_metadata(path).metadata or {}).get(b"key") == record.dumps(about["key"]).encode():
                     return Reproduced(folder, pq.read_table(path), about)
         with self.teller.step("scores"):
-            rows = scored(cells, ready, self.out, self.figure.definitions)
+            rows = scored(cells, ready, self.out, self.figure.definitions, self.workers)
         record.write_table(path, rows, about)
         return Reproduced(folder, rows, about)
 
@@ -536,7 +536,9 @@ def schema() -> pa.Schema:
     return pa.schema([("panel", word), ("x", pa.float64()), *metrics.TABLE_SCHEMA])
 
 
-def scored(cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions: Collection[str]) -> pa.Table:
+def scored(
+    cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions: Collection[str], workers: int | None = None
+) -> pa.Table:
     """The rows of all cells, pooled and over models, sorted by panel, x and spec; each run is scored once a rule."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -550,7 +552,9 @@ def scored(cells: Sequence[Cell], ready: Sequence[Task], out: Path, definitions:
         found = found.filter(pc.is_in(found["definition"].cast(pa.string()), kept))
         return found.cast(pa.schema([f for f in plain if f.name not in {"panel", "x"}]))
 
-    with ThreadPoolExecutor(sweep.cpus()) as pool:  # threads: files and arrays leave the interpreter to the others
+    with ThreadPoolExecutor(
+        workers or sweep.cpus()
+    ) as pool:  # threads: files and arrays leave the interpreter to the others
         once = {key: pool.submit(rows, cell, key[0]) for key, cell in dict(zip(keys, cells, strict=True)).items()}
     parts = []
     for cell, key in zip(cells, keys, strict=True):

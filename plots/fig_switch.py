@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -38,7 +39,7 @@ def points(runs: Iterable[Path]) -> pd.DataFrame:
         engine = np.minimum(fixed, seen)
         weights = np.minimum(copy, seen - engine)
         parts = (engine, weights, seen - engine - weights, fixed + copy - engine - weights)
-        row = {"system": spec["system"] + (f":{spec['preset']}" if spec["preset"] else ""), "switches": len(every)}
+        row: dict[str, Any] = {"system": fig_turns.label(spec), "switches": len(every)}
         row |= {name: float(x.mean()) if len(seen) else 0.0 for name, x in zip((*STAGES, "hidden"), parts, strict=True)}
         rows.append(row)
     return pd.DataFrame(rows)

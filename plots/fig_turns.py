@@ -86,13 +86,17 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def label(spec: Mapping[str, Any]) -> str:
+    """A run's system and preset."""
+    return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
+
+
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     """What a reader must know, and what the turns of all GPUs are like."""
     spec = facts["spec"]
     own, between = turns[turns["phase"] == "decode"], gaps(turns)
-    label = spec["system"] + (f":{spec['preset']}" if spec["preset"] else "")
     return (
-        f"{label} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
         f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
