@@ -18,7 +18,8 @@ a negative ratio and would win). Where nobody was idle for long, any model witho
 has waited `idle_s`, a busy one, which drains. Requests that Alg. 2 drops go last (`dropped`: late, requeue, drop).
 `clock`: serial sums the prefills of a GPU, as Alg. 2 does; batched those of each engine. `heads`: how many requests
 Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
-Parts to switch off: `elastic` memory, `order` of requests, `placement`, `evict`, `overlap`, and the `way` of loading.
+Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
+places as before), `order` of requests, `placement`, `evict`, `overlap`, and the `way` of loading.
 `at_tick`: loads wait for the next interval; `workers`: engines a GPU, 0 is no bound. Preset `released` does what the
 code does instead: it balances memory per request, evicts what was idle for 50 s, loads at ticks, moves without overlap.
 """
@@ -138,7 +139,7 @@ class Prism:
     workers: int = 0
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
@@ -168,7 +169,6 @@ class Prism:
         profile, models = self.cluster.profile, self.cluster.models
         self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo"}
                               | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
-        self.options = {"kv": "elastic" if self.elastic else "paged"}
         c = {m: self.chunk / profile.prefill_s(Inst(m, tuple(range(x.tp))), self.chunk) for m, x in models.items()}
         self.models = {m: Tenant(m, x, c[m]) for m, x in models.items()}
 
@@ -213,7 +213,7 @@ class Prism:
 
     def footprint(self, m: Tenant) -> int:
         """w_j in bytes."""
-        return footprint(m.model, self.elastic)
+        return footprint(m.model, elastic=True)
 
     def need(self, m: Tenant) -> int:
         """Bytes that a GPU must have for a model to come: w_j and one longest request."""
@@ -431,7 +431,7 @@ class Prism:
         return {}
 
     def partition(self) -> Iterator[Action]:
-        """Without elastic memory, what is beside weights is shared out by the forecast."""
+        """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
         for g in range(len(self.cluster.gpus)) if not self.elastic else ():
             if here := self.at(g):
                 floor = [float(one_request(m.model)) for m in here]

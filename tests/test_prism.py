@@ -12,12 +12,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Drop, Evict, Load
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.algorithms import moore_hodgson
 from harness.engines import cost, sim
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Event, Woke
 from harness.replay import Recorder, replay
+from harness.run import assemble, resolve
+from harness.spec import Spec
 from harness.types import GIB, Inst, Jobs, Plan
 from systems.prism import Demand, Prism, alg1
 from workloads.models import shape
@@ -201,6 +203,20 @@ def test_evict_never_keeps_everybody() -> None:
     said, engine = run(config, work(config, [(0.0, 0), (100.0, 1), (150.0, 0)]), evict="never")
     assert of(Evict, said) == []
     assert states(engine) == ["done"] * 3
+
+
+@pytest.mark.parametrize("models", ["light8", "heavy8"])
+def test_fixed_limits_leave_the_placement_as_it_is(models: str) -> None:
+    # on blocks instead of pages Alg. 1 counted no kept pages, and placed heavy8 otherwise: two things changed at once
+    spec = Spec("prism", trace="arena-like", models=models)
+    said = []
+    for fields in ((), (("elastic", False),)):
+        policy, engine = assemble(resolve(replace(spec, fields=fields)))
+        said.append(list(policy.on(Woke("start"), engine.view())))
+    on, off = said
+    assert [a for a in off if isinstance(a, Load)] == [a for a in on if isinstance(a, Load)] != []
+    assert not any(isinstance(a, Limit) for a in on)
+    assert {a.model for a in off if isinstance(a, Limit)} == {a.inst.model for a in off if isinstance(a, Load)}
 
 
 def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
