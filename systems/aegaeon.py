@@ -51,8 +51,8 @@ DECISION_S = 1.6e-5  # mean of 40 models on 16 H100 at 0.3 to 0.5 req/s each, on
 
 ALPHA = 0.5  # floor of alpha: the paper and decode_scheduler.py
 TBT_S = 0.1  # the paper's target, for models without an SLO
-LOOKAHEAD = 64  # tokens that a member may grow by before its batch counts as full: decode_scheduler.py
-PCIE = {"h800": 64 * GIB}  # bytes a second that the code reckons with, 15 % of them reached; 32 GiB/s elsewhere
+LOOKAHEAD = 64  # tokens that a member may grow by before its batch counts as full: decode_scheduler.py, batch_lookahead
+PCIE = {"h800": 64 * GIB}  # bytes/s of utils.py, pcie_bandwidth_in_bytes, 15 % of them reached; 32 GiB/s elsewhere
 
 
 def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
@@ -105,11 +105,11 @@ class Aegaeon:
 
     cluster: Cluster
     order: str = "split"
-    prefill: float = 0.375
+    prefill: float = 0.375  # 3 of a node's 8 GPUs: benchmark_e2e.py, num_prefill_engines
     load: str = "seconds"
-    group: int = 8
+    group: int = 8  # prefill_scheduler.py, max_group_size
     refill: bool = False
-    qmax_s: float = 4.0
+    qmax_s: float = 4.0  # decode_scheduler.py, max_batch_quota
     estimate: str = "profile"
     way: str = "host"
     sync: bool = True

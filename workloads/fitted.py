@@ -97,13 +97,14 @@ class Law(NamedTuple):
 
 
 AT = (0.0, 0.10, 0.25, 0.50, 0.75, 0.90, 0.95, 0.99, 1.0)
-# Arena-Chat's 1,500 rows; 513 outputs are an eighth of all.
+# Quantiles of Arena-Chat's 1,500 rows (VTC-artifact 192c2e2, fair_bench/real_trace.pkl). A tenth of outputs is 513.
 ARENA_PROMPT = Law(AT, (2, 5, 13, 40, 161, 432, 653.15, 902.27, 1021))
 ARENA_OUTPUT = Law(AT, (2, 17.9, 62, 211, 458.25, 513, 513, 785, 977))
 # The released notebook of Prism's Hyperbolic figure draws both from 8 to 512, each as likely (its JSON has none).
 UNIFORM = Law((0.0, 1.0), (7.5, 512.5), log=False)
-# 63,195 rows of Aegaeon's released synth-*-1.0-1.0.csv (25SOSP-Aegaeon 1c3b110): ShareGPT, history in the prompt.
-SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760, 2187, 3896, 26276))
+# Quantiles of 63,195 rows, those of 76 of Aegaeon's released synth-*-1.0-1.0.csv (25SOSP-Aegaeon 1c3b110,
+# aegaeon/sim/simdata): ShareGPT, history in the prompt.
+SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760, 2187, 5053, 26276))
 SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
@@ -164,8 +165,8 @@ HYPERBOLIC = (
     Stream("model_7", 6, tick=True),
     Stream("model_8", 4, tick=True),
 )
-# Requests of rank 0 .. 26 in Arena-Chat's 600 s; 1,500 in all. Duty, clusters and always-on share were fitted by a grid
-# over them, 6 seeds each, to all 27 streams.
+# Requests of rank 0 .. 26 in Arena-Chat's 600 s (the same file); 1,500 in all. Duty, clusters and always-on share were
+# fitted by a grid over them, 6 seeds each, to all 27 streams.
 ARENA_COUNTS = (
     *(199, 40, 296, 22, 66, 120, 67, 56, 36, 23, 262, 26, 43, 44),
     *(22, 46, 25, 3, 12, 19, 31, 2, 19, 11, 2, 7, 1),
@@ -173,14 +174,16 @@ ARENA_COUNTS = (
 ARENA_DUTY = (0.1, 1.0)  # of a stream's time, the share in which it is used: uniform
 ARENA_CLUSTER, ARENA_GAP_S = 1.3, 1.0
 ARENA_ALWAYS_ON = 0.25  # of the streams, the hottest
-# Ranks of Prism's released sets, in the order of their models (prism-research 595ec1f, benchmark/multi-model/trace.py).
+# Ranks of Prism's released sets in the order of their models (prism-research 595ec1f, benchmark/multi-model/trace.py):
+# `selected_ranks` of generate_tp_reqs, generate_e2e_benchmark_reqs and generate_e2e_benchmark_reqs_18m.
 RELEASED: Mapping[int, tuple[int, ...]] = {
     4: (4, 14, 3, 10),
     8: (2, 14, 3, 10, 5, 19, 23, 24),
     18: (5, 10, 4, 17, 2, 10, 23, 2, 10, 14, 19, 14, 18, 14, 21, 2, 6, 19),
     27: tuple(range(27)),
 }
-REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}  # a rank's k-th reuse is the same stream, k times so much later
+# A rank's k-th reuse is the same stream, k times so much later (`backward_ranks`) or earlier (`forward_ranks`).
+REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
