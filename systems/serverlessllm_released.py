@@ -12,16 +12,16 @@ MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim: `SeLLMPolicy` (`V02Po
 Rules, with their lines:
     start    workers are empty (worker.py:70); nothing is loaded before a request needs it
     arrival  the only time when requests are dropped, placed or sorted (scheduler.py:77-81)
-    drop     requests without a token more than `drop_s`, 15 s, after they came (43-45); they leave the queue at the
-             worker's next step (worker.py:184-191) and until then count as queued
+    drop     requests without a token more than `drop_s`, 15 s, after they came (43-45); this arrival still counts them
+             as queued, for a worker purges its own queue later (worker.py:119, 184-191)
     place    a queue ends with a run of requests of one model; an empty queue has the worker's model, and a run of 0
-             (scheduler.py:197-205). If the runs of the request's model leave less than one of QS places each free
-             (212-213), it goes to the first worker without a model, else to the worker of another model whose last
-             step ended first (217-224): that a worker is loading, or has a long queue, does not matter. Otherwise, and
-             where there is no such worker, it goes to the shortest run of its model (233-239), however long that is.
+             (scheduler.py:197-205). If all runs of the request's model are QS long (212-213), it goes to the first
+             worker without a model, else to the worker of another model whose last step ended first (217-224): that a
+             worker is loading, or has a long queue, does not matter. Otherwise, and where there is no such worker, it
+             goes to the shortest run of its model (233-239), however long that is.
     LRU      the clock of a worker is the end of its last step (worker.py:242); a load does not move it
     run      the front runs (157-180); when it is of another model, that is loaded from host memory: there is no other
-             tier, and no engine to start (245-267, simulate.py:50)
+             tier, and no engine to start (245-267, simulate.py:46)
 
 `plus` (the true output lengths are an oracle):
     batches  each queue is cut anew at each arrival, each request into the first batch with room (scheduler.py:272-284)
@@ -33,8 +33,8 @@ Rules, with their lines:
 
 What differs: step and load times are those of the run, not the artifact's fits and its 16 GB/s. The engine forms the
 steps of the front, in chunks if the run says so. The prompts of a batch are priced as one. A worker is interrupted by
-the answer to an arrival, not at its next step. No event tells when a step ends: those since the last event of a worker
-are taken to be as long as the next one.
+the answer to an arrival, not at its next step, and a dropped request leaves its queue right after that arrival. No
+event tells when a step ends: those since the last event of a worker are taken to be as long as the next one.
 """
 
 from __future__ import annotations
