@@ -1,37 +1,34 @@
 """ServerlessLLM: a model keeps its GPU until its requests are done, and starts where that is soonest.
 
 Fu et al., "ServerlessLLM: Low-Latency Serverless Inference for Large Language Models", OSDI 2024, as scheduler of
-whole requests; its variant + and the rules of preset `released` are those that Aegaeon compared with (Xiang et al.,
-SOSP 2025; artifact MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim/scheduler.py, simulated there as well).
+whole requests. Its variant + is the oracle of Xiang et al., "Aegaeon", SOSP 2025, without interruptions; the rules of
+Aegaeon's artifact, which drops and interrupts, are another algorithm: serverlessllm_released.py.
 
     x     an instance: a GPU or a tensor-parallel group, with one model at a time and a queue of jobs
     job   requests of one model that came one after the other and run together, at first `most` of them
     S_m   seconds of a request of model m by the forecast: its prefill and O_m decode steps
 
 A request joins the last job of an instance, if that is its model's, or opens one at its end. `place` says where:
-    startup   where it starts soonest: what is left of the jobs before it, and the load, from host memory or from disk
-    lru       (released) a model with less than one free place, of `most` an instance, gets the instance that has run
-              least recently; else the least filled job of the model
+    startup   where it starts soonest: what is left of the jobs before it, and the load, from host memory or from disk;
+              a tie goes to the instance that has been idle longest, and to a busy one last
     fewest    (+) any job of the model with room, else the instance with fewest jobs
 `order=sjf` (+, with the true output lengths: an oracle) runs the shortest job first: the longest of its requests
-counts. A job that runs is not interrupted (the artifact's is, and computes again what it loses: not repeated here).
+counts. A job that runs is not interrupted.
 
 Tiers: a node's host memory keeps the models used last, `host_gib` of them (0: all, as at the start); others come from
-disk. `way`: rung of a load from host memory; like the artifact we charge no start of an engine by default.
-`drop_s`: a request without a token after so long is given up (15 s in the artifact; 0: never).
+disk. `way`: rung of a load from host memory; by default no start of an engine is charged.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Drop, Evict, Load, Run, Wake
+from harness.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.algorithms import instances, one_request
-from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.events import Arrived, Done, Event, Finished, Woke
 from harness.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
 from harness.view import View
 
@@ -59,7 +56,7 @@ class Instance:
     jobs: list[Job] = field(default_factory=list)  # the first one runs
     behind_s: float = 0.0  # of jobs that do not run yet
     model: str | None = None  # in or on its way
-    used_s: float = -math.inf  # when it ran last
+    used_s: float = -math.inf  # when a request last ended on it
     open: set[str] = field(default_factory=set)  # models whose lanes are open
 
 
@@ -73,7 +70,6 @@ class ServerlessLlm:
     most: int = 4
     way: str = "host"
     host_gib: float = 0.0
-    drop_s: float = 0.0
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
@@ -82,24 +78,19 @@ class ServerlessLlm:
     load_s: Mapping[tuple[str, str], float] = field(init=False)  # by model and rung
     cached: dict[int, list[str]] = field(init=False)  # by node: models in host memory, that used last at the end
     where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
-    due: deque[tuple[float, int]] = field(default_factory=deque, init=False)  # when to give up, and whom
-    silent: set[int] = field(default_factory=set, init=False)  # requests without a token
     refused: dict[int, None] = field(default_factory=dict, init=False)  # requests to admit again
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plus": {"place": "fewest", "order": "sjf"},
-        "released": {"place": "lru", "drop_s": 15.0},
-        "released-plus": {"place": "fewest", "order": "sjf", "drop_s": 15.0},
     }
     choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "place": ("startup", "lru", "fewest"),
+        "place": ("startup", "fewest"),
         "order": ("fcfs", "sjf"),
         "way": ("host", "pool", "sleep", "naive", "reinit", "disk", "cold"),
     }
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
         "most": (1, 256),
         "host_gib": (0.0, 1e5),
-        "drop_s": (0, 3600),
     }
 
     def __post_init__(self) -> None:
@@ -108,11 +99,10 @@ class ServerlessLlm:
             if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
                 raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
         ways = {self.way, "disk"} if self.host_gib else {self.way}
-        self.hears = frozenset({Woke, Arrived, Finished} | ({Prefilled} if self.drop_s else set()))
+        self.hears = frozenset({Woke, Arrived, Finished})
         self.uses = frozenset(
             {"Load", "Evict", "Admit", "Run", "Wake"}
             | {f"Load.way:{way}" for way in ways if way != "host"}
-            | ({"Drop"} if self.drop_s else set())
             | ({"view.oracle_tokens"} if self.order == "sjf" else set())
         )
         insts = {m: Inst(m, tuple(range(x.tp))) for m, x in models.items()}
@@ -140,12 +130,8 @@ class ServerlessLlm:
                 return self.arrived(request, view)
             case Finished(rid):
                 return self.finished(rid, view.now_s)
-            case Prefilled(rid):
-                self.silent.discard(rid)
             case Done(action):
                 return self.failed(action, view.now_s)
-            case Woke("drop"):
-                return self.give_up(view.now_s)
             case Woke("mend"):
                 return self.mend(view)
             case Woke("start"):
@@ -168,8 +154,6 @@ class ServerlessLlm:
         job: Job | None = None
         if self.place == "startup":
             _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda found: found[0])
-        elif self.place == "lru":
-            x, job = self.lru(fit, m)
         else:
             same = [(x, j) for x in fit for j in x.jobs if j.model == m and len(j.rids) < self.most]
             x, job = same[0] if same else (min(fit, key=lambda x: len(x.jobs)), None)
@@ -185,17 +169,11 @@ class ServerlessLlm:
         if job.runs:
             job.until_s = now_s + self.S[m]
             yield Admit(r.id, self.batch(x, m))
-        if self.drop_s:
-            self.silent.add(r.id)
-            self.due.append((r.arrival_s + self.drop_s, r.id))
-            if len(self.due) == 1:
-                yield Wake(self.due[0][0], "drop")
         yield from self.next(x, now_s)
 
     def finished(self, rid: int, now_s: float) -> Iterator[Action]:
         """A request ended; the last of a job lets the next one begin."""
         x, job = self.where.pop(rid)
-        self.silent.discard(rid)
         self.refused.pop(rid, None)
         del job.rids[rid]
         x.used_s = now_s
@@ -231,21 +209,13 @@ class ServerlessLlm:
         """Seconds until a request of model m would start on an instance, and the job that it would join."""
         runs = x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
+        used_s = now_s if x.jobs else x.used_s
         if (x.jobs[-1].model if x.jobs else x.model) != m:
-            return (wait_s + self.load_s[m, self.tier(x.node, m)], x.used_s), x, None
+            return (wait_s + self.load_s[m, self.tier(x.node, m)], used_s), x, None
         last = x.jobs[-1] if x.jobs else None
         if last and len(last.rids) < self.most:  # with it
             wait_s -= max(0.0, last.until_s - now_s) if last.runs else self.S[m]
-        return (wait_s, x.used_s), x, last
-
-    def lru(self, fit: list[Instance], m: str) -> tuple[Instance, Job | None]:
-        """The artifact's rule: another instance when the model's jobs are full, else the least filled of them."""
-        mine = [x for x in fit if (x.jobs[-1].model if x.jobs else x.model) == m]
-        others = [x for x in fit if x not in mine]
-        if others and all(x.jobs and len(x.jobs[-1].rids) >= self.most for x in mine):
-            return min(others, key=lambda x: (x.model is not None, x.used_s)), None
-        x = min(mine, key=lambda x: len(x.jobs[-1].rids) if x.jobs else 0)
-        return x, x.jobs[-1] if x.jobs else None
+        return (wait_s, used_s), x, last
 
     def fits(self, x: Instance, m: str) -> bool:
         """Whether an instance has GPUs enough for a model."""
@@ -281,15 +251,6 @@ class ServerlessLlm:
                 return
 
     # ------------------------------------------------------------ what went otherwise
-
-    def give_up(self, now_s: float) -> Iterator[Action]:
-        """Requests that have waited too long for their first token."""
-        while self.due and (self.due[0][0] <= now_s or self.due[0][1] not in self.silent):
-            _, rid = self.due.popleft()
-            if rid in self.silent:
-                yield Drop(rid)
-        if self.due:
-            yield Wake(self.due[0][0], "drop")
 
     def failed(self, action: Action, now_s: float) -> Iterator[Action]:
         """What could not be done is tried again after the shortest load."""

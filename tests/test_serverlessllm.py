@@ -1,4 +1,4 @@
-"""ServerlessLLM by hand: where a request starts soonest, tiers, the oracle's order, requests given up."""
+"""ServerlessLLM by hand: where a request starts soonest, tiers, the oracle's order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Drop, Evict, Load, Run
+from harness.actions import Action, Admit, Evict, Load, Run
 from harness.check import Stand
 from harness.engines import state
 from harness.engines.sim import Config, Served, Sim
@@ -126,13 +126,18 @@ def test_plus_takes_the_shortest_job() -> None:
     assert jobs_of(made) == [[("c", [20, 30]), ("b", [300])]]
 
 
-def test_released_scales_up_a_full_model_onto_the_least_recent_instance() -> None:
-    made = policy(3, most=2, place="lru")
-    for x, used_s in zip(made.all, (3.0, 2.0, 1.0), strict=True):
+def test_a_tie_goes_to_the_instance_that_has_been_idle_longest_and_to_a_busy_one_last() -> None:
+    made = policy(3, "abcd")
+    arrive(made, (0, "a"), (1, "b"), (2, "c"))
+    end(made, 2)  # at 0 s: instance 2 is idle, the others run their first request, which ends late
+    later = Still()
+    later.now_s = 100.0
+    list(made.on(Arrived(Request(3, "d", 100.0, 100, 1.0, 0.1)), later))  # type: ignore[arg-type]
+    assert jobs_of(made) == [[("a", [0])], [("b", [1])], [("d", [3])]]  # all start after a load
+    made = policy(3, "abcd")
+    for x, used_s in zip(made.all, (3.0, 1.0, 2.0), strict=True):
         x.used_s = used_s
-    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1])], [], [("a", [2])]]
-    made = policy(1, most=2, place="lru")  # nowhere else: the least filled
-    assert arrive(made, *((k, "a") for k in range(3))) == [[("a", [0, 1, 2])]]
+    assert arrive(made, (0, "d")) == [[], [("d", [0])], []]
 
 
 # ------------------------------------------------------------------ in the simulator
@@ -141,8 +146,13 @@ SHAPE = shape("llama-3.2-1b")._replace(max_tokens=2048)
 
 
 def simulated(
-    rows: list[tuple[float, int, int, int]], models: int, gpus: int, refuse: int = 0, **fields: Any
-) -> tuple[Any, ServerlessLlm, Sim]:
+    rows: list[tuple[float, int, int, int]],
+    models: int,
+    gpus: int,
+    refuse: int = 0,
+    make: Any = ServerlessLlm,
+    **fields: Any,
+) -> tuple[Any, Any, Sim]:
     """Serve rows of (arrival, model, prompt, output)."""
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
@@ -152,7 +162,7 @@ def simulated(
     work = Jobs(tuple(s.name for s in served), a.astype(float), m.astype(np.int32), p.astype(np.int32),
                 o.astype(np.int32), slo, slo)  # fmt: skip
     engine = Sim(world)
-    made = ServerlessLlm(engine.cluster, **fields)
+    made = make(engine.cluster, **fields)
     engine = Sim(world, made.options)
     stand: Any = Stand(engine, refuse, lambda law, what: pytest.fail(f"{law}: {what}"))
     replay(made, stand, work, end_s=500.0)
@@ -170,21 +180,6 @@ def test_one_request_behind_another_model_in_time() -> None:
     assert R["first"][1] == pytest.approx(done + made.load_s["m1", "host"] + p.prefill_s(inst, 200), rel=1e-9)
 
 
-def test_requests_without_a_token_are_given_up() -> None:
-    rows = [(0.0, k % 3, 200, 1500) for k in range(30)]
-    R, *_ = simulated(rows, 3, 1, drop_s=4.0)
-    dropped = R["state"] == state.DROPPED
-    assert 0 < dropped.sum() < len(rows)
-    assert R["done"][dropped] == pytest.approx(4.0, abs=0.01)
-    assert np.isnan(R["first"][dropped]).all()
-    assert (R["first"][~dropped] - R["arr"][~dropped] <= 4.0).all()
-
-
-def test_the_drop_rule_asks_for_nothing_where_it_is_off() -> None:
-    assert Drop.__name__ not in policy().uses
-    assert Drop.__name__ in policy(drop_s=15.0).uses
-
-
 @settings(max_examples=40)
 @given(st.data())
 def test_no_request_is_lost(data: st.DataObject) -> None:
@@ -193,7 +188,7 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     fields = data.draw(
         st.fixed_dictionaries(
             {
-                "place": st.sampled_from(["startup", "lru", "fewest"]),
+                "place": st.sampled_from(["startup", "fewest"]),
                 "order": st.sampled_from(["fcfs", "sjf"]),
                 "most": st.integers(1, 8),
                 "host_gib": st.sampled_from([0.0, 3.0, 6.0]),

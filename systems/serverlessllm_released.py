@@ -1,0 +1,324 @@
+"""ServerlessLLM as Aegaeon's artifact simulates it: whole requests, least recently used worker; its + interrupts.
+
+Xiang et al., "Aegaeon: Effective GPU Pooling for Concurrent LLM Serving on the Market", SOSP 2025; its artifact
+MachineLearningSystem/25SOSP-Aegaeon 1c3b110, aegaeon/sim: `SeLLMPolicy` (`V02Policy`) here, `SeLLMPlusPolicy` as preset
+`plus`. Lines are those of the same files in Zyyeric/Aegaeon 6409f04.
+
+    worker   a GPU, or a tensor-parallel group, with one model at a time and a queue of requests
+    front    the first requests of a queue that have one model: they run together
+    batch    (plus) at most QS requests of one model that are sorted as one
+    QS       `most`, 4 (scheduler.py:169)
+
+Rules, with their lines:
+    start    workers are empty (worker.py:70); nothing is loaded before a request needs it
+    arrival  the only time when requests are dropped, placed or sorted (scheduler.py:77-81)
+    drop     requests without a token more than `drop_s`, 15 s, after they came (43-45); this arrival still counts them
+             as queued, for a worker purges its own queue later (worker.py:119, 184-191)
+    place    a queue ends with a run of requests of one model; an empty queue has the worker's model, and a run of 0
+             (scheduler.py:197-205). If all runs of the request's model are QS long (212-213), it goes to the first
+             worker without a model, else to the worker of another model whose last step ended first (217-224): that a
+             worker is loading, or has a long queue, does not matter. Otherwise, and where there is no such worker, it
+             goes to the shortest run of its model (233-239), however long that is.
+    LRU      the clock of a worker is the end of its last step (worker.py:242); a load does not move it
+    run      the front runs (157-180); when it is of another model, that is loaded from host memory: there is no other
+             tier, and no engine to start (245-267, simulate.py:46)
+
+`plus` (the true output lengths are an oracle):
+    batches  each queue is cut anew at each arrival, each request into the first batch with room (scheduler.py:272-284)
+    place    the first batch of its model with room on any worker, else a new one where there are fewest (291-306)
+    sort     the batches of all workers, shortest first: a batch with prompts to compute by the prefill of these, else
+             by what its first request has left to decode, alone, at its mean context (309-325)
+    evict    requests that ran and are not in the front lose their KV, and so does the whole queue when a model is
+             loaded (worker.py:193-204, 254-256): KV is computed again (request.py:91-94). A load is not cut short.
+
+What differs: step and load times are those of the run, not the artifact's fits and its 16 GB/s. The engine forms the
+steps of the front, in chunks if the run says so. The prompts of a batch are priced as one. A worker is interrupted by
+the answer to an arrival, not at its next step, and a dropped request leaves its queue right after that arrival. No
+event tells when a step ends: those since the last event of a worker are taken to be as long as the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain, takewhile
+from typing import ClassVar
+
+from harness.actions import Action, Admit, Drop, Evict, Load, Move, Run, Wake
+from harness.algorithms import instances, one_request
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.view import View
+
+DECISION_S = 3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each (6e-5 at 0.25), CPU time, x86-64, 2026-11-22
+LONG_AGO_S = -1e9  # the last step of a worker that never made one
+FRONT, PARKED = 0, 1  # tags: the batch that runs, and that of interrupted requests, which has no lane
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """GPUs with one model at a time."""
+
+    gpus: Gpus
+    queue: list[Entry] = field(default_factory=list)
+    model: str | None = None  # in or on its way
+    loading: bool = False
+    runs: dict[int, None] = field(default_factory=dict)  # requests in the running batch
+    stepped_s: float = LONG_AGO_S  # the last time at which a step is known to have ended
+    open: set[str] = field(default_factory=set)  # models whose lanes are open
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A request in a worker's queue."""
+
+    request: Request
+    worker: Worker
+    token: bool = False  # it has one
+    kv: bool = False  # its prompt is computed and kept
+    dropped: bool = False  # it is on its way out
+
+
+@dataclass(slots=True)
+class ServerlessLlmReleased:
+    """Requests queue for workers when they arrive; each worker serves the front of its queue."""
+
+    cluster: Cluster
+    order: str = "fcfs"
+    most: int = 4
+    drop_s: float = 15.0
+    way: str = "host"
+    hears: frozenset[type] = field(init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    workers: list[Worker] = field(init=False)
+    entries: dict[int, Entry] = field(default_factory=dict, init=False)  # in order of arrival
+    retry_s: float = field(init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"order": "srtf"}}
+    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
+        "order": ("fcfs", "srtf"),
+        "way": ("host", "pool", "sleep", "naive", "reinit", "disk", "cold"),
+    }
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"most": (1, 256), "drop_s": (0.0, 3600.0)}
+
+    def __post_init__(self) -> None:
+        models, gpus = self.cluster.models, self.cluster.gpus
+        for m, model in models.items():
+            if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
+                raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
+        self.hears = frozenset({Woke, Arrived, Prefilled, Preempted, Finished, Load})
+        self.uses = frozenset({"Load", "Evict", "Evict.drain", "Admit", "Drop", "Run", "Wake"})
+        self.uses |= {f"Load.way:{self.way}"} if self.way != "host" else set()
+        self.uses |= {"Move", "Move.to:none", "view.oracle_tokens"} if self.order == "srtf" else set()
+        rates = {m: plan.rate_rps if (plan := self.cluster.plan.get(m)) else 0.0 for m in models}
+        self.workers = [Worker(cut) for cut in instances(self.cluster, {m: rates[m] * models[m].tp for m in models})]
+        insts = (Inst(m, tuple(range(model.tp))) for m, model in models.items())
+        self.retry_s = min(self.cluster.profile.load_s(inst, self.way) for inst in insts)
+
+    # ------------------------------------------------------------ events
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Place requests when they arrive; else let each worker follow its queue."""
+        match event:
+            case Arrived(request):
+                return self.arrived(request, view)
+            case Prefilled(rid) if rid in self.entries:  # a dropped request ends first
+                self.prefilled(rid, view.now_s)
+            case Preempted(rid) if rid in self.entries:
+                self.entries[rid].kv = False
+            case Finished(rid, _, state):
+                return self.finished(rid, state, view)
+            case Done(Load(inst), None):
+                return self.loaded(inst, view)
+            case Done(action):
+                return self.refused(action, view.now_s)
+            case Woke("mend"):
+                return self.mend(view)
+        return ()
+
+    def arrived(self, r: Request, view: View) -> Iterator[Action]:
+        """Drop requests that have waited too long, place the new one, and sort (plus)."""
+        for e in self.entries.values():
+            if not e.token and not e.dropped and view.now_s - e.request.arrival_s > self.drop_s:
+                e.dropped = True
+                yield Drop(e.request.id)
+        fit = [x for x in self.workers if self.cluster.models[r.model].tp <= len(x.gpus)]
+        if self.order == "fcfs":
+            x = self.place(r.model, fit, view)
+            x.queue.append(self.entry(r, x))
+            yield from self.follow(x, view)
+            return
+        batches = {x: self.batches(x.queue) for x in self.workers}
+        x, batch = self.join(r.model, fit, batches)
+        batch.append(self.entry(r, x))
+        for x, cut in batches.items():
+            if len(cut) > 1:
+                cut.sort(key=lambda batch: self.left_s(batch, view))
+            x.queue = list(chain(*cut))
+            yield from self.follow(x, view)
+
+    def entry(self, r: Request, x: Worker) -> Entry:
+        """Note a request in a worker's queue."""
+        self.entries[r.id] = e = Entry(r, x)
+        return e
+
+    def prefilled(self, rid: int, now_s: float) -> None:
+        """A request has a token, and its KV unless it was interrupted meanwhile."""
+        e = self.entries[rid]
+        e.token, e.kv = True, rid in e.worker.runs
+        e.worker.stepped_s = now_s
+
+    def finished(self, rid: int, state: str, view: View) -> Iterator[Action]:
+        """A request leaves its queue."""
+        e = self.entries.pop(rid)
+        x = e.worker
+        x.queue.remove(e)
+        x.runs.pop(rid, None)
+        if state == "done":
+            x.stepped_s = view.now_s
+        yield from self.follow(x, view)
+
+    def loaded(self, inst: Inst, view: View) -> Iterator[Action]:
+        """A model is in; the front may be of another one by now."""
+        x = self.at(inst)
+        if inst.model == x.model:
+            x.loading = False
+            yield from self.follow(x, view)
+
+    # ------------------------------------------------------------ ServerlessLLM: where
+
+    def place(self, m: str, fit: Sequence[Worker], view: View) -> Worker:
+        """The least recently used worker if the model's runs are full, else the shortest of these."""
+        runs = {x: self.last_run(x) for x in fit}
+        mine = [x for x in fit if runs[x][0] == m]
+        others = [x for x in fit if runs[x][0] != m]
+        if others and sum(max(0, self.most - runs[x][1]) for x in mine) < 1:
+            empty = (x for x in others if runs[x][0] is None)
+            return next(empty, None) or min(others, key=lambda x: self.used_s(x, view))
+        return min(mine, key=lambda x: runs[x][1])
+
+    def last_run(self, x: Worker) -> tuple[str | None, int]:
+        """The model that a queue ends with, and how many requests of it come last."""
+        m = x.queue[-1].request.model if x.queue else x.model
+        return m, sum(1 for _ in takewhile(lambda e: e.request.model == m, reversed(x.queue)))
+
+    def used_s(self, x: Worker, view: View) -> float:
+        """When a worker's last step ended."""
+        if x.model is None or not (now := view.batch(self.batch(x, x.model))).decoding:
+            return x.stepped_s
+        step_s = self.cluster.profile.step_s(self.batch(x, x.model).inst, now.decoding, now.ctx_tokens)
+        return view.now_s - (view.now_s - x.stepped_s) % step_s
+
+    # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
+
+    def batches(self, queue: Iterable[Entry]) -> list[list[Entry]]:
+        """Cut a queue: each request joins the first batch of its model with room."""
+        cut: list[list[Entry]] = []
+        for e in queue:
+            self.room(e.request.model, cut).append(e)
+        return cut
+
+    def room(self, m: str, cut: list[list[Entry]]) -> list[Entry]:
+        """The first batch of a model with room, or a new one at the end."""
+        found = next((b for b in cut if b[0].request.model == m and len(b) < self.most), None)
+        if found is None:
+            cut.append(found := [])
+        return found
+
+    def join(
+        self, m: str, fit: Sequence[Worker], batches: Mapping[Worker, list[list[Entry]]]
+    ) -> tuple[Worker, list[Entry]]:
+        """The batch for a new request: one with room on any worker, else a new one where there are fewest."""
+        for x in fit:
+            if any(b[0].request.model == m and len(b) < self.most for b in batches[x]):
+                return x, self.room(m, batches[x])
+        x = min(fit, key=lambda x: len(batches[x]))
+        return x, self.room(m, batches[x])
+
+    def left_s(self, batch: Sequence[Entry], view: View) -> float:
+        """Seconds by which a batch is sorted: its prompts to compute, else what its first request has left."""
+        head, profile = batch[0].request, self.cluster.profile
+        inst = self.batch(batch[0].worker, head.model).inst
+        prompts = [e.request.prompt_tokens for e in batch if not e.kv and not e.dropped]
+        if prompts:
+            return profile.prefill_s(inst, sum(prompts))
+        made, output = view.request(head.id).made_tokens, view.oracle_tokens(head.id)
+        return profile.step_s(inst, 1, head.prompt_tokens + (made + output) // 2) * (output - made)
+
+    # ------------------------------------------------------------ a worker
+
+    def follow(self, x: Worker, view: View) -> Iterator[Action]:
+        """Run the front of a worker's queue, for which its model may have to come; interrupt what else runs."""
+        queue = [e for e in x.queue if not e.dropped]
+        swap = bool(queue) and queue[0].request.model != x.model and not x.loading
+        m = queue[0].request.model if swap else x.model
+        front = dict.fromkeys(e.request.id for e in takewhile(lambda e: e.request.model == m, queue))
+        for rid in [rid for rid in x.runs if rid not in front and not self.entries[rid].dropped]:
+            yield from self.interrupt(rid, view)
+        if m is None or not front:
+            return
+        if swap:
+            yield from self.leftovers(x, m, view)
+            x.model, x.loading = m, True
+            yield Load(self.batch(x, m).inst, self.way)
+        if m not in x.open:
+            x.open.add(m)
+            yield Run(self.batch(x, m))
+        for rid in front:
+            if rid not in x.runs:
+                x.runs[rid] = None
+                yield Admit(rid, self.batch(x, m))
+
+    def interrupt(self, rid: int, view: View) -> Iterator[Action]:
+        """Take a request out of the running batch; its KV is computed again when it is back."""
+        e = self.entries[rid]
+        del e.worker.runs[rid]
+        e.kv = False
+        yield Admit(rid, self.batch(e.worker, e.request.model, PARKED))
+        if view.request(rid).kv_bytes:
+            yield Move(rid, None)
+
+    def leftovers(self, x: Worker, m: str | None, view: View) -> Iterator[Action]:
+        """Evict every model but one."""
+        for inst in view.insts(x.gpus[0]):
+            if inst.model != m and view.weights(inst) == "in":
+                yield Evict(inst, drain=False)
+
+    def batch(self, x: Worker, m: str, tag: int = FRONT) -> Batch:
+        """A batch of a model on a worker."""
+        return Batch(Inst(m, x.gpus[: self.cluster.models[m].tp]), tag)
+
+    def at(self, inst: Inst) -> Worker:
+        """The worker of an instance."""
+        return next(x for x in self.workers if x.gpus[0] == inst.place[0])  # type: ignore[index]
+
+    # ------------------------------------------------------------ refusals
+
+    def refused(self, action: Action, now_s: float) -> Iterator[Action]:
+        """Note what an action that was refused did not change; it is tried again after the shortest load."""
+        match action:
+            case Admit(int(rid), batch) if rid in self.entries:
+                runs = self.entries[rid].worker.runs
+                if batch.tag == PARKED:
+                    runs[rid] = None
+                else:
+                    runs.pop(rid, None)
+            case Drop(rid) if rid in self.entries:
+                self.entries[rid].dropped = False
+            case Load(inst):
+                x = self.at(inst)
+                if inst.model == x.model:
+                    x.model, x.loading = None, False
+            case Run(batch):
+                self.at(batch.inst).open.discard(batch.inst.model)
+        yield Wake(now_s + self.retry_s, "mend")
+
+    def mend(self, view: View) -> Iterator[Action]:
+        """Evict weights and discard KV that are still there, and let each worker follow its queue."""
+        for x in self.workers:
+            yield from self.leftovers(x, x.model, view)
+            for e in x.queue:
+                if not e.dropped and e.request.id not in x.runs and view.request(e.request.id).kv_bytes:
+                    yield Move(e.request.id, None)
+            yield from self.follow(x, view)
