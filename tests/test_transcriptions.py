@@ -23,7 +23,7 @@ from systems import aegaeon, muxserve, prism
 from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe
 from systems.prism import Prism
-from systems.serverlessllm import ServerlessLlm
+from systems.serverlessllm_released import ServerlessLlmReleased
 from traces.load import trace
 from workloads import fitted
 from workloads.models import model_set, shapes
@@ -234,8 +234,8 @@ def test_constants_of_aegaeon() -> None:
 
 def test_constants_of_serverlessllm_in_aegaeons_artifact() -> None:
     """Aegaeon, aegaeon/sim/scheduler.py: QS of V02Policy, and 15,000 ms without a token in Scheduler.schedule."""
-    assert default(ServerlessLlm, "most") == 4
-    assert ServerlessLlm.presets["released"]["drop_s"] == 15
+    assert default(ServerlessLlmReleased, "most") == 4
+    assert default(ServerlessLlmReleased, "drop_s") == 15
 
 
 def test_constants_of_kvcached() -> None:
