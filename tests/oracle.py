@@ -110,6 +110,7 @@ class Step:
     top: float  # the rate at its SM share
     demand: tuple[float, float]  # compute, HBM at rate 1
     turn: Turn | None
+    bound: set[str]  # the engine's limits that kept out what it would else have had
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -147,10 +148,11 @@ class Grant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A `Req` per job in order of id, and every event told, with its time."""
+    """A `Req` per job in order of id, every event told, with its time, and steps: all, and those that a limit bound."""
 
     requests: list[Req]
     told: list[tuple[float, Event]]
+    steps: Counter[str]
 
 
 def on(inst: Inst) -> Gpus:
@@ -254,6 +256,7 @@ class Oracle:
         self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
         self.told: list[tuple[float, Event]] = []
         self.news: list[Event] = []
+        self.counted: Counter[str] = Counter()  # steps
         while True:
             times = [x[0] for x in arrivals[:1] + todo[:1]] + [x[0] for x in self.wires.values()]
             times += [x.due for x in self.transfers]
@@ -265,7 +268,7 @@ class Oracle:
                 self.grants.pop(0).fail("no memory")
             self.pass_time(min(then, end_s))
             if then > end_s + HALF_NS or then == math.inf:
-                return Result(reqs, self.told)
+                return Result(reqs, self.told, self.counted)
             soon = self.now + HALF_NS
             for link in [x for x in self.wires if self.wires[x][0] <= soon]:
                 self.end_piece(link)
@@ -326,13 +329,14 @@ class Oracle:
     def pass_time(self, until: float) -> None:
         """Charge the time up to `until` to a cause of each request."""
         self.forget_stops()
+        there = {inst.model for inst, state in self.weights.items() if state in ("in", "draining", "leaving")}
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
                 r.waits["solo"] += r.step.rate * dt
                 r.waits["slow"] += (1 - r.step.rate) * dt
             elif r.batch is None:
-                r.waits["held"] += dt
+                r.waits["held" if r.model in there else "load"] += dt
             elif not self.usable(r.batch.inst) and self.weights.get(r.batch.inst) != "leaving":
                 r.waits["load"] += dt
             elif r.batch in (self.kv_stops if r.where == "waiting" else self.stalls if r.where == "running" else ()):
@@ -601,6 +605,7 @@ class Oracle:
         members = step.decodes + [r for r, _ in step.pieces]
         for kind, part in enumerate((step.decodes, step.pieces)):
             self.ticks[lane[0], kind] += bool(part)
+        self.counted.update({"all", *step.bound})
         for r in members:
             r.step = None
         for r in step.decodes:
@@ -638,6 +643,7 @@ class Oracle:
                 r.where = "parked"
         pieces: list[tuple[Req, int]] = []
         decodes: list[Req] = []
+        self.full = set[str]()
         if phase == "prefill" or (phase == "mixed" and chunk == 0):
             busy = len(self.at(batch, "running")) if phase == "mixed" else 0
             pieces = self.walk(batch, cap - busy, chunk or self.setup.prefill_tokens, whole=chunk == 0)
@@ -649,16 +655,23 @@ class Oracle:
             decodes = self.at(batch, "running")
         if phase == "mixed" and chunk > 0:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
+        if len(decodes) == cap and self.at(batch, "parked"):
+            self.full.add("cap")
+        named = {"cap"} if order.seqs is not None and order.seqs <= self.setup.batch_cap else set()
+        named |= {"chunk"} if order.chunk_tokens else set()
+        bound = {"prefill" if chunk == 0 and x == "chunk" else x for x in self.full - named}
         if decodes or pieces:
-            self.start(lane, order, decodes, pieces)
+            self.start(lane, order, decodes, pieces, bound)
 
     def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
-        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens."""
+        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens; who is left out by which."""
         waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
             size, need = r.length - r.prefilled, math.ceil((r.length + 1) / self.setup.block_tokens)
             if len(pieces) >= room or budget <= 0:
+                self.full |= {"cap"} if len(pieces) >= room else set()
+                self.full |= {"chunk"} if budget <= 0 else set()
                 break
             if r.blocks == 0 and not new:  # not in the step in which a member lost its pages
                 break
@@ -667,6 +680,7 @@ class Oracle:
                 continue
             if stop := r.blocks == 0 and not self.fits(batch.inst, need + self.watermark(batch.inst)):
                 break
+            self.full |= {"chunk"} if size > budget and (pieces or not whole) else set()
             if whole and pieces and size > budget:
                 break
             r.blocks, r.home = r.blocks or need, batch.inst
@@ -716,7 +730,7 @@ class Oracle:
             r.swapped = False
             self.carry(r, batch.inst, lambda _: None)
 
-    def start(self, lane: Lane, order: Run, decodes: list[Req], pieces: list[tuple[Req, int]]) -> None:
+    def start(self, lane: Lane, order: Run, decodes: list[Req], pieces: list[tuple[Req, int]], bound: set[str]) -> None:
         setup, t, inst = self.setup, self.setup.tables, lane[0].inst
         row, place, kind = setup.models[inst.model].row, on(inst), int(bool(pieces))
         B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
@@ -734,7 +748,8 @@ class Oracle:
         turn = self.turns.get(lane)
         if turn and turn.begun != turn.begun:
             turn.begun = self.now
-        step = Step(place, order.phase, decodes, pieces, solo, top, (demand[0], demand[1]), turn, since=self.now)
+        demands = demand[0], demand[1]
+        step = Step(place, order.phase, decodes, pieces, solo, top, demands, turn, bound, since=self.now)
         self.steps[lane], self.fresh = step, True
         for r in decodes + [r for r, _ in pieces]:
             r.step = step

@@ -27,6 +27,7 @@ from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
+LIMITS = ("cap", "chunk", "prefill")
 
 
 def same(a: float, b: float, tol: float = 1e-9) -> bool:
@@ -82,6 +83,8 @@ def apart(w: World) -> list[str]:
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause], 1e-8)
         ]
+    steps = {"all": int(sim.S.B["steps"].sum())} | {limit: int(sim.S.s[f"by_{limit}"]) for limit in LIMITS}
+    found += [f"{n} steps {limit}, not {want.steps[limit]}" for limit, n in steps.items() if n != want.steps[limit]]
     return found
 
 
@@ -161,6 +164,23 @@ def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
 )
 def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
     assert plain(str(TURNED), str(TURNED + 60), *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("    M.since = W.now\n", ""),  # counts the time with weights as well
+        ("        load = out_s(S, q.model, t) - q.m_load\n", "        load = 0.0\n"),  # all of it is the policy's
+        ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
+        ("        n.bound &= own_limits(S, lane, chunk)\n", "        pass\n"),  # the policy's limits as well
+        ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
+        ("    if r >= 0 and not kvblock:\n", "    if r >= 0:\n"),  # who waits for memory as well
+        ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
+    ],
+)
+def test_oracle_notices_a_wrong_wait_or_limit(pair: tuple[str, str]) -> None:
+    assert plain(str(WILD), str(WILD + 30), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
@@ -767,7 +787,7 @@ def test_a_grant_that_nothing_can_serve_fails_at_the_last_event(end_s: float) ->
     w = replace(w, machine=w.machine._replace(spec=spec), end_s=end_s)
     R, done = agreed(w)
     assert done == [(0.875, Load(M1.inst), False)]
-    assert (R["done"][0], R["held"][1]) == (0.875, end_s - 0.5 if end_s < math.inf else 0.375)
+    assert (R["done"][0], R["load"][1], R["held"][1]) == (0.875, end_s - 0.5 if end_s < math.inf else 0.375, 0.0)
 
 
 def test_the_end_of_a_run_changes_nothing_before_it() -> None:
@@ -809,3 +829,98 @@ def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
     R, _ = agreed(small([(0.0, 0, 3, 12), (0.0, 1, 3, 12)], script, blocks=5, models=2))
     assert R["state"].tolist() == [state.DONE, state.FAILED]
     assert R["done"].tolist() == [0.125 + 11 * 0.25, 1.375]
+
+
+# ---------------------------------------------------------------- whose fault a wait is, and which limits bind
+
+
+def waited(script: Sequence[tuple[float, Action]], **more: Any) -> tuple[float, float]:
+    """Seconds for which a request that arrives at 0 and is admitted at 2 was held back, and waited for weights."""
+    every = sorted([*script, (2.0, Run(M0)), (2.0, Admit(0, M0))], key=lambda x: x[0])
+    R, _ = agreed(small([(0.0, 0, 1, 1)], every, **more))
+    assert R["held"][0] + R["load"][0] + R["solo"][0] + R["turn"][0] == R["done"][0]
+    return float(R["held"][0]), float(R["load"][0])
+
+
+def test_who_is_in_no_batch_waits_for_weights_while_they_are_in_nowhere() -> None:
+    first: tuple[float, Action] = (NEVER, Load(M0.inst))
+    out: list[tuple[float, Action]] = [first, (0.25, Evict(M0.inst, drain=False)), (0.5, Load(M0.inst))]
+    assert waited([first]) == (2.0, 0.0)
+    assert waited([(0.5, Load(M0.inst))]) == (0.5, 1.5)  # the load takes a second
+    assert waited(out) == (0.75, 1.25)  # leaves at 0.25, is back at 1.5
+    assert waited([*out, (NEVER, Load(FAR.inst))], gpus=2) == (2.0, 0.0)  # in at another place all the time
+    assert waited([*out, (0.25, Load(FAR.inst))], gpus=2) == (1.0, 1.0)  # the first of two loads ends it
+    # loaded with the admission: its batch waits on
+    assert waited([(2.0, Load(M0.inst))]) == (0.0, 3.0)
+
+
+def test_weights_that_wait_for_memory_are_out_and_those_that_drain_are_in() -> None:
+    one = clock(2).machine.spec._replace(mem_bytes=weight_bytes(SHAPE) + 9 * 4 * kv_token_bytes(SHAPE))
+    # the second model waits for the place of the first, whose only request takes until 1.125
+    rows = [(0.0, 0, 1, 5), (0.25, 1, 1, 1), (0.25, 0, 1, 1)]
+    leaves: list[tuple[float, Action]] = [(0.0, Admit(0, M0)), (0.5, Evict(M0.inst)), (0.5, Load(M1.inst))]
+    script = [*SERVE[:1], (NEVER, Run(M0)), *leaves, (3.0, Run(M1)), (3.0, Admit(1, M1))]
+    w = small(rows, script, models=2)
+    R, done = agreed(replace(w, machine=w.machine._replace(spec=one), end_s=4.0))
+    assert done == [(1.125, Evict(M0.inst), True), (2.125, Load(M1.inst), True)]
+    assert (R["load"][1], R["held"][1]) == (2.125 - 0.25, 3.0 - 2.125)
+    assert (R["load"][2], R["held"][2]) == (4.0 - 1.125, 1.125 - 0.25)  # in until its last member goes
+
+
+def test_a_group_of_gpus_has_the_weights_when_all_of_them_do() -> None:
+    pair = Batch(Inst("m0", (0, 1)))
+    w = small([(0.0, 0, 1, 1)], [(0.5, Load(pair.inst)), (2.0, Run(pair)), (2.0, Admit(0, pair))], gpus=2)
+    served = tuple(m._replace(tp=2) for m in w.config.models)
+    R, _ = agreed(replace(w, config=replace(w.config, models=served)))
+    assert (R["held"][0], R["load"][0]) == (0.5, 1.5)
+
+
+def bound(
+    rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], **config: Any
+) -> dict[str, int]:
+    """Steps of a world, and those that a limit of the engine bound; kernel and oracle agree on them."""
+    w = small(rows, script, **config)
+    assert apart(w) == []
+    sim, _ = drive(w)
+    counts = {limit: int(sim.S.s[f"by_{limit}"]) for limit in LIMITS}
+    shares = sim.stats()
+    steps = int(sim.S.B["steps"].sum())
+    assert [shares[f"{limit}_bound"] for limit in LIMITS] == [n / steps for n in counts.values()]
+    return {"all": steps} | {limit: n for limit, n in counts.items() if n}
+
+
+def test_the_batch_cap_binds_where_members_wait_behind_as_many() -> None:
+    two = [(0.0, 0, 1, 9), (0.1, 0, 1, 1)]
+    # the second comes within the first prefill: all eight decode steps keep it out
+    assert bound(two, SERVE, batch_cap=1) == {"all": 10, "cap": 8}
+    assert bound(two, SERVE, batch_cap=2) == {"all": 10}
+    # it goes at 0.5, within the second of them: the rest keeps nobody out
+    assert bound(two, [*SERVE, (0.5, Drop(1))], batch_cap=1) == {"all": 9, "cap": 2}
+    # what an order says is the policy's choice, unless it asks for more than the engine gives
+    orders = {seqs: [*ADMIT, (NEVER, Run(M0, seqs=seqs))] for seqs in (1, 2)}
+    assert bound(two, orders[1], batch_cap=2) == bound(two, orders[1], batch_cap=1) == {"all": 10}
+    assert bound(two, orders[2], batch_cap=1) == {"all": 10, "cap": 8}
+    # who waits for memory is not kept out by the cap
+    assert bound([(0.0, 0, 1, 3), (0.1, 0, 40, 1)], SERVE, batch_cap=2, blocks=11) == {"all": 4}
+
+
+def test_the_batch_cap_binds_where_members_with_kv_are_parked() -> None:
+    # the second prefill ends at 0.25; the decode steps of the first begin at 0.125, 0.375, ...
+    two = [(0.0, 0, 1, 9), (0.0, 0, 1, 9)]
+    assert bound(two, APART, batch_cap=1) == {"all": 2 + 16, "cap": 1 + 7}
+    assert bound(two, [*APART, (0.5, Drop(1))], batch_cap=1) == {"all": 2 + 8, "cap": 1 + 1}
+
+
+def test_the_tokens_of_a_step_bind_where_a_prompt_is_cut_or_kept_out() -> None:
+    # of 10 tokens in pieces of 4 the last is not cut
+    assert bound([(0.0, 0, 10, 1)], SERVE, chunk_tokens=4) == {"all": 3, "chunk": 2}
+    assert bound([(0.0, 0, 10, 1)], SERVE, chunk_tokens=10) == {"all": 1}
+    # a decode takes the one token that there is, and the second prompt waits for its eight steps
+    assert bound([(0.0, 0, 1, 9), (0.1, 0, 1, 1)], SERVE, chunk_tokens=1) == {"all": 10, "chunk": 8}
+    assert bound([(0.0, 0, 1, 9), (0.1, 0, 1, 1)], [*SERVE, (0.5, Drop(1))], chunk_tokens=1) == {"all": 9, "chunk": 2}
+    # whole prompts: two of 5 fit 12 tokens, the third does not; one alone may be longer
+    three = [(0.0, 0, 5, 1)] * 3
+    assert bound(three, SERVE, prefill_tokens=12) == {"all": 2, "prefill": 1}
+    assert bound(three, SERVE, prefill_tokens=4) == {"all": 3, "prefill": 2}
+    # an order's own grain is the policy's choice
+    assert bound([(0.0, 0, 10, 1)], [*ADMIT, (NEVER, Run(M0, chunk_tokens=4))], chunk_tokens=10) == {"all": 3}

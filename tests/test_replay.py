@@ -136,7 +136,7 @@ def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
     replay(policy, sim, jobs, end_s=50.0)
     table = next(iter(sim.rows()))
     assert table.column("state").to_pylist() == ["unfinished"] * 2
-    assert table.column("held_ns").to_pylist() == [50_000_000_000, 49_000_000_000]
+    assert table.column("load_ns").to_pylist() == [50_000_000_000, 49_000_000_000]  # no weights anywhere
 
 
 @pytest.mark.parametrize("end_s", [50.0, math.inf])

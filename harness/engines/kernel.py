@@ -14,6 +14,9 @@ from harness.engines.jit import jit
 from harness.engines.state import (
     AWAY,
     BEGUN,
+    BY_CAP,
+    BY_CHUNK,
+    BY_PREFILL,
     DISK,
     DONE,
     DRAINING,
@@ -82,6 +85,7 @@ from harness.engines.state import (
     lane_at,
     link_at,
     log_at,
+    model_at,
     pre_rate_at,
     req_at,
     route_at,
@@ -826,12 +830,25 @@ def usable(S: int, i: int) -> bool:
 
 
 @jit
+def loaded(S: int, i: int) -> bool:
+    """Whether an instance's weights are in: also those that leave, behind a last step that is still under way."""
+    return inst_at(S, i).state >= IN
+
+
+@jit
+def out_s(S: int, k: int, t: float) -> float:
+    """Seconds up to t, which is now, for which a model's weights were in nowhere."""
+    M = model_at(S, k)
+    return M.out_s + (t - M.since) if M.places == 0 else M.out_s
+
+
+@jit
 def clocks(S: int, b: int, t: float) -> None:
     """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
     B = batch_at(S, b)
     dt = t - B.c_t
     B.c_t = t
-    if not usable(S, B.inst) and inst_at(S, B.inst).state != LEAVING:  # leaving: a last step is still under way
+    if not loaded(S, B.inst):
         B.c_load += dt
     else:
         if B.kvblock:
@@ -866,6 +883,8 @@ def mark(S: int, r: int, t: float) -> None:
         q.m_stall = B.c_stall
         q.m_solo = B.c_solo
         q.m_wall = B.c_wall
+    else:
+        q.m_load = out_s(S, q.model, t)
 
 
 @jit
@@ -874,7 +893,9 @@ def charge(S: int, r: int, t: float) -> None:
     q = req_at(S, r)
     dt = t - q.m_t
     if q.state == HELD:
-        q.held += dt
+        load = out_s(S, q.model, t) - q.m_load
+        q.load += load
+        q.held += dt - load
     else:
         clocks(S, q.batch, t)
         B = batch_at(S, q.batch)
@@ -1042,6 +1063,14 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 
 @jit
+def unbound(S: int, b: int) -> None:
+    """The last who waited, or was parked, goes: from the next boundary on a limit keeps nobody out."""
+    for lane in (2 * b, 2 * b + 1):
+        if lane_at(S, lane).bound:
+            cut(S, lane)
+
+
+@jit
 def unlist(S: int, r: int) -> None:
     """Take a request, not in a step, out of its batch's list; its blocks stay."""
     q = req_at(S, r)
@@ -1056,7 +1085,9 @@ def unlist(S: int, r: int) -> None:
             batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
             wake(S, 2 * b)
             wake(S, 2 * b + 1)
-        if was_head and batch_at(S, b).count[WAITING] > 0:
+        if batch_at(S, b).count[WAITING] == 0:
+            unbound(S, b)
+        elif was_head:
             wake(S, 2 * b)
     elif q.state == RUN:
         leave_run(S, b, r)
@@ -1066,6 +1097,8 @@ def unlist(S: int, r: int) -> None:
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
         batch_at(S, b).parked_ctx -= q.l
+        if batch_at(S, b).count[PARKED] == 0:
+            unbound(S, b)
     elif q.state == AWAY or q.state == MOVE:
         unlink(S, b, ELSEWHERE, r)
 
@@ -1177,7 +1210,10 @@ def bring_back(S: int, b: int) -> None:
 
 @jit
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
-    """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many."""
+    """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
+
+    Notes which limits kept out what the step would else have had; who stops for memory does not get that far.
+    """
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
@@ -1189,6 +1225,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     tokens = 0
     kvblock = int(B.swapped > 0)  # nobody passes those swapped out
     left = 0 if kvblock else budget
+    short = 0  # of tokens
     r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
         q = req_at(S, r)
@@ -1208,15 +1245,18 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
                 kvblock = 1
                 break
             if whole and count > 0 and tokens + goal > budget:
+                short = 1
                 break
             take_blocks(S, r, i, need)
             B.parts += 1
         c = goal - q.pre
         if whole:
             if count > 0 and tokens + c > budget:
+                short = 1
                 break
-        else:
-            c = min(c, left)
+        elif c > left:
+            short = 1
+            c = left
         left -= c
         charge(S, r, W.now)
         q.piece = c
@@ -1230,7 +1270,27 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         tokens += c
         r = nxt
     flag(S, b, kvblock, B.stalled)
+    if r >= 0 and not kvblock:
+        if run + count >= cap:
+            n.bound |= BY_CAP
+        if left <= 0:
+            short = 1
+    if short:
+        n.bound |= BY_CHUNK | BY_PREFILL
     return count
+
+
+@jit
+def own_limits(S: int, lane: int, chunk: int) -> int:
+    """The limits of a lane's steps that are the engine's own: not those that its order names."""
+    W = world(S)
+    n = lane_at(S, lane)
+    limits = BY_CAP if n.seqs < 0 or n.seqs > W.cap else 0
+    if chunk == 0:
+        limits |= BY_PREFILL
+    elif n.chunk < 0:
+        limits |= BY_CHUNK
+    return limits
 
 
 @jit
@@ -1284,6 +1344,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     state = 0
     swapped = B.swapped
     n.pieces = -1
+    n.bound = 0
     if pre and not dec:
         pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
     elif pre and chunk == 0:
@@ -1306,6 +1367,10 @@ def form(S: int, T: Tables, lane: int) -> None:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
         return
+    if run == cap and B.count[PARKED] > 0:
+        n.bound |= BY_CAP
+    if n.bound:
+        n.bound &= own_limits(S, lane, chunk)
     n.dec = run
     n.was = n.kind if pre else PREFILL
     n.t0 = W.now
@@ -1471,6 +1536,18 @@ def retire(S: int, lane: int) -> None:
 
 
 @jit
+def tally(S: int, lane: int, k: int) -> None:
+    """Count steps of a lane that are over, and by which limits they were bound."""
+    W = world(S)
+    batch_at(S, lane >> 1).steps += k
+    bound = lane_at(S, lane).bound
+    if bound:
+        W.by_cap += k * int(bound & BY_CAP > 0)
+        W.by_chunk += k * int(bound & BY_CHUNK > 0)
+        W.by_prefill += k * int(bound & BY_PREFILL > 0)
+
+
+@jit
 def end_step(S: int, lane: int) -> None:
     """A step, or the last of a span, ends now."""
     W = world(S)
@@ -1482,7 +1559,7 @@ def end_step(S: int, lane: int) -> None:
         segment(S, lane, INF)
     wall = t - n.t0
     B.busy_s += wall
-    B.steps += n.k
+    tally(S, lane, n.k)
     retire(S, lane)
     if n.dec > 0:
         B.c_solo += n.work
@@ -1748,12 +1825,17 @@ def discard_now(S: int, r: int, act_: int) -> None:
 
 @jit
 def set_weights(S: int, i: int, state: int) -> None:
-    """An instance's weights change state: the clocks of its batches turn, its lanes look again."""
+    """An instance's weights change state: the clocks of its batches and model turn, its lanes look again."""
     W = world(S)
     for b in range(W.nB):
         if batch_at(S, b).inst == i:
             clocks(S, b, W.now)
+    M = model_at(S, inst_at(S, i).model)
+    M.out_s = out_s(S, inst_at(S, i).model, W.now)
+    M.since = W.now
+    M.places -= int(loaded(S, i))
     inst_at(S, i).state = state
+    M.places += int(loaded(S, i))
     for b in range(W.nB):
         if batch_at(S, b).inst == i:
             if state == LEAVING:
@@ -2720,7 +2802,7 @@ def advance(S: int, until: float) -> int:
         W.nxt += 1
         q = req_at(S, r)
         q.state = HELD
-        q.m_t = q.arr
+        mark(S, r, q.arr)
         b = T.route[q.model]
         if b >= 0:
             admit_now(S, r, b, next_seq(S))
@@ -2874,7 +2956,9 @@ def settle(S: int, t: float) -> None:
                 if n.busy == SPAN:
                     if W.tokens:
                         segment(S, lane, done)
-                    B.D += stepped(S, lane)
+                    j = stepped(S, lane)
+                    B.D += j
+                    tally(S, lane, j)
             r = n.pieces
             while r >= 0:
                 req_at(S, r).solo += done

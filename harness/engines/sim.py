@@ -256,7 +256,9 @@ class Sim:
         K["bw"][0 : 4 * c.gpus : 4], K["bw"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
         K["bw"][2 : 4 * c.gpus : 4], K["bw"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
         K["bw"][4 * c.gpus :: 4] = spec.disk
-        S.put(G=G, K=K, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
+        M = np.zeros(len(c.models), state.MODEL)
+        M["since"] = c.start_s
+        S.put(G=G, K=K, M=M, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
         if c.token_times:
             S.put(L=np.zeros(65536, state.LOG))
         more_free(S, "X", 9 * c.batch_cap + 256)
@@ -658,6 +660,7 @@ class Sim:
         """Counters of the whole run, for a run's metadata."""
         S, n = self.S, self.config.gpus
         w, gpus = S.s, S.G[:n]
+        steps = max(1.0, float(S.B["steps"].sum()))  # those of a span one by one
         return {
             "steps": float(w["steps"]),
             "loads": float(w["loads"]),
@@ -665,6 +668,9 @@ class Sim:
             "migrations": float(w["migrations"]),  # weights that left a place for another
             "moves": float(w["moves"]),
             "preemptions": float(w["preempts"]),
+            "cap_bound": float(w["by_cap"]) / steps,
+            "chunk_bound": float(w["by_chunk"]) / steps,
+            "prefill_bound": float(w["by_prefill"]) / steps,
             "gpu_busy_s": float(gpus["busy_s"].sum()),
             "gpu_hbm_s": float(gpus["hbm_s"].sum()),
             "gpu_flop_s": float(gpus["flop_s"].sum()),

@@ -16,7 +16,7 @@ from harness.engines.jit import DISABLED, ROWS, array_at, rows_at
 
 # states of a request
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
-# states of an instance's weights
+# states of an instance's weights, which are there from IN on
 OUT, QUEUED, LOADING, IN, DRAINING, LEAVING = range(6)
 # kinds of a lane's step in flight
 IDLE, STEP, SPAN = range(3)
@@ -36,6 +36,8 @@ NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
 NOTHING, TOLD, GROW, OVER = range(4)
+# limits of the engine that keep members, or tokens of theirs, out of a step: bits
+BY_CAP, BY_CHUNK, BY_PREFILL = 1, 2, 4
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
 
@@ -47,11 +49,11 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 WORLD = _row(
     "now end over watermark sigma piece",
-    "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
+    "G K I M B N R E X A L nG nK nI nM nB nN nR nE nX nA nL gpus "
     "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
     "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
-    "moves",
+    "moves by_cap by_chunk by_prefill",  # by_*: steps in which that limit bound
     walk=4,  # the next member to visit in each list of a batch
 )
 GPU = _row(
@@ -65,6 +67,7 @@ INST = _row(
     "gone evict host is_host kin",  # kin: the next of the model's places on GPUs, in a ring
     at=8,  # its GPUs
 )
+MODEL = _row("out_s since", "places")  # seconds without weights before `since`; places that have them
 BATCH = _row(
     "c_t c_load c_kv c_stall c_solo c_wall busy_s",
     "inst tag D P root ctx skip kvblock stalled pend parts swapped left steps seq_steps prefilled parked_ctx",
@@ -74,7 +77,7 @@ BATCH = _row(
 )
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal quota began until",
-    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext",
+    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext bound",
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
@@ -96,6 +99,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "G": GPU,  # GPUs, then hosts; also the pool of GPUs whose first is this one
     "K": LINK_,  # 4 a GPU (from host, to host, to peers, to other nodes), then 4 a host (the first: disk)
     "I": INST,
+    "M": MODEL,
     "B": BATCH,
     "N": LANE,  # rows 2b (mixed or prefill) and 2b + 1 (decode)
     "R": REQUEST,
@@ -104,7 +108,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "A": ACTION,  # loads, evictions and moves that are under way, or whose end is not read yet
     "L": LOG,  # where token times are asked for
 }
-gpu_at, link_at, inst_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
+gpu_at, link_at, inst_at, model_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
     rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(WORLD)
