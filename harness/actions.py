@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from harness.types import Batch, Gpus, Host, Inst, Phase
 
@@ -83,3 +83,9 @@ class Wake:
 
 
 Action = Load | Evict | Limit | Admit | Drop | Run | Move | Wake
+
+
+def brief(action: Action) -> str:
+    """An action without the fields that stand at their defaults."""
+    said = [f"{f.name}={x!r}" for f in fields(action) if (x := getattr(action, f.name)) != f.default]
+    return f"{type(action).__name__}({', '.join(said)})"

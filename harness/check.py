@@ -19,11 +19,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from hashlib import sha256
@@ -35,10 +34,12 @@ import numpy as np
 import pyarrow as pa
 
 from harness import shapes, system
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
+from harness.answers import fault
 from harness.engines import cost, sim
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.guard import Endless, Fault, quiet, said
 from harness.replay import Decision, Livelock, Read, Unsupported, positions, replay
 from harness.system import System
 from harness.types import GIB, KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
@@ -182,9 +183,8 @@ class Subject(NamedTuple):
         return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "")
 
     def policy(self, cluster: Cluster) -> System:
-        """A fresh policy. Raises what the system raises, Infeasible among it."""
-        made: System = self.make(cluster, **(self.make.presets[self.preset] if self.preset else {}))
-        return made
+        """A fresh policy. Raises Infeasible where it says so, Fault where it fails."""
+        return system.build(self.make, cluster, self.make.presets[self.preset] if self.preset else {})
 
     def assemble(self) -> tuple[System, Sim]:
         """A fresh policy and its engine, whose page size the policy's options decide."""
@@ -216,7 +216,7 @@ class Trial(NamedTuple):
     uses: frozenset[str]
     decisions: Sequence[Decision]
     notes: Sequence[tuple[str, Breach]]  # laws broken while it ran
-    error: Exception | None = None  # what ended the run
+    error: BaseException | None = None  # what ended the run
     impossible: str | None = None  # why there was no run
     rows: Sequence[Mapping[str, Any]] = ()  # of requests.parquet
     refused: Sequence[Action] = ()  # by injection
@@ -225,6 +225,10 @@ class Trial(NamedTuple):
 
 
 Note = Callable[[str, str], None]  # law, what breaks it
+
+
+class TooLong(Livelock):
+    """A policy thought for too long."""
 
 
 class Stale(Exception):
@@ -308,16 +312,18 @@ class Probe:
         if not isinstance(action, ACTIONS):
             self.note("declared", f"answered {action!r}, which is no action")
             raise TypeError(f"{action!r} is no action")
+        if wrong := fault((action,)):
+            raise Fault(wrong)
         for need in needs(action):
             if not {need, need.partition(":")[0]} & self.uses:
-                self.note("declared", f'answered {_brief(action)}, but "{need}" is not in uses')
+                self.note("declared", f'answered {brief(action)}, but "{need}" is not in uses')
         named = getattr(action, "who", getattr(action, "rid", None))
         if isinstance(named, int) and named in self._ended:
-            self.note("served", f"answered {_brief(action)} after request {named} had ended")
+            self.note("served", f"answered {brief(action)} after request {named} had ended")
         if isinstance(action, Limit) and action.gpu < len(gpus := self._cluster.gpus):
             have = gpus[action.gpu].mem_bytes
             if (action.kv_bytes or 0) > have:
-                self.note("memory", f"answered {_brief(action)}, and the GPU has {have} bytes")
+                self.note("memory", f"answered {brief(action)}, and the GPU has {have} bytes")
 
 
 class Stand:
@@ -342,7 +348,7 @@ class Stand:
             return self._told.popleft()
         event = self._engine.poll(until_s)
         if self._start_loads and isinstance(event, Done) and event.failed and event.action in self._start_loads:
-            self._note("memory", f"answered {_brief(event.action)} to the start: {event.failed}")
+            self._note("memory", f"answered {brief(event.action)} to the start: {event.failed}")
         elif self._engine.view().now_s > self._engine.config.start_s:
             self._start_loads = None
         self._look()
@@ -383,10 +389,10 @@ class Stand:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """Livelock after so much processor time. Only the main thread can be stopped so."""
+    """TooLong after so much processor time. Only the main thread can be stopped so."""
 
     def stop(*_: object) -> None:
-        raise Livelock(f"thought for {seconds:g} s without an answer")
+        raise TooLong(f"thought for {seconds:g} s without an answer")
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -408,6 +414,8 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         policy, engine = subject.assemble()
     except Infeasible as why:
         return Trial(subject, jobs, frozenset(), (), (), impossible=str(why))
+    except Fault as fault:
+        return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
     probe = Probe(policy, engine.cluster, len(jobs))
     stand = Stand(engine, case.refuse, probe.note)
     if end_s is None:
@@ -417,8 +425,8 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s)
     except (Infeasible, Unsupported) as why:
         return trial._replace(impossible=str(why))
-    except Exception as error:  # whatever a system raises is a finding
-        return trial._replace(error=error)
+    except Fault as fault:
+        return trial._replace(error=fault.__cause__ or fault)
     return trial._replace(
         rows=[row for batch in stand.rows() for row in batch.to_pylist()],
         refused=stand.refused,
@@ -460,15 +468,13 @@ def starts(name: str) -> Iterator[Breach]:
             raise
         yield Breach(str(error))
         return
-    except Exception as error:
-        yield Breach(f"cannot be imported: {_said(error)}")
+    except Fault as fault:
+        yield Breach(f"cannot be imported: {fault}" if fault.__cause__ else str(fault))
         return
     source, told = _source(name) or "", inspect.getdoc(inspect.getmodule(make)) or ""
     if not told:
         yield Breach("the file has no docstring that says what the system does")
-    if not isinstance(presets := getattr(make, "presets", None), Mapping):
-        yield Breach("has no `presets`, a mapping of names to fields")
-        return
+    presets = make.presets
     takes = [field for field in inspect.signature(make).parameters if field != "cluster"]
     for preset, values in presets.items():
         if unknown := sorted(set(values) - set(takes)):
@@ -484,8 +490,8 @@ def starts(name: str) -> Iterator[Breach]:
             policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]
         except Infeasible:
             continue
-        except Exception as error:
-            yield Breach(f"{f'preset {preset}' if preset else 'its default'} does not build: {_said(error)}")
+        except Fault as fault:
+            yield Breach(f"{f'preset {preset}' if preset else 'its default'} does not build: {fault}")
             continue
         for kind in policy.hears - {*EVENTS, *ACTIONS}:
             yield Breach(f"hears {kind!r}, which is no event")
@@ -498,7 +504,7 @@ def pure(name: str) -> Iterator[Breach]:
     """The file holds pure policy: no clock, randomness, threads or I/O, no engine and no other system."""
     try:
         yield from (Breach(f"line {line}: {what}") for line, what in impure(_source(name) or ""))
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: null bytes
         return  # `starts` says so
 
 
@@ -573,14 +579,15 @@ def fresh_view(trial: Trial) -> Iterator[Breach]:
 
 def livelock(trial: Trial) -> Iterator[Breach]:
     """Time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
-    if isinstance(trial.error, Livelock):
+    if isinstance(trial.error, Livelock | Endless):
         yield Breach(str(trial.error), len(trial.decisions))
 
 
 def survives(trial: Trial) -> Iterator[Breach]:
     """Nothing makes it raise, and a refused action costs only what it was for."""
-    if trial.error and not trial.notes and not isinstance(trial.error, Livelock):
-        yield Breach(f"raised {_said(trial.error)}", len(trial.decisions))
+    if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
+        what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {said(trial.error)}"
+        yield Breach(what, len(trial.decisions))
         return
     case = trial.subject.case
     if case.refuse and (lost := list(_lost(trial))):
@@ -624,12 +631,15 @@ def replayed(trial: Trial) -> Iterator[Breach]:
 
         lent: Any = Lent(ask, lambda _: None)
         try:
-            actions = tuple(policy.on(d.event, lent))
+            with quiet():
+                actions = tuple(policy.on(d.event, lent))
         except Stale as query:
             yield Breach(f"a fresh policy, told the same, asks {query} here", k)
             return
-        except Exception as error:
-            yield Breach(f"a fresh policy, told the same, raises {_said(error)} here", k)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too
+            yield Breach(f"a fresh policy, told the same, raises {said(error)} here", k)
             return
         if actions != d.actions or tape:
             yield Breach(f"a fresh policy, told the same, {'asks less' if tape else 'answers otherwise'} here", k)
@@ -733,8 +743,12 @@ def prints(trial: Trial) -> list[str]:
 
 
 def print_all(name: str, quick: bool, case: str | None) -> None:
-    """The other process: prints of every trial, as JSON."""
-    json.dump({key: prints(run(one)) for key, one in subjects(name, quick, case).items()}, sys.stdout)
+    """The other process: prints of every trial, as JSON on a descriptor that the system does not know."""
+    with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+        with redirect_stderr(nowhere):
+            found = {key: prints(run(one)) for key, one in subjects(name, quick, case).items()}
+        json.dump(found, out)
 
 
 def _other_process(name: str, quick: bool, case: str | None, out: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -820,7 +834,8 @@ def check(name: str, *, quick: bool = True, only: str | None = None, case: str |
                 continue
             for law in (law for law in TRIAL_LAWS if law in wanted - set(found)):
                 for breach in islice(TRIAL_LAWS[law](trial), 1):
-                    n, breach = shrunk(one, TRIAL_LAWS[law], breach)
+                    slow = isinstance(trial.error, TooLong | Endless)  # so would be each shorter workload
+                    n, breach = (len(one.case.jobs), breach) if slow else shrunk(one, TRIAL_LAWS[law], breach)
                     fail(law, f"{one}, {_prefix(n)}: ", breach, one.name)
             if "livelock" in found:  # every further trial would take its time
                 break
@@ -862,17 +877,4 @@ def _known(kind: str, name: str | None, names: Iterable[str]) -> None:
 def _source(name: str) -> str | None:
     """A system's source; None where there is no file."""
     path = Path(name) if name.endswith(".py") else system.ROOT / "systems" / f"{name}.py"
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _brief(action: Action) -> str:
-    """An action without the fields that stand at their defaults."""
-    said = [f"{f.name}={x!r}" for f in fields(action) if (x := getattr(action, f.name)) != f.default]
-    return f"{type(action).__name__}({', '.join(said)})"
-
-
-def _said(error: BaseException) -> str:
-    """An exception in one line, with where it was raised."""
-    at = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(at[-1].filename).name}:{at[-1].lineno})" if at else ""
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None

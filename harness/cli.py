@@ -8,7 +8,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -213,7 +213,23 @@ def _grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
 OUT = click.option(
     "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs go.  [default: results/]"
 )
+
+
+def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
+    """Limit a policy's calls for as long as this command runs."""
+    from harness.guard import LIMIT_S
+
+    token = LIMIT_S.set(seconds)
+    ctx.call_on_close(lambda: LIMIT_S.reset(token))
+    return seconds
+
+
+LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+                     metavar="S", callback=_limited, expose_value=False,
+                     help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
+                     "left out.")  # fmt: skip
 WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+DEFINITION = click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"])
 SLO = _grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
@@ -291,7 +307,7 @@ def main() -> None:
 @click.option("--scaling", type=click.Choice(["rotate", "replicate", "time", "clients"]), default="rotate",
               show_default=True, help="How the rate is scaled.")  # fmt: skip
 @SLO
-@click.option("--definition", type=click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"]),
+@click.option("--definition", type=DEFINITION,
               help="Attainment in the headline; token and qos store the time of each token.  "
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
@@ -302,6 +318,7 @@ def main() -> None:
 @click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
 @click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
+@LIMIT
 @WORKERS
 @OUT
 def compare(
@@ -360,6 +377,15 @@ def compare(
         from plots import fig_compare
 
         fig_compare.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
+    _left_out(found.failed, err=form is not None)
+
+
+def _left_out(failed: Mapping[str, str], *, err: bool = False) -> None:
+    """Say which systems failed, and exit with 2 if any did."""
+    for label, why in failed.items():
+        click.echo(f"{label}: {why}", err=err)
+    if failed:
+        sys.exit(2)
 
 
 def _copy(entries: Sequence[Entry]) -> Entry:
@@ -377,14 +403,18 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from dataclasses import replace
 
     from harness import sweep, table
-    from harness.run import resolve
+    from harness.run import Failed, resolve
 
     known = sweep.speeds(out)
     asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
-    total = 0.0
+    total, failed = 0.0, dict[str, str]()
     for label, spec in entries:
-        spec = resolve(spec)
+        try:
+            spec = resolve(spec)
+        except Failed as why:
+            failed |= why.why
+            continue
         spent = seeds * sum(sweep.estimate_s(replace(spec, rate_scale=rate), known) for rate in asked)
         total += spent
         words = ",".join(f"{rate:g}" for rate in asked) if rates else "knee"
@@ -400,6 +430,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     )
     from_ = f"speeds of stored runs in {_shown(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
+    _left_out(failed)
 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
@@ -466,7 +497,7 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     if shown.rows:
         click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
     notes = [f"* {row.label} on {row.gpus} GPUs" for row in shown.rows if row.gpus != shown.gpus]
-    notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped") + _refused(found, shown)
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
@@ -491,6 +522,25 @@ def _gone(table: pa.Table, column: str) -> list[str]:
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
+def _refused(found: Compared, shown: View) -> list[str]:
+    """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
+    from harness import record
+
+    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
+    for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
+        if rate == shown.rate_scale:
+            runs[label][run] = None
+    lines = []
+    for label, names in runs.items():
+        every = [record.meta(found.folder.parent / name) for name in names]
+        if hit := [about for about in every if about["refused"]]:
+            count = sum(about["refused"] for about in hit)
+            of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
+            what = "1 action refused:" if count == 1 else f"{count} actions refused{of}, the first:"
+            lines.append(f"{label}: {what} {hit[0]['first_refused']}")
+    return lines
+
+
 def _next(found: Compared, shown: View, rule: str) -> str:
     """What to ask now: why the one that misses most misses."""
     missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
@@ -502,7 +552,13 @@ def _next(found: Compared, shown: View, rule: str) -> str:
     worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
     mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
-    return f"bench explain {_shown(found.folder.parent / str(mine['run'].iloc[0]))} --misses"
+    own = ["--definition", rule] * (rule != found.judge.definition)
+    return _explain(found.folder.parent / str(mine["run"].iloc[0]), found.judge, *own, "--misses")
+
+
+def _explain(run: Path, under: Judge, *options: str) -> str:
+    """The command that explains a run as it was judged."""
+    return shlex.join(["bench", "explain", _shown(run), "--slo", under.rule, *options])
 
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
@@ -528,6 +584,7 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "folder": str(found.folder),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
+        "failed": [f"{label}: {why}" for label, why in found.failed.items()],
     }
 
 
@@ -556,6 +613,7 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
 @click.option("--models", metavar="LIST", help="Only the rows' model sets that are listed.")
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help="Runs of each point, instead of the figure's.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
+@LIMIT
 @WORKERS
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR",
               help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
@@ -587,6 +645,7 @@ def reproduce(
         stem = (FIGURES if out is None else folder) / asked.name
         paths = fig_paper.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
         click.echo(" · ".join(_shown(path) for path in (found.folder, *paths[:2])))
+    _left_out(found.failed)
 
 
 # ------------------------------------------------------------------ run, plot, explain
@@ -596,6 +655,7 @@ def reproduce(
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
+@LIMIT
 @OUT
 def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
@@ -616,11 +676,12 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
         with Terminal() as teller:
             under = sweep.judge(asked, rule, folder, teller=teller)
             wanted = under.spec(asked)
+            (task,) = sweep.tasks([wanted])
             if keep:
-                (task,) = sweep.tasks([wanted])
                 path = recorded(task.spec, folder, task.code)
             else:
                 (path,) = sweep.sweep([wanted], folder, teller=teller)
+            sweep.scored([(sweep.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
@@ -632,7 +693,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
             f"{asked.label}: {counts}; attainment {100 * _score(path, under):.1f} % ({under.definition}, {rule})"
         )
     click.echo(_shown(path))
-    click.echo(f"next: bench explain {_shown(path)} --misses")
+    click.echo(f"next: {_explain(path, under, '--misses')}")
 
 
 def _score(path: Path, under: Judge) -> float:
@@ -663,10 +724,20 @@ def plot(sweep: Path | None, out: Path | None) -> None:
     )  # fmt: skip
     stem = (out.with_suffix("") if out else FIGURES / name).resolve()
     note = _stale(sweep)
+    if (sweep / SWEEP).is_file():
+        click.echo(f"{_shown(sweep)} · SLO {', '.join(_slos(sweep / SWEEP))}")
     for path in draw(sweep, stem, f"bench plot {_shown(sweep)}", note):
         click.echo(_shown(path))
     if note:
         click.echo(f"{note} (bench compare runs them again)", err=True)
+
+
+def _slos(table: Path) -> list[str]:
+    """The SLO rules of a stored sweep."""
+    import pyarrow.parquet as pq
+
+    found = set(pq.read_table(table, columns=["slo"])["slo"].to_pylist())
+    return sorted(found, key=lambda rule: (len(rule), rule))
 
 
 def _stale(sweep: Path) -> str:
@@ -703,30 +774,38 @@ def _stale(sweep: Path) -> str:
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
 @click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
-@SLO
-def explain(run: Path, request: int | None, misses: bool, slo: str, slo_scale: float | None) -> None:
+@click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
+@click.option("--slo-scale", type=float, metavar="X", help="Times the base.  [default: 5; of seconds 1]")
+@click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+def explain(
+    run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
+) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
     from harness import explain as words
     from harness import record, sweep
     from harness.spec import from_dict
     from harness.types import UserError
 
-    run = run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run
+    if slo is None and slo_scale is not None:
+        raise UserError("--slo-scale has no --slo to scale")
+    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
     about = record.meta(run)
     if why := about["skipped"] or about["infeasible"]:
         raise UserError(f"{run}: nothing ran: {why}")
     if request is None and not misses:
         raise UserError("say what to explain: --request ID, or --misses")
     spec = from_dict(about["spec"])
+    asked = None if slo is None else _rule(slo, slo_scale)
     with Terminal() as teller:
-        under = sweep.judge(spec, spec.slo or _rule(slo, slo_scale), run.resolve().parent, teller=teller)
-    limits = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or sweep.limits(spec, under)
-    table = record.read(run)
+        under, lines = words.judge(run, spec, asked, _rule("P95", None), teller)
+    limits, table = sweep.limits(spec, under), record.read(run)
+    click.echo("\n".join(lines))
     if request is not None:
         click.echo("\n".join(words.timeline(table, request, limits)))
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
-        click.echo("\n".join(words.misses(table, window_s, limits, _shown(run))))
+        again = _explain(run, under)
+        click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))
 
 
 # ------------------------------------------------------------------ list
@@ -740,12 +819,14 @@ def list_(ctx: click.Context) -> None:
         return
     from harness import run, system, table
     from harness.engines import cost
+    from harness.spec import Spec
     from workloads.models import sets
 
     gaps = []
     lines = [("system", "presets", *run.ENGINES, "what it is")]
     for name in system.names():
-        presets = system.find(name).presets
+        with run.blamed(Spec(name)):
+            presets = system.find(name).presets
         marks = []
         for engine in run.ENGINES:
             lacks = {preset: run.gaps(name, preset, engine) for preset in (None, *presets)}

@@ -7,7 +7,7 @@ axis; each row is drawn for every trace and every model set.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -127,6 +127,15 @@ class Figure:
             quick=quick,
             full=full,
         )
+
+    def without(self, gone: Collection[str]) -> Figure | None:
+        """The figure without some of its systems; None where no other one is in every row, to stand first."""
+        left = [name for name in self.systems if name not in gone]
+        first = next((x for x in left if all(x in (row.systems or left) for row in self.rows)), None)
+        if first is None:
+            return None
+        rows = (replace(row, systems=tuple(x for x in row.systems if x not in gone)) for row in self.rows)
+        return replace(self, systems=(first, *(x for x in left if x != first)), rows=tuple(rows))
 
 
 def names() -> list[str]:

@@ -9,17 +9,20 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import signature
+from itertools import islice
 from typing import Any, Protocol
 
-from harness.actions import Action, Evict, Limit, Load, Move, Run, Wake
+from harness.actions import Action, Evict, Limit, Load, Move, Run, Wake, brief
+from harness.answers import fault
 from harness.engine import Engine
-from harness.events import Event, Woke
+from harness.events import Arrived, Done, Event, Woke
+from harness.guard import Fault, Watch, quiet, said
 from harness.system import System
-from harness.types import Jobs
+from harness.types import Infeasible, Jobs
 from harness.view import View
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
-
+MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
 
 PLACING = (Load, Evict, Limit, Move)
 
@@ -28,14 +31,16 @@ class Unsupported(Exception):
     """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
 
 
-class Livelock(Exception):
-    """A policy went on deciding without time passing."""
+class Livelock(Fault):
+    """A policy went on deciding, or answering, without time passing."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a replay cost, on the wall clock; nothing of it enters results."""
+    """What the engine refused, and what the policy cost on the wall clock; the latter enters no result."""
 
+    refused: int = 0  # actions that came back as Done(failed)
+    first_refused: str = ""  # the first of them, when, and the engine's reason
     policy_s: float = 0.0
     policy_calls: int = 0
     slowest_s: float = 0.0
@@ -187,11 +192,12 @@ def replay(
 
     Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
     evictions, limits and moves take effect `control_s` later still, and with them the turns of the same answer, which
-    would else end before what they wait for is under way. Raises Unsupported, Livelock.
+    would else end before what they wait for is under way. Raises Unsupported, Infeasible, and Fault where the policy
+    raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
-    outcome, agenda = Outcome(), Agenda()
+    outcome, agenda, watch = Outcome(), Agenda(), Watch()
     view = engine.view()
     seen = log.watch(view) if log else view
     heard: deque[Event] = deque()
@@ -204,16 +210,34 @@ def replay(
         rounds = rounds + 1 if now_s == instant else 0
         instant = now_s
         if rounds > MOST_ROUNDS:
-            raise Livelock(f"{MOST_ROUNDS} decisions at {now_s} s without time passing; the last event: {event}")
+            raise Livelock(f"{MOST_ROUNDS} decisions at {now_s:.6g} s without time passing; the last event: {event}")
+        outcome.policy_calls += 1
         t = time.perf_counter()
-        actions = tuple(system.on(event, seen))
+        try:
+            watch.call = outcome.policy_calls
+            actions = tuple(islice(system.on(event, seen), MOST_ACTIONS))
+            watch.call = 0
+        except (Infeasible, KeyboardInterrupt):
+            raise
+        except BaseException as error:  # SystemExit too
+            raise Fault(f"{said(error)}, {_when(now_s, event)}") from error
         t = time.perf_counter() - t
         outcome.policy_s += t
-        outcome.policy_calls += 1
         outcome.slowest_s = max(outcome.slowest_s, t)
+        if actions:
+            if wrong := fault(actions):
+                raise Fault(f"{wrong}, {_when(now_s, event)}")
+            if len(actions) == MOST_ACTIONS:
+                raise Livelock(f"answered {MOST_ACTIONS:,} actions at once, {_when(now_s, event)}")
         if log:
             log.decided(event, actions, now_s)
         return actions
+
+    def count_refusal(done: Done) -> None:
+        if done.failed is not None:
+            outcome.refused += 1
+            if outcome.refused == 1:
+                outcome.first_refused = f"{brief(done.action)} at t = {view.now_s:.6g} s: {done.failed}"
 
     def apply(actions: Sequence[Action], delay_s: float) -> None:
         placing = delay_s > 0.0 and any(isinstance(a, PLACING) for a in actions)
@@ -225,31 +249,40 @@ def replay(
             else:
                 engine.do(action)
 
-    start = decide(Woke("start")) if Woke in system.hears else ()
-    apply([a for a in start if not isinstance(a, Wake)], 0.0)
-    engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses, end_s)
-    apply([a for a in start if isinstance(a, Wake)], 0.0)
-    free_s = math.inf  # when the answer being thought of lands
-    while not engine.idle():
-        if thinking is None and heard:
-            actions = decide(heard.popleft())
-            if decision_s > 0.0:
-                thinking, free_s = actions, view.now_s + decision_s
+    with watch, quiet():
+        start = decide(Woke("start")) if Woke in system.hears else ()
+        apply([a for a in start if not isinstance(a, Wake)], 0.0)
+        engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses, end_s)
+        apply([a for a in start if isinstance(a, Wake)], 0.0)
+        free_s = math.inf  # when the answer being thought of lands
+        while not engine.idle():
+            if thinking is None and heard:
+                actions = decide(heard.popleft())
+                if decision_s > 0.0:
+                    thinking, free_s = actions, view.now_s + decision_s
+                else:
+                    apply(actions, control_s)
+                continue
+            due_s = min(agenda.next_s(), free_s)
+            event = engine.poll(due_s)
+            if event is not None:
+                heard.append(event)
+                if type(event) is Done:
+                    count_refusal(event)
+            elif due_s > end_s or due_s == math.inf:
+                break
+            elif free_s <= due_s and thinking is not None:
+                apply(thinking, control_s)
+                thinking, free_s = None, math.inf
             else:
-                apply(actions, control_s)
-            continue
-        due_s = min(agenda.next_s(), free_s)
-        event = engine.poll(due_s)
-        if event is not None:
-            heard.append(event)
-        elif due_s > end_s or due_s == math.inf:
-            break
-        elif free_s <= due_s and thinking is not None:
-            apply(thinking, control_s)
-            thinking, free_s = None, math.inf
-        else:
-            key, actions = agenda.pop()
-            if key is not None:
-                heard.append(Woke(key))
-            apply(actions, 0.0)
+                key, actions = agenda.pop()
+                if key is not None:
+                    heard.append(Woke(key))
+                apply(actions, 0.0)
     return outcome
+
+
+def _when(now_s: float, event: Event) -> str:
+    """Which call of a policy it was."""
+    told = f"Arrived(id={event.request.id})" if isinstance(event, Arrived) else str(event)
+    return f"t = {now_s:.6g} s, {told}"

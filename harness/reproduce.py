@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
-from harness.run import jobs_of, models_of, rate_of, resolve, trace_of, traits
+from harness.run import Failed, jobs_of, models_of, rate_of, resolve, trace_of, traits
 from harness.spec import Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT
@@ -75,6 +75,7 @@ class Reproduced:
     folder: Path
     table: pa.Table
     about: Mapping[str, Any]
+    failed: Mapping[str, str] = field(default_factory=dict)  # systems that left the figure, as Failed has them
 
 
 class _Counted:
@@ -106,9 +107,25 @@ class _Counted:
 def reproduce(
     figure: Figure, out: Path, *, full: bool = False, workers: int | None = None, teller: Teller | None = None
 ) -> Reproduced:
-    """Run and score a figure; what stands in `out` and is current is kept. Raises UserError."""
-    work = _Work(figure, out, figure.full if full else figure.quick, full, workers, _Counted(teller or sweep.Silent()))
-    return work.done()
+    """Run and score a figure; what stands in `out` and is current is kept. Raises UserError.
+
+    A system whose policy fails leaves the figure; Failed where none is left to stand first.
+    """
+    failed: dict[str, str] = {}
+    while True:
+        scope = figure.full if full else figure.quick
+        work = _Work(figure, out, scope, full, workers, _Counted(teller or sweep.Silent()))
+        try:
+            if not failed:
+                work.announce()
+            return replace(work.done(), failed=failed)
+        except Failed as why:  # again without it: finished runs cost nothing
+            failed |= why.why
+            gone = [x for x, entry in zip(figure.systems, work.entries, strict=True) if entry.label in failed]
+            left = figure.without(gone) if gone else None
+            if left is None:
+                raise Failed(failed) from why
+            figure = left
 
 
 @dataclass(frozen=True)
@@ -335,10 +352,13 @@ class _Work:
                     found += self._seeds(panel, entry, **self._at(panel, x))
         return found
 
-    def done(self) -> Reproduced:
-        """All of it, in order: traces, bases, rates, the grid, the table."""
+    def announce(self) -> None:
+        """Say what the traces are, and which are stand-ins."""
         for line in (*_described(self._asked()), *self._notices()):
             self.teller.say(line)
+
+    def done(self) -> Reproduced:
+        """All of it, in order: bases, rates, the grid, the table."""
         if not sweep.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
@@ -404,6 +424,7 @@ class _Work:
             "panels": list({panel.key: self._panel(panel) for panel in reversed(panels)}.values())[::-1],
             "claims": [asdict(claim) for claim in self.figure.claims],
             "notes": [*self._cuts(panels), *self._unheld(), *self._stand_ins(), *self.figure.notes],
+            "judges": sweep.judgements((c.under, t.spec.folder) for c, t in zip(cells, ready, strict=True)),
             "runs": dict(sorted((task.spec.folder, cell.label) for cell, task in zip(cells, ready, strict=True))),
         }
 

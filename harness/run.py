@@ -8,11 +8,13 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import math
 import os
 import platform
+import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import sha256
@@ -20,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import record, system
+from harness.guard import Fault, guarded
 from harness.replay import Log, Outcome, Unsupported, missing, replay
 from harness.spec import Spec, as_dict, meant
 from harness.system import ROOT
@@ -39,6 +42,33 @@ ENGINES = {"sim": ("harness.engines.sim", "Sim")}
 PACKAGES = ("harness", "systems", "workloads", "traces")
 DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 TP = (2, 4, 8)  # tensor-parallel degrees to propose
+
+
+class Failed(UserError):
+    """What policies did that raised, answered nonsense or came to no end: by label, with the command to look into it.
+
+    A mistake in one system's file, so it ends that system's runs and no other's.
+    """
+
+    def __init__(self, why: Mapping[str, str]) -> None:
+        super().__init__(dict(why))
+        self.why = dict(why)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label}: {what}" for label, what in self.why.items())
+
+
+@contextmanager
+def blamed(spec: Spec) -> Iterator[None]:
+    """Turn a Fault of a spec's policy into Failed."""
+    try:
+        yield
+    except Fault as fault:
+        name = spec.system
+        if name.endswith(".py"):
+            near = os.path.relpath(name)
+            name = str(Path(name).resolve()) if near.startswith("..") else f"./{near}"
+        raise Failed({spec.label: f"{fault}; bench check {shlex.quote(name)}"}) from fault
 
 
 # ------------------------------------------------------------------ names to things
@@ -233,24 +263,26 @@ def longest_tokens(trace: Trace) -> int:
 
 
 def assemble(spec: Spec) -> tuple[system.System, Engine]:
-    """The policy and the engine of a spec. Raises Infeasible where the policy says so at once."""
+    """The policy and the engine of a spec. Raises Infeasible where the policy says so at once, Fault where it fails."""
     _, build = engine_of(spec.engine)
     make, config = system.find(spec.system), config_of(spec)
     keywords = fields_of(make, spec)
     if big := next((m for m in config.models if m.tp > spec.gpus), None):
         raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
     cluster = cluster_of(spec)
-    policy: system.System = make(cluster, **keywords)
+    policy = system.build(make, cluster, keywords)
     engine: Engine = build(config, policy.options, machine_of(spec))
     if engine.cluster.models != cluster.models:  # options of the policy decide the page size that it may know
-        policy = make(engine.cluster, **keywords)
+        policy = system.build(make, engine.cluster, keywords)
     return policy, engine
 
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
     """What an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
-    return missing(*assemble(replace(spec, gpus=traits(spec).gpus)))
+    gpus = traits(spec).gpus
+    with blamed(spec):
+        return missing(*assemble(replace(spec, gpus=gpus)))
 
 
 # ------------------------------------------------------------------ open numbers
@@ -265,23 +297,32 @@ class Traits(NamedTuple):
 
 
 def traits(spec: Spec) -> Traits:
-    """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it."""
-    return _traits(replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None,
-                           slo="", slo_s=(), workload="trace", noise=None, token_times=False))  # fmt: skip
+    """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it.
+
+    Raises Failed where the system's file does.
+    """
+    same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
+                   slo_s=(), workload="trace", noise=None, token_times=False)  # fmt: skip
+    with blamed(spec):
+        return _traits(same)
 
 
 @cache
 def _traits(spec: Spec) -> Traits:
     make = system.find(spec.system)
     fields_of(make, spec)
-    decision_s = float(getattr(system.module(spec.system), "DECISION_S", 0.0))
+    decision_s = getattr(system.module(spec.system), "DECISION_S", 0.0)
+    if type(decision_s) not in (int, float) or not 0 <= decision_s < math.inf:
+        raise Fault(f"DECISION_S is {decision_s!r}, not seconds")
     if hasattr(make, "gpus_needed"):
-        spec = replace(spec, gpus=make.gpus_needed(cluster_of(spec).models, spec.node_gpus))
+        models = cluster_of(spec).models
+        with guarded():
+            spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
     try:
         policy, _engine = assemble(spec)
     except Infeasible:
-        return Traits(spec.gpus, False, decision_s)
-    return Traits(spec.gpus, "Request.slo" in policy.uses, decision_s)
+        return Traits(spec.gpus, False, float(decision_s))
+    return Traits(spec.gpus, "Request.slo" in policy.uses, float(decision_s))
 
 
 def resolve(spec: Spec) -> Spec:
@@ -399,7 +440,9 @@ def _imported(path: Path, stamp: int) -> tuple[Path, ...]:  # noqa: ARG001
     try:
         tree = ast.parse(path.read_bytes())
     except SyntaxError as error:
-        raise UserError(f"{path}:{error.lineno}: {error.msg}") from None
+        raise UserError(f"{path}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, or nested too deep
+        raise UserError(f"{path}: not Python: {error}") from None
     return tuple({file for name in _names(tree) for file in _files(name)})
 
 
@@ -509,7 +552,8 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Path:
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
-    What the engine cannot do, or the system cannot hold, is a run without rows and with the reason.
+    What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
+    writes nothing, where the policy fails.
     """
     begun = time.time()
     t, cpu = time.perf_counter(), time.process_time()
@@ -525,17 +569,21 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
         "stats": {},
         "skipped": None,
         "infeasible": None,
+        "refused": 0,
+        "first_refused": "",
         "end_s": None,
     }
     jobs = jobs_of(spec)
     outcome, rows = Outcome(), iter(())
     try:
-        policy, engine = assemble(spec)
-        end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
-        outcome = replay(
-            policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0,
-            log=log,
-        )  # fmt: skip
+        with blamed(spec):
+            policy, engine = assemble(spec)
+            end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
+            outcome = replay(
+                policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0,
+                log=log,
+            )  # fmt: skip
+        about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
         rows = _rows(engine, about)
     except Infeasible as why:
         about["infeasible"] = str(why)

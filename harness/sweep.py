@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from harness import metrics, record
-from harness.run import code, current, execute, jobs_of, models_of, resolve, solo, trace_of
+from harness.guard import LIMIT_S
+from harness.run import Failed, code, current, execute, jobs_of, models_of, resolve, solo, trace_of
 from harness.spec import Spec, canonical, digest, from_dict
 from harness.system import ROOT
 from harness.types import UserError
@@ -95,8 +96,8 @@ def sweep(
 ) -> list[Path]:
     """Make sure that the run of each spec stands in `out`; returns the folders in the order of the specs.
 
-    `workers` processes (None: as many as pay). Raises UserError, and whatever a system or engine raised: runs that
-    were finished before are kept.
+    `workers` processes (None: as many as pay). A system whose policy fails is not tried again; when all others are done
+    that is raised as Failed. Raises UserError, and whatever an engine raised: runs that were finished before are kept.
     """
     teller = teller or Silent()
     every = tasks(specs)
@@ -105,14 +106,24 @@ def sweep(
     total = len({task.spec.folder for task in every})
     done = total - len(todo)
     teller.progress(what, done, total)
-    for _ in _executed(todo, out, workers, teller):
-        done += 1
+    failed: dict[str, str] = {}
+    for why in _executed(todo, out, workers, teller, failed):
+        failed |= why
+        done += not why
         teller.progress(what, done, total)
+    if failed:
+        raise Failed(failed)
     return [out / task.spec.folder for task in every]
 
 
-def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) -> Iterator[None]:
-    """Yield once for each task that was run. The first is run here: it compiles what the others then find compiled."""
+Why = Mapping[str, str]  # what failed, as Failed has it; empty: nothing
+
+
+def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
+    """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
+
+    The first is run here: it compiles what the others then find compiled.
+    """
     if not todo:
         return
     try:
@@ -122,18 +133,26 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller) 
     if not compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
-    execute(first.spec, out, first.code)
-    yield
+    yield _tried(first, out)
     if workers is None:
         known = speeds(out)
         few = sum(estimate_s(task.spec, known) for task in rest) < FEW_S
         workers = 1 if few else cpus()
     if workers > 1 and len(rest) > 1:
-        yield from _shared(rest, out, min(workers, len(rest)))
+        yield from _shared(rest, out, min(workers, len(rest)), failed)
         return
     for task in rest:
+        if task.spec.label not in failed:
+            yield _tried(task, out)
+
+
+def _tried(task: Task, out: Path) -> Why:
+    """Execute a task; what failed in it."""
+    try:
         execute(task.spec, out, task.code)
-        yield
+    except Failed as failed:
+        return failed.why
+    return {}
 
 
 def compile_once() -> None:
@@ -155,8 +174,8 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _shared(todo: Sequence[Task], out: Path, workers: int) -> Iterator[None]:
-    """Share tasks out to processes, longest first; yield once for each that was run.
+def _shared(todo: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
+    """Share tasks out to processes, longest first; yield what failed once for each that was run.
 
     A process ends when its pipe closes, so none outlives this one, however it dies.
     """
@@ -168,57 +187,59 @@ def _shared(todo: Sequence[Task], out: Path, workers: int) -> Iterator[None]:
     try:
         for _ in range(workers):
             ours, theirs = context.Pipe()
-            process: BaseProcess = context.Process(target=_serve, args=(theirs, out), daemon=True)
+            process: BaseProcess = context.Process(target=_serve, args=(theirs, out, LIMIT_S.get()), daemon=True)
             process.start()
             theirs.close()
             idle.append((ours, process))
         while queue or crew:
             while queue and idle:
-                pipe, process = idle.pop()
                 task = queue.pop()
+                if task.spec.label in failed:
+                    continue
+                pipe, process = idle.pop()
                 with suppress(BrokenPipeError):  # it died: `recv` below says so
                     pipe.send(task)
                 crew[pipe] = (process, task)
             for ready in wait(list(crew)):
                 assert isinstance(ready, Connection)
                 process, task = crew.pop(ready)
-                _heard(ready, process, task)
+                why = _heard(ready, process, task)
                 idle.append((ready, process))
-                yield
+                yield why
     finally:
         for process in [p for _, p in idle] + [p for p, _ in crew.values()]:
             process.terminate()
             process.join()
 
 
-def _heard(pipe: Connection, process: BaseProcess, task: Task) -> None:
-    """Take a worker's answer: nothing, or what was raised there."""
+def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
+    """Take a worker's answer: what failed, or else what was raised there, which is raised here."""
     try:
-        error = pipe.recv()
+        answer: Why | BaseException = pipe.recv()
     except (EOFError, ConnectionResetError):
         process.join()
         raise UserError(
             f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
             f"ran out: --workers 1 takes less)"
         ) from None
-    if error is not None:
-        raise error
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
 
 
-def _serve(pipe: Connection, out: Path) -> None:
+def _serve(pipe: Connection, out: Path, limit_s: float) -> None:
     """Be a worker: run what comes through the pipe until it closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    LIMIT_S.set(limit_s)
     with suppress(EOFError, BrokenPipeError):
         while True:
-            spec, code_hash = pipe.recv()
+            task = Task(*pipe.recv())
             try:
-                execute(spec, out, code_hash)
+                pipe.send(_tried(task, out))
             except UserError as error:
                 pipe.send(error)
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))
-            else:
-                pipe.send(None)
 
 
 def _portable(error: BaseException) -> BaseException:
@@ -295,7 +316,7 @@ class Judge(NamedTuple):
 
     rule: str
     seconds: Mapping[str, Pair] | None  # by model; None: by each request's own latency
-    drain_s: float  # how long runs go on after the window
+    drain_s: float = math.nan  # how long runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
         """The spec under this rule."""
@@ -307,6 +328,11 @@ class Judge(NamedTuple):
     def definition(self) -> str:
         """The attainment that this rule is about."""
         return "both" if self.seconds is not None else "e2e"
+
+
+def located(rule: str) -> str:
+    """The rule with its file's path as it holds from any folder."""
+    return f"classes:{Path(rule[8:]).resolve()}" if rule.startswith("classes:") else rule
 
 
 def rule(base: str, scale: float) -> str:
@@ -323,8 +349,7 @@ def judge(spec: Spec, rule: str, out: Path, *, workers: int | None = None, telle
     """
     from workloads import slo
 
-    if rule.startswith("classes:"):
-        rule = f"classes:{Path(rule[8:]).resolve()}"
+    rule = located(rule)
     parsed = slo.parse(rule)
     given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
     spec = resolve(replace(spec, system=BASE, preset=None, fields=()))
@@ -384,6 +409,7 @@ class Compared:
     rates: tuple[float, ...]
     seeds: int
     reference: Spec  # a resolved spec of the sweep: what all have in common
+    failed: Mapping[str, str]  # what contestants that are not among the entries did, by label (see Failed)
 
 
 def compare(
@@ -400,8 +426,34 @@ def compare(
     """Run the grid of entries x rates x seeds and score it under an SLO rule.
 
     Without rates the knee of a definition of attainment (None: the rule's) is searched by doubling with the first seed,
-    then sampled. All entries share trace, models, GPU kind and engine. Raises UserError.
+    then sampled. All entries share trace, models, GPU kind and engine. An entry whose policy fails leaves the
+    comparison; Failed where none is left. Raises UserError.
     """
+    left, failed = list(entries), dict[str, str]()
+    while True:
+        try:
+            found = _compared(left, out, rates, seeds, rule, definition, workers, teller)
+        except Failed as why:  # again without it: finished runs cost nothing
+            failed |= why.why
+            remain = [entry for entry in left if entry.spec.label not in failed]
+            if not remain or len(remain) == len(left):
+                raise Failed(failed) from why
+            left = remain
+        else:
+            return replace(found, failed=failed)
+
+
+def _compared(
+    entries: Sequence[Entry],
+    out: Path,
+    rates: Sequence[float] | None,
+    seeds: int,
+    rule: str,
+    definition: str | None,
+    workers: int | None,
+    teller: Teller | None,
+) -> Compared:
+    """See `compare`; raises Failed where the policy of any entry fails."""
     if definition in metrics.BY_TOKEN:
         entries = [Entry(label, replace(spec, token_times=True)) for label, spec in entries]
     for entry in entries:
@@ -427,8 +479,8 @@ def compare(
     cells = grid(rates, seeds)
     sweep([spec for _, spec in cells], out, workers=workers, teller=teller)
     found = [(entry, task) for (entry, _), task in zip(cells, tasks(spec for _, spec in cells), strict=True)]
-    folder, table = _scored(found, under, out)
-    return Compared(folder, table, under, tuple(entries), tuple(rates), seeds, found[0][1].spec)
+    folder, table = scored(found, under, out)
+    return Compared(folder, table, under, tuple(entries), tuple(rates), seeds, found[0][1].spec, {})
 
 
 def knee(attained: Callable[[float], Mapping[str, float]]) -> tuple[float, ...]:
@@ -476,7 +528,7 @@ def limits(spec: Spec, under: Judge) -> metrics.Slo:
     return metrics.Limits(jobs.ttft_slo_s, jobs.tpot_slo_s)
 
 
-def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tuple[Path, pa.Table]:
+def scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tuple[Path, pa.Table]:
     """The sweep's folder and tidy table; scored anew only if a run, the rule or the metrics changed."""
     import pyarrow.parquet as pq
 
@@ -488,8 +540,7 @@ def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tup
     codes = sorted((task.spec.folder, task.code) for _, task in cells)
     scorers = [(ROOT / "harness" / name).read_bytes().hex() for name in ("metrics.py", "record.py", "sweep.py")]
     about = {
-        "rule": under.rule,
-        "seconds": under.seconds,
+        "judges": judgements((under, task.spec.folder) for _, task in cells),
         "runs": {task.spec.folder: entry.label for entry, task in cells},
         "key": digest(record.dumps([codes, scorers])),
     }
@@ -502,3 +553,37 @@ def _scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tup
     table = metrics.attainment(scorable(entry.label, out / task.spec.folder, under) for entry, task in cells)
     record.write_table(path, table, about)
     return folder, table
+
+
+# ------------------------------------------------------------------ who judged a run
+
+
+def judgements(pairs: Iterable[tuple[Judge, str]]) -> list[dict[str, Any]]:
+    """What a table says of its judges: rule, seconds, and the names of the runs that each judged."""
+    found: dict[str, dict[str, Any]] = {}
+    for under, run in pairs:
+        about = {"rule": under.rule, "seconds": under.seconds}
+        found.setdefault(record.dumps(about), {**about, "runs": set()})["runs"].add(run)
+    return [{**found[key], "runs": sorted(found[key]["runs"])} for key in sorted(found)]
+
+
+class Ruling(NamedTuple):
+    """A judge of a run, and the table that says so."""
+
+    under: Judge
+    table: Path  # its folder
+
+
+def rulings(run: Path) -> list[Ruling]:
+    """Judges of a run in the tables beside it, those of the newest table first; each (rule, seconds) once."""
+    import pyarrow.parquet as pq
+
+    tables = sorted(run.parent.glob(f"*/{record.SWEEP}"), key=lambda path: -path.stat().st_mtime_ns)
+    found: dict[str, Ruling] = {}
+    for path in tables:
+        with suppress(Exception):  # a table that cannot be read says nothing
+            stored = json.loads((pq.read_metadata(path).metadata or {}).get(b"judges", b"[]"))
+            for rule, seconds in [(one["rule"], one["seconds"]) for one in stored if run.name in one["runs"]]:
+                pairs = seconds and {model: (ttft_s, tpot_s) for model, (ttft_s, tpot_s) in seconds.items()}
+                found.setdefault(record.dumps([rule, seconds]), Ruling(Judge(rule, pairs), path.parent))
+    return list(found.values())

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from harness.actions import Action
 from harness.events import Event
+from harness.guard import Fault, guarded
 from harness.types import Cluster, Option, UserError
 from harness.view import View
 
@@ -45,6 +46,19 @@ class Make(Protocol):
         ...
 
 
+def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
+    """Call a system's class. Raises Infeasible where it says so, and Fault for whatever else goes wrong in it."""
+    with guarded():
+        policy = make(cluster, **fields)
+        for name, members in (("hears", type), ("uses", str)):
+            have = getattr(policy, name, None)
+            if not isinstance(have, frozenset) or not all(isinstance(one, members) for one in have):
+                raise Fault(f"has no `{name}`, a frozenset of {'event classes' if members is type else 'names'}")
+        if not isinstance(getattr(policy, "options", None), Mapping):
+            raise Fault("has no `options`, a mapping of names to values")
+    return policy
+
+
 def names() -> list[str]:
     """Systems on hand: the directory is the registry."""
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
@@ -53,7 +67,7 @@ def names() -> list[str]:
 def module(name: str) -> ModuleType:
     """The module of a system, by name (`prism`) or by path (`./mine.py`).
 
-    Raises UserError when there is none, with a suggestion.
+    Raises UserError when there is none, with a suggestion, and Fault when it cannot be imported.
     """
     if name.endswith(".py"):
         path = Path(name).resolve()
@@ -64,17 +78,19 @@ def module(name: str) -> ModuleType:
         assert spec.loader is not None
         found = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = found
-        spec.loader.exec_module(found)
+        with guarded():
+            spec.loader.exec_module(found)
         return found
     if name not in names():
         near = difflib.get_close_matches(name, names(), 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise UserError(f'no system "{name}"{hint} (bench list)')
-    return importlib.import_module(f"systems.{name}")
+    with guarded():
+        return importlib.import_module(f"systems.{name}")
 
 
 def find(name: str) -> Any:
-    """The class of a system: the one in its file that has `on`."""
+    """The class of a system: the one in its file that has `on`, and names its presets. Raises as `module` does."""
     found = module(name)
     classes = [
         c
@@ -83,4 +99,6 @@ def find(name: str) -> Any:
     ]
     if len(classes) != 1:
         raise UserError(f"{found.__file__}: expected one class with a method `on`, found {len(classes)}")
+    if not isinstance(getattr(classes[0], "presets", None), Mapping):
+        raise Fault("has no `presets`, a mapping of names to fields")
     return classes[0]

@@ -19,8 +19,8 @@ PACKAGES = ("harness", "systems", "workloads", "traces", "plots")
 # harness, from the bottom: a module imports from the rows above its own, never from its own row or below.
 LAYERS = (
     {"types"},
-    {"shapes", "actions", "algorithms"},
-    {"events"},
+    {"shapes", "actions", "algorithms", "guard"},
+    {"events", "answers"},
     {"view"},
     {"system", "engine", "switching"},
     {"replay", "record", "turns"},

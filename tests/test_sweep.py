@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from harness import metrics, record, run, sweep
-from harness.run import code, current, execute, jobs_of, resolve
+from harness.run import Failed, code, current, execute, jobs_of, resolve
 from harness.spec import Spec, as_dict
 from harness.system import ROOT, find
 from harness.types import UserError
@@ -353,13 +353,49 @@ def bug(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_bug_of_a_system_comes_through_and_finished_runs_stay(workers: int, tmp_path: Path) -> None:
-    wrong = [replace(TINY, system=str(bug(tmp_path)), seed=seed) for seed in (1, 2)]
-    with pytest.raises(ValueError, match="planted") as caught:
-        sweep.sweep([TINY, *wrong], tmp_path / "out", workers=workers)
-    notes = "".join(getattr(caught.value, "__notes__", []))
-    assert ("in a worker" in notes and "bug.py" in notes) == (workers == 2)
-    assert list(files(tmp_path / "out")) == [f"{resolve(TINY).folder}/{record.ROWS}"]
+@pytest.mark.parametrize("first", [True, False])
+def test_a_bug_of_a_system_is_told_when_all_others_are_done_and_leaves_nothing(
+    workers: int, first: bool, tmp_path: Path
+) -> None:
+    path, heard, out = bug(tmp_path), Heard(), tmp_path / "out"
+    wrong = [replace(TINY, system=str(path), seed=seed) for seed in (1, 2, 3)]
+    right = [replace(TINY, seed=seed) for seed in (1, 2, 3)]
+    with pytest.raises(Failed) as caught:
+        sweep.sweep([*wrong, *right] if first else [*right, *wrong], out, workers=workers, teller=heard)
+    (line,) = str(caught.value).splitlines()
+    assert re.match(r"bug: ValueError at bug\.py:24 \(planted\), t = -60 s, Woke\(key='start'\); bench check /.*/bug\.py", line)
+    assert set(files(out)) == {f"{resolve(spec).folder}/{record.ROWS}" for spec in right}
+    assert not list(out.rglob("*.part"))
+    assert max(done for _, done, _ in heard.steps) == len(right)
+    path.write_text(path.read_text().replace("raise ValueError('planted')", "pass"))
+    assert len(sweep.sweep([*wrong, *right], out, workers=workers)) == 6
+
+
+def test_a_system_that_failed_is_not_tried_again(tmp_path: Path) -> None:
+    path, tries = bug(tmp_path), tmp_path / "tries"
+    note = f"with open({str(tries)!r}, 'a') as log: log.write('.')\n            raise "
+    path.write_text(path.read_text().replace("raise ", note))
+    wrong = [replace(TINY, system=str(path), rate_scale=rate) for rate in (1.0, 2.0, 3.0)]
+    with pytest.raises(Failed):
+        sweep.sweep([*wrong, TINY], tmp_path / "out", workers=1)
+    assert tries.read_text() == "."
+
+
+def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "late.py"
+    text = (SYSTEM % "").replace("import Woke", "import Arrived, Woke").replace("{Woke}", "{Woke, Arrived}")
+    path.write_text(text.replace("if event ==", "if view.now_s > 5: 1 / 0\n        if event =="))
+    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
+    left, alone = (
+        sweep.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
+        for name, some in (("both", entries), ("one", entries[:1]))
+    )
+    assert list(left.failed) == ["late"]
+    assert [entry.label for entry in left.entries] == ["static"]
+    assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
+    assert files(tmp_path / "both") == files(tmp_path / "one")
+    with pytest.raises(Failed, match=r"^late: "):
+        sweep.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
