@@ -31,7 +31,7 @@ from harness.types import GIB, MIB, Shape
 # What a step loads outside of the allocator (cuBLAS, kernels): "non-torch forward increase" of 0.14 GiB on H100
 # (llm-d-incubation/llm-d-fast-model-actuation issue 746); 0.15 to 0.16 in vLLM PR 12126 and issue 17117.
 LIBRARIES = round(0.14 * GIB)
-# Per sequence and word, at the peak of the sampler, which lies in the torch.sort of vLLM's top-p: logits in bf16 (2) and
+# Per sequence and word, at the peak of the sampler, the torch.sort of vLLM's top-p: logits in bf16 (2) and
 # float32 (4), sorted values (4) and indices (8), indices to sort (8), CUB's second buffers of values and indices (12).
 # vLLM v1/sample/sampler.py and ops/topk_topp_sampler.py; PyTorch ATen/native/cuda/SortStable.cu, segmented_sort_pairs.
 SAMPLER_BYTES = 2 + 4 + (4 + 8) + 8 + (4 + 8)
