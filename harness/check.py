@@ -42,7 +42,7 @@ from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled,
 from harness.guard import Endless, Fault, quiet, said
 from harness.replay import Decision, Livelock, Read, Unsupported, positions, replay
 from harness.system import System
-from harness.types import GIB, KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
+from harness.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
 from harness.view import View
 from workloads.models import shape
 
@@ -130,7 +130,8 @@ def _case(
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
     """GPUs just large enough for what their models hold while idle, and so many of the longest requests each."""
     m = models[0]
-    idle = shapes.weight_bytes(m.shape) + GIB // 2 + KEPT_PAGES * sim.granule_bytes(Config(()), m, True)
+    process = sim.memory(Config((m,)), cost.gpu("h100")).process_bytes[0]
+    idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * sim.granule_bytes(Config(()), m, True)
     each = idle + requests * m.shape.max_tokens * shapes.kv_token_bytes(m.shape)
     return Config(tuple(models), gpus=gpus, mem_fraction=-(-len(models) // gpus) * each / cost.gpu("h100").mem_bytes)
 

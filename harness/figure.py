@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.spec import meant
+from harness.spec import MACHINE, from_dict, meant
 from harness.types import UserError
 
 HERE = Path(__file__).parent / "figures"
@@ -89,6 +89,12 @@ class Figure:
     warmup_s: float
     gpu: str = "h100"
     host: str = "vllm-graph"  # costs of the engine's host side
+    process: str = "own"  # how many processes hold memory beside weights, as in a spec; so the bytes and rates below
+    process_bytes: int | None = None
+    pcie_gbps: float | None = None
+    nvlink_gbps: float | None = None
+    net_gbps: float | None = None
+    disk_gbps: float | None = None
     slo: str = "P95"  # base of the SLO (workloads/slo.py)
     level: float = 0.99  # of attainment, at which systems are compared
     claims: tuple[Claim, ...] = ()
@@ -187,6 +193,7 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
 def _whole(found: Figure) -> None:
     """UserError where rows or claims ask for what is not there."""
     axes = [row.axis for row in found.rows]
+    from_dict({"system": "", **{name: getattr(found, name) for name in MACHINE}})
     if len(found.titles) not in {0, len(found.traces)}:
         raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):

@@ -598,6 +598,7 @@ RUN_SCHEMA = [
     ("models", _WORD),
     ("gpu", _WORD),
     ("gpus", pa.int32()),
+    ("machine", _WORD),  # its processes and links where they are not the default; else null
     ("engine", _WORD),
     ("scaling", _WORD),
     ("rate_scale", pa.float64()),
@@ -621,6 +622,18 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
+
+
+def machine(spec: Mapping[str, Any]) -> str | None:
+    """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
+    links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
+    held = spec.get("process_bytes")
+    facts = [
+        "one process a model for all" if spec.get("process") == "model" else "",
+        "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
+        *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
+    ]
+    return ", ".join(fact for fact in facts if fact) or None
 
 
 def attainment(runs: Iterable[Run]) -> pa.Table:
@@ -649,6 +662,7 @@ def score(run: Run, *, by_model: bool = True) -> pa.Table:
         "plan_origin": run.meta.get("plan_origin") or spec.get("plan"),
         "tier": run.meta.get("tier"),
         "fit": run.meta.get("fit"),
+        "machine": machine(spec),
         "fidelity": run.meta.get("fidelity"),
         "skipped": skipped,
         "infeasible": infeasible,

@@ -21,7 +21,7 @@ from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
 from harness.metrics import Estimate
 from harness.run import Failed, jobs_of, models_of, rate_of, resolve, trace_of, traits
-from harness.spec import Spec, asked, canonical, digest, from_dict
+from harness.spec import MACHINE, Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.system import ROOT
 from harness.types import UserError
@@ -145,7 +145,7 @@ class _Work:
     def entries(self) -> tuple[Entry, ...]:
         """The contestants."""
         by_token = not metrics.BY_TOKEN.isdisjoint(self.figure.definitions)
-        common = {"gpu": self.figure.gpu, "host": self.figure.host, "token_times": by_token}
+        common = {name: getattr(self.figure, name) for name in MACHINE} | {"token_times": by_token}
         specs = [from_dict({**asked(text), **common}) for text in self.figure.systems]
         return tuple(Entry(spec.label, spec) for spec in specs)
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness import record, system
 from harness.guard import Fault, guarded
 from harness.replay import Log, Outcome, Unsupported, missing, replay
-from harness.spec import Spec, as_dict, meant
+from harness.spec import LINKS, Spec, as_dict, meant
 from harness.system import ROOT
 from harness.types import GIB, Cluster, Infeasible, Jobs, Option, UserError
 
@@ -224,7 +224,9 @@ def config_of(spec: Spec) -> Any:
         prefill_tokens=spec.prefill_tokens,
         watermark=spec.watermark,
         mem_fraction=spec.mem_fraction,
+        process=spec.process,
         process_bytes=spec.process_bytes,
+        **links_of(spec),
         noise=spec.noise or 0.0,
         seed=spec.seed,
         start_s=-(spec.warmup_s or 0.0),
@@ -235,20 +237,27 @@ def config_of(spec: Spec) -> Any:
 
 def machine_of(spec: Spec) -> Any:
     """The engine's cost tables of a spec, computed once for all runs of a process."""
-    return _machine(spec.engine, spec.gpu, spec.host, spec.models, spec.table)
+    return _machine(spec.engine, spec.gpu, spec.host, spec.models, spec.table, tuple(links_of(spec).items()))
 
 
 @cache
-def _machine(engine: str, gpu: str, host: str, models: str, table: str | None) -> Any:
+def _machine(
+    engine: str, gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
+) -> Any:
     module, _ = engine_of(engine)
     served = tuple(module.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
-    return module.machine(module.Config(models=served, gpu=gpu, host=host, table=table))
+    return module.machine(module.Config(models=served, gpu=gpu, host=host, table=table, **dict(links)))
 
 
-def cluster_of(spec: Spec) -> Cluster:
-    """What policies may know of a spec's machine, with pages as small as they come."""
+def links_of(spec: Spec) -> dict[str, float | None]:
+    """The link rates of a spec, by the name of their field."""
+    return {name: getattr(spec, name) for name in LINKS}
+
+
+def cluster_of(spec: Spec, layout: str = "model") -> Cluster:
+    """What policies may know of a spec's machine, with pages as small as they come and processes laid out so."""
     module, _ = engine_of(spec.engine)
-    found: Cluster = module.cluster(config_of(spec), False, machine_of(spec))
+    found: Cluster = module.cluster(config_of(spec), False, machine_of(spec), layout)
     return found
 
 
@@ -270,10 +279,17 @@ def assemble(spec: Spec) -> tuple[system.System, Engine]:
     if big := next((m for m in config.models if m.tp > spec.gpus), None):
         raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
     cluster = cluster_of(spec)
-    policy = system.build(make, cluster, keywords)
+    try:
+        policy = system.build(make, cluster, keywords)
+    except Infeasible as why:  # one process a GPU takes least memory, and only a policy that exists can ask for it
+        try:
+            cluster = cluster_of(spec, "gpu")
+            policy = system.build(make, cluster, keywords)
+        except Infeasible:
+            raise why from None
     engine: Engine = build(config, policy.options, machine_of(spec))
-    if engine.cluster.models != cluster.models:  # options of the policy decide the page size that it may know
-        policy = system.build(make, engine.cluster, keywords)
+    if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
+        policy = system.build(make, engine.cluster, keywords)  # options decide the pages and processes it may know of
     return policy, engine
 
 
@@ -371,19 +387,31 @@ def _located(name: str, suffix: str) -> str:
 
 
 def _fit(spec: Spec) -> None:
-    """UserError where a model's weights exceed a GPU of this kind at its tensor-parallel degree."""
+    """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness import shapes
-    from harness.engines import cost
 
-    have = int(cost.gpu(spec.gpu).mem_bytes * spec.mem_fraction)
+    module, _ = engine_of(spec.engine)
+    card = machine_of(spec).spec
+
+    def alone(m: Any, tp: int) -> tuple[int, int]:
+        """Bytes that the model takes on each GPU, and those that engines may use."""
+        config = module.Config(
+            models=(module.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
+            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
+            process_bytes=spec.process_bytes,
+        )  # fmt: skip
+        held = module.memory(config, card)
+        return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+
     for m in models_of(spec.models).members:
-        need = shapes.weight_bytes(m.shape, m.tp) + spec.process_bytes
+        need, have = alone(m, m.tp)
         if need <= have:
             continue
         way = "no tensor-parallel degree helps"
         for tp in (t for t in TP if m.tp < t <= spec.node_gpus):
             with suppress(UserError):
-                if shapes.weight_bytes(m.shape, tp) + spec.process_bytes <= have:
+                more, room = alone(m, tp)
+                if more <= room:
                     way = f"tp = {tp} in a model set would fit: --models FILE.toml"
                     break
         raise UserError(

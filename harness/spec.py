@@ -2,7 +2,8 @@
 
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is asked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...); a resolved spec has none left
-but the preset and the cost table, and only a resolved one is hashed into results.
+but the preset, the cost table, and the memory and link rates that are the card's and the process's own; only a resolved
+one is hashed into results.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from harness.types import Option, UserError
 SCALINGS = ("rotate", "replicate", "time", "clients")
 PLANS = ("trace", "prefix")
 WORKLOADS = ("trace", "base")
+PROCESSES = ("own", "model")
+LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
+MACHINE = ("gpu", "host", "process", "process_bytes", *LINKS)  # what a figure may name
 HASH_CHARS = 8
 
 
@@ -84,13 +88,18 @@ class Spec:
     plan: str = _of(PLANS, "trace")  # what offline planners see
     host: str = "vllm-graph"
     table: str | None = None  # path of a cost table that replaces committed quantities
+    pcie_gbps: float | None = _in(POSITIVE, None)  # GPU and host, 1e9 bytes/s each way; None: the card's
+    nvlink_gbps: float | None = _in(POSITIVE, None)  # GPU to GPU
+    net_gbps: float | None = _in(POSITIVE, None)  # across nodes
+    disk_gbps: float | None = _in(POSITIVE, None)  # of a node
     block_tokens: int = _in(COUNT, 16)
     batch_cap: int = _in(COUNT, 256)
     chunk_tokens: int = _in(NATURAL, 2048)
     prefill_tokens: int = _in(COUNT, 16384)
     watermark: float = _in(Bound(0, 1), 0.01)
     mem_fraction: float = _in(SHARE, 0.90)
-    process_bytes: int = _in(NATURAL, 1 << 29)
+    process: str = _of(PROCESSES, "own")  # processes as the system's engine has them, or one a model for all
+    process_bytes: int | None = _in(NATURAL, None)  # what each holds beside weights; None: from its parts
     decision_s: float | None = _in(NATURAL, None)  # None: DECISION_S of the system's file
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from harness import metrics, record
 from harness.guard import LIMIT_S
 from harness.run import Failed, code, current, execute, jobs_of, models_of, resolve, solo, trace_of
-from harness.spec import Spec, canonical, digest, from_dict
+from harness.spec import LINKS, Spec, canonical, digest, from_dict
 from harness.system import ROOT
 from harness.types import UserError
 
@@ -281,7 +281,8 @@ def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
 def base_specs(spec: Spec) -> list[Spec]:
     """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
     one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
-               host=spec.host, table=spec.table, workload="base", slo="")  # fmt: skip
+               host=spec.host, table=spec.table, process_bytes=spec.process_bytes, workload="base", slo="",
+               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(one, seed=seed) for seed in TUNING_SEEDS]
 
 

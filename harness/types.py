@@ -117,7 +117,7 @@ class Model(NamedTuple):
 
     layers: int
     tp: int
-    weight_bytes: int
+    weight_bytes: int  # with what its process holds beside weights and KV, if that comes and goes with them
     kv_token_bytes: int
     page_bytes: int  # the granule in which KV memory is taken
     max_tokens: int  # longest prompt + output that is served

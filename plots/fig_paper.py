@@ -276,6 +276,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             each(map(traced, facts["panels"])),
             each(panel["models"] for panel in facts["panels"]),
             f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
+            *(own["machine"].dropna().unique() if "machine" in own else ()),
             each(own["fidelity"].unique()),
             f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",

@@ -154,6 +154,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
         f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
         each("models"),
         f"{runs['gpus'].mode()[0]} x {each('gpu')}",
+        each("machine") if "machine" in runs else "",
         each("fidelity"),
         f"SLO {each('slo')}",
         f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",

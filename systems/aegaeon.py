@@ -116,7 +116,9 @@ class Aegaeon:
     prefetch: bool = True
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "preempt": "swap"}, init=False)
+    options: Mapping[str, Option] = field(
+        default_factory=lambda: {"kv": "paged", "preempt": "swap", "process": "gpu"}, init=False
+    )
     all: list[Instance] = field(init=False)
     at: dict[int, Instance] = field(init=False)  # by GPU
     homes: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that serve a model

@@ -238,7 +238,7 @@ class MuxServe:
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"adapt_s": (0, 64)}
 
     def __post_init__(self) -> None:
-        self.options = {"kv": self.kv}
+        self.options = {"kv": self.kv, "process": "pair" if self.lanes == "shares" else "model"}
         self.uses |= {"Limit"} if self.hard else {"Run.seqs"}
         if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}

@@ -119,7 +119,7 @@ class Qlm:
     batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(default_factory=dict, init=False)
     rates: Mapping[str, Rates] = field(init=False)
     queues: list[Queue] = field(init=False)
     fits: Mapping[str, list[int]] = field(init=False)  # by model: indices of queues
@@ -147,6 +147,10 @@ class Qlm:
         evict = {"Run.steps:0", "Evict.drain", "Move"} | to if to else to
         way = set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
         self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"} | evict | way)
+        self.options = {
+            "kv": "paged",
+            "process": "kept" if self.way == "sleep" else "gpu",
+        }  # who sleeps keeps its process
         self.rates = {m: self.rated(m) for m in self.cluster.models}
         self.queues = [Queue(gpus) for gpus in instances(self.cluster, {m: self.work(m) for m in self.rates})]
         self.fits = {

@@ -72,7 +72,7 @@ class ServerlessLlm:
     host_gib: float = 0.0
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
     all: list[Instance] = field(init=False)
     S: Mapping[str, float] = field(init=False)
     load_s: Mapping[tuple[str, str], float] = field(init=False)  # by model and rung

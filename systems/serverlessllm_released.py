@@ -90,7 +90,7 @@ class ServerlessLlmReleased:
     way: str = "host"
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
     workers: list[Worker] = field(init=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False)  # in order of arrival
     retry_s: float = field(init=False)

@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-DATA = {"traces_dir": "TRACES_DIR", "profiles_dir": "PROFILES_DIR"}  # fixture: the variable that it needs
+DATA = {
+    "traces_dir": "TRACES_DIR",
+    "profiles_dir": "PROFILES_DIR",
+    "measured_dir": "MEASURED_DIR",
+}  # fixture: the variable that it needs
 
 # A failure seen once must be seen again: in CI the examples are fixed, and nothing is kept between runs.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -38,6 +42,12 @@ def traces_dir() -> Path:
 def profiles_dir() -> Path:
     """The public profiles that the cost tables are fitted on (PROFILES_DIR)."""
     return folder("PROFILES_DIR")
+
+
+@pytest.fixture(scope="session")
+def measured_dir() -> Path:
+    """Public measurements of real engines, end to end (MEASURED_DIR)."""
+    return folder("MEASURED_DIR")
 
 
 @pytest.hookimpl(wrapper=True)

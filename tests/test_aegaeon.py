@@ -22,7 +22,7 @@ from harness.engines import sim, state
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
 from harness.replay import Decision, Recorder, replay
-from harness.types import Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
+from harness.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
 from harness.view import BatchState, RequestState
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
 from systems.dedicated import Dedicated
@@ -361,7 +361,7 @@ def config(models: int = 2, gpus: int = 2, mem_gib: float | None = None, **more:
     served = tuple(Served(f"m{k}", SHAPE, ttft_slo_s=10.0, tpot_slo_s=0.1) for k in range(models))
     plan = {s.name: Plan(1.0, 200.0, 60.0, "test") for s in served}
     fraction = 0.9 if mem_gib is None else mem_gib * 2**30 / 85520809984
-    return Config(served, gpus=gpus, host="none", plan=plan, mem_fraction=fraction, **more)
+    return Config(served, gpus=gpus, host="none", plan=plan, mem_fraction=fraction, process_bytes=GIB // 2, **more)
 
 
 @cache
@@ -413,7 +413,7 @@ def simulated(
 ) -> tuple[Any, list[Decision], Aegaeon, Sim]:
     """Serve rows: requests, decisions, the policy, the engine."""
     n = len(world.models)
-    policy = Aegaeon(sim.cluster(world, priced=priced(n)), **fields)
+    policy = Aegaeon(sim.cluster(world, False, priced(n), "gpu"), **fields)
     engine = Sim(world, policy.options, priced(n))
     log = Guard()
     log.engine = engine

@@ -146,7 +146,8 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
     """GPUs with memory for `room` idle 1B models each."""
     plan = {f"m{k}": Plan((rates or [1.0] * models)[k], 100, 50, "test") for k in range(models)}
     served = tuple(Served(f"m{k}", SHAPE, 1, ttft_s, 0.1) for k in range(models))
-    return Config(served, gpus=gpus, mem_fraction=room * FOOT / cost.gpu("h100").mem_bytes, plan=plan)
+    fraction = room * FOOT / cost.gpu("h100").mem_bytes
+    return Config(served, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, plan=plan)
 
 
 def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, output: int = 20) -> Jobs:
@@ -274,7 +275,7 @@ def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: flo
     config = Config((Served("m", shape(name), tp),), gpus=8)
     cluster = sim.cluster(config)
     gpu, way = cost.gpu("h100"), cost.ladder("h100")["parallel"]
-    size = cluster.models["m"].weight_bytes - config.process_bytes
+    size = cluster.models["m"].weight_bytes - sim.memory(config, cost.gpu("h100")).process_bytes[0]
     pcie_s = size * tp / 8 / gpu.h2d
     gather_s = size * (1 - tp / 8) / gpu.nvlink
     predicted_s = cluster.profile.load_s(Inst("m", tuple(range(tp))), "parallel")

@@ -24,7 +24,8 @@ def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = ()
     models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
     mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
     plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
-    return Config(models, gpus=gpus, mem_fraction=mem / cost.gpu("h100").mem_bytes, plan=plan)
+    fraction = mem / cost.gpu("h100").mem_bytes
+    return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, plan=plan)
 
 
 def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:

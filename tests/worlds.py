@@ -20,6 +20,7 @@ from harness.engines.sim import (
     Served,
     Sim,
     granule_bytes,
+    memory,
 )
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.shapes import kv_token_bytes, weight_bytes
@@ -59,7 +60,7 @@ class World:
         models, ways = {}, {}
         for k, m in enumerate(c.models):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
-            foot = weight_bytes(m.shape, m.tp) + c.process_bytes
+            foot = weight_bytes(m.shape, m.tp) + memory(c, spec).process_bytes[k]
             models[m.name] = ModelSetup(k, foot, size, size)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
@@ -75,7 +76,7 @@ class World:
         return Setup(
             tables=self.machine.tables,
             models=models,
-            gpu_bytes=(int(spec.mem_bytes * c.mem_fraction),) * c.gpus,
+            gpu_bytes=(memory(c, spec).gpu_bytes,) * c.gpus,
             gpu_sms=(spec.sms,) * c.gpus,
             links=links,
             ways=ways,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from harness import shapes
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
-from harness.engines import cost, kernel, state
+from harness.engines import cost, kernel, process, state
 from harness.engines.coef import Tables
 from harness.engines.state import State
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
@@ -83,6 +83,10 @@ class Config:
     node_gpus: int = 8
     host: str = "vllm-graph"
     table: str | None = None
+    pcie_gbps: float | None = None  # of links, in one direction; None: the card's
+    nvlink_gbps: float | None = None
+    net_gbps: float | None = None
+    disk_gbps: float | None = None
     block_tokens: int = 16
     batch_cap: int = 256
     chunk_tokens: int = 2048
@@ -90,7 +94,8 @@ class Config:
     piece_bytes: int = PIECE_BYTES
     watermark: float = 0.01
     mem_fraction: float = 0.90
-    process_bytes: int = GIB // 2
+    process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
+    process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0
     seed: int = 0
@@ -111,9 +116,12 @@ class Machine(NamedTuple):
 def machine(config: Config) -> Machine:
     """The machine that a configuration names."""
     rows = [(m.shape, m.tp) for m in config.models]
+    c, spec = config, cost.gpu(config.gpu)
+    rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
+    links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
     return Machine(
         cost.tables(rows, config.gpu, config.host, config.table),
-        cost.gpu(config.gpu),
+        spec._replace(**links),
         cost.ladder(config.gpu),
         cost.host(config.host, config.gpu),
     )
@@ -129,15 +137,32 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
-def cluster(config: Config, elastic: bool = False, priced: Machine | None = None) -> Cluster:
+def memory(config: Config, spec: cost.GpuSpec, layout: process.Layout = "model") -> process.Memory:
+    """What engines may use of each GPU, and what the process of each model takes of it."""
+    if config.process == "model":
+        layout = "kept" if layout == "gpu" else "model"
+    tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
+    parts = [
+        process.Parts(config.process_bytes, 0)
+        if config.process_bytes is not None
+        else process.parts(m.shape, m.tp, tokens, config.batch_cap, graphs)
+        for m in config.models
+    ]
+    tps = [m.tp for m in config.models]
+    return process.memory(spec.mem_bytes, config.mem_fraction, list(zip(parts, tps, strict=True)), config.gpus, layout)
+
+
+def cluster(
+    config: Config, elastic: bool = False, priced: Machine | None = None, layout: process.Layout = "model"
+) -> Cluster:
     """What policies may know of this machine before the start."""
     priced = priced or machine(config)
-    spec = priced.spec
+    spec, held = priced.spec, memory(config, priced.spec, layout)
     gpus = tuple(
         Gpu(
             config.gpu,
             g // config.node_gpus,
-            int(spec.mem_bytes * config.mem_fraction),
+            held.gpu_bytes,
             spec.sms,
             tuple(range(spec.sm_step, spec.sms, spec.sm_step)),
         )
@@ -147,14 +172,14 @@ def cluster(config: Config, elastic: bool = False, priced: Machine | None = None
         m.name: Model(
             m.shape.layers,
             m.tp,
-            shapes.weight_bytes(m.shape, m.tp) + config.process_bytes,
+            shapes.weight_bytes(m.shape, m.tp) + process_bytes,
             shapes.kv_token_bytes(m.shape, m.tp),
             granule_bytes(config, m, elastic),
             m.shape.max_tokens,
             m.ttft_slo_s,
             m.tpot_slo_s,
         )
-        for m in config.models
+        for m, process_bytes in zip(config.models, held.process_bytes, strict=True)
     }
     return Cluster(gpus, models, dict(config.plan), profile(config, priced))
 
@@ -185,9 +210,12 @@ class Sim:
             "preempt": ("recompute", "swap"),
             "sharing": ("fluid", "none"),
             "memory": ("real", "unlimited"),
+            "process": process.LAYOUTS,
         }
         self._elastic = options.get("kv", "paged") == "elastic"
-        self.cluster = cluster(config, self._elastic, self._machine)
+        layout: Any = options.get("process", "model")
+        self.cluster = cluster(config, self._elastic, self._machine, layout)
+        self._memory = memory(config, self._machine.spec, layout)
         self._ways = self._machine.ladder
         self.can = frozenset(
             {
@@ -244,7 +272,7 @@ class Sim:
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
         G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
-        G["cap"][: c.gpus] = int(spec.mem_bytes * c.mem_fraction)
+        G["cap"][: c.gpus] = self._memory.gpu_bytes
         G["cap"][c.gpus :] = spec.host_bytes
         G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
         G["head"] = G["lane"] = -1
@@ -296,7 +324,7 @@ class Sim:
         i["bbytes"] = size * model.tp if host else size
         i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
         i["weights"] = shapes.weight_bytes(model.shape, model.tp)
-        i["foot"] = 0 if host else i["weights"] + c.process_bytes
+        i["foot"] = 0 if host else i["weights"] + self._memory.process_bytes[k]
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED

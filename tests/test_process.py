@@ -1,0 +1,192 @@
+"""What an engine's process holds beside weights: against logged KV pools, and laws of its parts."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import record
+from harness.engines import cost, process, sim
+from harness.engines.process import Layout, Parts
+from harness.engines.sim import Config, Served, Sim
+from harness.figure import HERE, figure
+from harness.metrics import machine
+from harness.run import cluster_of, execute, resolve
+from harness.shapes import kv_token_bytes, weight_bytes
+from harness.spec import Spec, as_dict
+from harness.types import GIB, MIB, Inst, UserError
+from workloads.models import shape
+
+SHAPES = {"llama-3.1-70b": "llama-3.3-70b"}  # equal dimensions
+NAMES = st.sampled_from(["llama-2-7b", "nemo-12b", "llama-3.2-1b", "phi-2", "gemma-2b"])
+TOKENS, SEQS = st.integers(1, 16384), st.integers(1, 1024)
+PROCESSES = st.lists(
+    st.tuples(st.builds(Parts, st.integers(0, 4 * GIB), st.integers(0, 2 * GIB)), st.sampled_from([1, 2])),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+def test_logged_kv_pools(measured_dir: Path) -> None:
+    """vLLM 0.15.1 on H100: the pool of each row within 1 %, at the batch cap that the bench defaults to."""
+    with (measured_dir / "single" / "kv_pools.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3
+    for row in rows:
+        tp, dims = int(row["tp"]), shape(SHAPES.get(row["model"], row["model"]))
+        config = Config(
+            (Served("m", dims, tp),), gpu=row["gpu"], gpus=tp, mem_fraction=float(row["gpu_memory_utilization"]),
+            chunk_tokens=int(row["max_num_batched_tokens"]),
+        )  # fmt: skip
+        held = sim.memory(config, cost.gpu(row["gpu"]))
+        pool = held.gpu_bytes - held.process_bytes[0] - weight_bytes(dims, tp)
+        logged = int(row["kv_blocks"]) * int(row["block_tokens"]) * kv_token_bytes(dims, tp)
+        assert pool == pytest.approx(logged, rel=0.01), row["model"]
+
+
+def test_worked_numbers() -> None:
+    """Llama-2-7B, 2,048 tokens, 256 sequences: 256 x 32,000 x 38 B of the sampler beside 16 MiB of hidden states."""
+    found = process.parts(shape("llama-2-7b"), 1, 2048, 256, graphs=True)
+    assert found.inside == process.LIBRARIES + 2048 * 2 * 4096 + 256 * 32000 * 38
+    assert found.outside == process.CONTEXT + 32 * 16 * MIB
+    wide = process.parts(shape("llama-2-7b"), 1, 8192, 256, graphs=False)
+    assert wide.inside == process.LIBRARIES + 8192 * 2 * (4096 + 4096 + 3 * 11008)  # the FFN is wider than the sampler
+    assert wide.outside == process.CONTEXT
+
+
+@given(NAMES, TOKENS, TOKENS, SEQS, SEQS, st.booleans())
+def test_monotone(name: str, tokens: int, more: int, seqs: int, most: int, graphs: bool) -> None:
+    """A larger budget, batch cap or vocabulary, or graphs, never takes less; tensor parallelism splits the layer."""
+    dims = shape(name)
+    base = process.parts(dims, 1, tokens, seqs, graphs)
+    assert process.parts(dims, 1, max(tokens, more), seqs, graphs).inside >= base.inside
+    assert process.parts(dims, 1, tokens, max(seqs, most), graphs).inside >= base.inside
+    assert process.parts(dims._replace(vocab=2 * dims.vocab), 1, tokens, seqs, graphs).inside >= base.inside
+    assert process.parts(dims, 1, tokens, seqs, True).outside >= base.outside
+    if not dims.q_heads % 2:
+        pair = process.parts(dims, 2, tokens, seqs, graphs)
+        assert pair.inside <= base.inside
+        assert pair.outside == base.outside + process.COLLECTIVES
+
+
+@given(PROCESSES, st.integers(1, 8), st.sampled_from(process.LAYOUTS), st.floats(0.5, 0.99))
+def test_nothing_beyond_the_card(
+    processes: list[tuple[Parts, int]], gpus: int, layout: Layout, fraction: float
+) -> None:
+    """Never more than the share asked for; contexts cost nothing while the rest of the card holds them."""
+    card = 80 * GIB
+    held = process.memory(card, fraction, processes, gpus, layout)
+    assert 0 <= held.gpu_bytes <= int(card * fraction)
+    assert len(held.process_bytes) == len(processes)
+    inside, outside = [one.inside for one, _ in processes], [one.outside for one, _ in processes]
+    if layout == "kept":
+        assert held.process_bytes == tuple(inside)
+        assert held.gpu_bytes == min(int(card * fraction), card - sum(outside))
+    if layout == "gpu":
+        assert not any(held.process_bytes)
+        assert held.gpu_bytes == min(int(card * fraction), card - max(outside)) - max(inside)
+    if layout == "pair":
+        assert held.process_bytes == tuple(2 * x for x in inside)
+
+
+@given(PROCESSES, st.integers(1, 8))
+def test_layouts_in_order(processes: list[tuple[Parts, int]], gpus: int) -> None:
+    """More processes leave no more: one a GPU, one a model, two a model; and one a model on every GPU."""
+    gpu, model, pair, kept = (
+        process.memory(80 * GIB, 0.9, processes, gpus, x) for x in ("gpu", "model", "pair", "kept")
+    )
+    assert pair.gpu_bytes <= model.gpu_bytes
+    if gpus > max(tp for _, tp in processes):
+        assert kept.gpu_bytes <= model.gpu_bytes + GIB
+    one = max(range(len(processes)), key=lambda k: processes[k][0].inside)
+    assert gpu.gpu_bytes >= kept.gpu_bytes - kept.process_bytes[one]  # the largest model finds as much or more
+
+
+def test_policy_and_engine_count_the_same_bytes() -> None:
+    """A model takes of a GPU what the policy reads of it; under one process a GPU its weights alone."""
+    config = Config((Served("m", shape("llama-3.1-8b")), Served("n", shape("mistral-7b"))), gpus=2)
+    for layout in process.LAYOUTS:
+        engine = Sim(config, {"process": layout})
+        engine._inst_row(Inst("n", (1,)))
+        assert int(engine.S.I["foot"][-1]) == engine.cluster.models["n"].weight_bytes
+        assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.G["cap"][:2].tolist())
+    one = Sim(config, {"process": "gpu"}).cluster
+    assert one.models["n"].weight_bytes == weight_bytes(shape("mistral-7b"))
+    every = Sim(replace(config, process="model"), {"process": "gpu"}).cluster
+    assert every.models["n"].weight_bytes > one.models["n"].weight_bytes
+
+
+def test_given_bytes_replace_the_formula() -> None:
+    spec = Spec("static", models="heavy8", process_bytes=GIB)
+    models = cluster_of(resolve(spec)).models
+    assert models["nemo-12b/1"].weight_bytes == weight_bytes(shape("nemo-12b")) + GIB
+    more, fewer = (cluster_of(replace(spec, process_bytes=None, batch_cap=cap)).models for cap in (256, 64))
+    assert all(more[m].weight_bytes > fewer[m].weight_bytes for m in more)
+
+
+@pytest.mark.parametrize("system", ["static", "muxserve"])
+def test_processes_too_large_are_infeasible(system: str, tmp_path: Path) -> None:
+    """Processes of 4 GiB leave no room for eight models on two GPUs: a run without rows, and with the reason."""
+    spec = Spec(system, models="heavy8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
+    full = execute(resolve(replace(spec, process_bytes=4 * GIB)), tmp_path, "code")
+    assert record.meta(full)["infeasible"]
+    assert not len(record.read(full))
+    held = execute(resolve(replace(spec, process_bytes=GIB // 2)), tmp_path, "code")
+    assert record.meta(held)["infeasible"] is None
+
+
+def test_a_model_that_fits_no_gpu_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match=r"needs \d+\.\d GiB on each GPU, h100 has 71\.\d"):
+        resolve(Spec("static", models="llama-3.3-70b"))
+
+
+def test_links_are_the_cards_unless_given() -> None:
+    config = Config((Served("m", shape("llama-3.1-8b")),))
+    own, slow = sim.cluster(config).profile, sim.cluster(replace(config, pcie_gbps=10.0)).profile
+    size = weight_bytes(shape("llama-3.1-8b"))
+    inst = Inst("m", (0,))
+    assert slow.load_s(inst, "host") - own.load_s(inst, "host") == pytest.approx(
+        size / 10e9 - size / cost.gpu("h100").h2d
+    )
+    assert slow.move_s(GIB, 0, 1) == own.move_s(GIB, 0, 1)
+    fast = sim.cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
+    assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)
+    assert fast.move_s(10**9, 0, 8) == pytest.approx(0.02)
+    assert fast.load_s(inst, "disk") == pytest.approx(cost.ladder("h100")["disk"].fixed_s + size / 6e9)
+
+
+def test_processes_and_links_are_part_of_a_run() -> None:
+    """They are in its hash, and in captions where they are off their default."""
+    base = Spec("static")
+    assert machine(as_dict(base)) is None
+    other = replace(base, process="model", process_bytes=3 * GIB // 2, pcie_gbps=25.0, disk_gbps=6.0)
+    assert (
+        machine(as_dict(other))
+        == "one process a model for all, 1.5 GiB a process beside weights, PCIe 25 GB/s, disk 6 GB/s"
+    )
+    changes: list[dict[str, Any]] = [
+        {"process": "model"}, {"process_bytes": 1}, {"pcie_gbps": 25.0}, {"nvlink_gbps": 1.0}, {"net_gbps": 1.0},
+        {"disk_gbps": 1.0},
+    ]  # fmt: skip
+    assert len({replace(base, **change).hash8 for change in ({}, *changes)}) == 7
+    wrong: list[dict[str, Any]] = [{"process": "none"}, {"process_bytes": -1}, {"pcie_gbps": 0.0}]
+    for one in wrong:
+        with pytest.raises(UserError, match=next(iter(one))):
+            replace(base, **one)
+
+
+def test_a_figure_names_them(tmp_path: Path) -> None:
+    """A figure's TOML may name what a spec has; a value that a spec refuses is told with the file."""
+    text = (HERE / "aegaeon.toml").read_text("utf-8")
+    path = tmp_path / "mine.toml"
+    path.write_text('process = "model"\npcie_gbps = 25.0\n' + text, "utf-8")
+    found = figure(str(path))
+    assert (found.process, found.pcie_gbps, found.process_bytes) == ("model", 25.0, None)
+    path.write_text('process = "two"\n' + text, "utf-8")
+    with pytest.raises(UserError, match=r'mine.toml: process is "two"'):
+        figure(str(path))
