@@ -88,7 +88,7 @@ class Figure:
     requests: int  # a window holds at least so many
     warmup_s: float
     gpu: str = "h100"
-    host: str = "vllm-graph"  # costs of the engine's host side
+    host: str = "vllm-0.15"  # costs of the engine's host side
     slo: str = "P95"  # base of the SLO (workloads/slo.py)
     level: float = 0.99  # of attainment, at which systems are compared
     claims: tuple[Claim, ...] = ()

@@ -82,7 +82,7 @@ class Spec:
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: tuple[tuple[str, float, float], ...] = ()  # (model, TTFT, TPOT), resolved
     plan: str = _of(PLANS, "trace")  # what offline planners see
-    host: str = "vllm-graph"
+    host: str = "vllm-0.15"
     table: str | None = None  # path of a cost table that replaces committed quantities
     block_tokens: int = _in(COUNT, 16)
     batch_cap: int = _in(COUNT, 256)

@@ -40,7 +40,10 @@ def prefill_s(t: Tables, row: int, tokens: int) -> float:
 def test_kinds_are_those_promised() -> None:
     assert set(KINDS) == {"a100-40g", "a100-80g", "h100", "h200", "l40s", "h800", "h20"}
     assert cost.gpu("H100-80G") == cost.gpu("h100")
-    assert set(cost.hosts()) == {"vllm-graph", "sglang-eager-2024", "vllm-eager", "none"}
+    assert set(cost.hosts()) == {
+        *("vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
+        *("vllm-graph", "sglang-eager-2024", "vllm-eager", "none"),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- laws
