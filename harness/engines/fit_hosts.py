@@ -6,8 +6,8 @@ what an engine adds to them is fitted. Nothing is random but Poisson arrivals, w
 
 Two errors stand beside the constants: `fit` on the rows that they were fitted on, and `held`, in which each row is
 predicted by a fit without its run (Poisson), its prompt and output length (closed loop), or its model and batch size
-(offline). The rows state no sampling flags; where the client of the Poisson runs, inference-perf, sends none, vLLM takes
-the checkpoint's own, which is assumed of the closed loops as well.
+(offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends none, so vLLM takes
+the checkpoint's own; the same is assumed of the closed loops.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def fit() -> dict[str, dict[str, Any]]:
     serial = hidden._replace(host0=0.0, host1=0.0, serial=True, lookahead_steps=0)
     out: dict[str, dict[str, Any]] = {}
     runs, loops, waves, batches = list(poisson()), list(closed("vllm")), list(closed("sglang")), list(offline())
-    # A sustained prefill is slow for the card's and the kernels' sake: vLLM 0.15, whose prompts were hits, takes 0.12's.
+    # The prompts of vLLM 0.15 were hits, so it takes the sustained prefill of 0.12, on the same card and kernels.
     start = {"host0": 1e-3, "host1": 5e-5, "scale_prefill": 1.0}
     sustained = whole_requests(serial, start)([c for c in loops if c.fits]).scale_prefill
     hidden = hidden._replace(scale_prefill=float(f"{sustained:.3g}"))
