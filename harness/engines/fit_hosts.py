@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -162,41 +162,41 @@ class Case(NamedTuple):
     fits: bool = True  # nothing but its engine's host decides it
 
 
-def measured(name: str) -> pd.DataFrame:
-    """A file of single-model runs from `MEASURED_DIR`."""
+def measured(name: str) -> list[dict[str, Any]]:
+    """The rows of a file of single-model runs from `MEASURED_DIR`."""
     path = Path(os.environ.get("MEASURED_DIR", "")) / "single" / name
     if not path.is_file():
         raise UserError(f"{path} is not there; set MEASURED_DIR to the folder of public end-to-end measurements")
-    return pd.read_csv(path)
+    return cast("list[dict[str, Any]]", pd.read_csv(path).to_dict("records"))
 
 
 def poisson() -> Iterator[Case]:
     """Stages of vLLM 0.15 under Poisson load, whose few prompts repeat: all of one but its last block is cached."""
-    d = measured("vllm015_poisson.csv")
-    for r in d[d.stage >= 0].itertuples():
-        shape, prompt = SHAPES[str(r.model)], int(r.system_tokens + r.question_tokens)
-        rate = float(str(r.stage_rates_s).split(";")[int(r.stage)].split("x")[0])
+    for r in measured("vllm015_poisson.csv"):
+        if r["stage"] < 0:  # the whole run
+            continue
+        shape, prompt = SHAPES[r["model"]], r["system_tokens"] + r["question_tokens"]
+        rate = float(r["stage_rates_s"].split(";")[r["stage"]].split("x")[0])
         arrival_s = np.cumsum(np.random.default_rng(0).exponential(1 / rate, int(rate * POISSON_SPAN_S)))
         # A prefix cache that turns over before a prompt comes again keeps only what all prompts share.
-        lost = 50 * (prompt + r.output_tokens) > kv_tokens(shape, int(r.tp))
-        cached = (int(r.system_tokens) if lost else prompt - 1) // 16 * 16
-        run = Served(
-            prompt, int(r.output_tokens), arrival_s, cached=cached, step_tokens=int(r.mbt), seqs=int(r.max_num_seqs)
-        )
-        first, whole = 1e-3 * float(r.real_ttft_mean), 1e-3 * float(r.real_e2e_mean)
+        lost = 50 * (prompt + r["output_tokens"]) > kv_tokens(shape, r["tp"])
+        cached = (r["system_tokens"] if lost else prompt - 1) // 16 * 16
+        run = Served(prompt, r["output_tokens"], arrival_s, cached=cached, step_tokens=r["mbt"], seqs=r["max_num_seqs"])
+        first, whole = 1e-3 * r["real_ttft_mean"], 1e-3 * r["real_e2e_mean"]
         times = Times(first, (whole - first) / (run.output - 1), whole)
-        yield Case(shape, int(r.tp), run, times, (str(r.exp),))
+        yield Case(shape, r["tp"], run, times, (str(r["exp"]),))
 
 
 def closed(engine: str) -> Iterator[Case]:
     """Closed loops that start at once; where the KV pool is short, memory decides and not the host."""
-    d = measured("closed_loop_qwen3_32b_tp2.csv")
     # How TTFT steps with the size of a wave shows that SGLang took 16,384 tokens a step here.
     how = {"vllm": Served(0, 0), "sglang": Served(0, 0, step_tokens=16384, prefill_first=True)}[engine]
-    for r in d[d.backend == engine].itertuples():
-        shape, tp, clients = SHAPES[str(r.model_path)], int(r.tp_size), int(r.concurrency)
-        run = how._replace(prompt=int(r.isl), output=int(r.osl), clients=clients)
-        first, tpot = 1e-3 * float(r.silicon_ttft_ms), 1e-3 * float(r.silicon_tpot_ms)
+    for r in measured("closed_loop_qwen3_32b_tp2.csv"):
+        if r["backend"] != engine:
+            continue
+        shape, tp, clients = SHAPES[r["model_path"]], int(r["tp_size"]), int(r["concurrency"])
+        run = how._replace(prompt=int(r["isl"]), output=int(r["osl"]), clients=clients)
+        first, tpot = 1e-3 * r["silicon_ttft_ms"], 1e-3 * r["silicon_tpot_ms"]
         times = Times(first, tpot, first + (run.output - 1) * tpot)
         fits = clients * (run.prompt + run.output) <= kv_tokens(shape, tp)
         yield Case(shape, tp, run, times, (f"prompt {run.prompt}", f"output {run.output}"), fits)
@@ -208,14 +208,12 @@ def offline() -> Iterator[Case]:
     Left out are batches larger than the KV pool, and Mistral-7B above 512 sequences x heads: there its sliding window
     sends vLLM of that time to its first paged-attention kernel, which reads grouped KV once for every query head.
     """
-    d = measured("offline_batches_h100_7b.csv")
-    names = ["gpu", "tp", "engine", "model", "length", "batch", "latency_s", "tokens_s"]
-    for r in d.set_axis(names, axis=1).itertuples():
-        shape, tp, batch, length = SHAPES[str(r.model)], int(r.tp), int(r.batch), int(r.length)
+    for r in measured("offline_batches_h100_7b.csv"):
+        shape, tp, batch, length = SHAPES[r["Model"]], r["Num of Hardware"], r["Batch Size"], r["Input Output Length"]
         run = Served(length, length, clients=batch, rounds=1, prefill_first=True)
         old_kernel = "Mistral" in shape.name and batch * shape.q_heads // tp > 512
         fits = 2 * length * batch <= kv_tokens(shape, tp) and not old_kernel
-        times = Times(math.nan, math.nan, float(r.latency_s))
+        times = Times(math.nan, math.nan, r["Latency"])
         yield Case(shape, tp, run, times, (shape.name, f"batch {batch}"), fits)
 
 
@@ -257,18 +255,17 @@ def whole_requests(base: cost.HostProfile, start: Mapping[str, float]) -> Fit:
     names, scale = list(start), np.array(list(start.values()))
 
     def with_(x: F8) -> cost.HostProfile:
-        return base._replace(**{k: float(v) for k, v in zip(names, np.abs(x) * scale, strict=True)})
+        found: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
+        return base._replace(**found)
 
     def fit(cases: Sequence[Case]) -> cost.HostProfile:
         y = np.array([c.measured.e2e for c in cases])
-        got = least_squares(
-            lambda x: np.log(predict(cases, with_(x))[:, 2] / y),
-            np.ones(len(names)),
-            loss="soft_l1",
-            f_scale=0.02,
-            diff_step=0.02,
-            max_nfev=20,
-        )
+
+        def residuals(x: F8) -> F8:
+            return np.asarray(np.log(predict(cases, with_(x))[:, 2] / y))
+
+        steps = np.full(len(names), 0.02)  # wide: whole steps end whole requests
+        got = least_squares(residuals, np.ones(len(names)), loss="soft_l1", f_scale=0.02, diff_step=steps, max_nfev=20)
         return with_(got.x)
 
     return fit
@@ -302,7 +299,7 @@ def profile(cases: Sequence[Case], fit: Fit, source: str, formula: str) -> tuple
     """A host profile, and its table for `hosts.toml`."""
     use = [c for c in cases if c.fits]
     host = fit(use)
-    numbers = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
+    numbers: dict[str, Any] = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
     host = host._replace(**numbers)
     own, held = errors(use, predict(use, host)), errors(*left_out(use, fit))
     plain = {"fit": own["e2e"], "held": held["e2e"]}
@@ -332,24 +329,27 @@ def fit() -> dict[str, dict[str, Any]]:
         f" api_out_s: as vllm-graph, only its sum with api_in_s is seen; scale_prefill: as vllm-0.12; sample_s: {SORT}",
         "max(kernels + sampler, host0 + host1 x sequences); a new prompt joins behind the step already scheduled",
     )
-    api = {"api_in_s": newest.api_in_s}
+    api_in_s = newest.api_in_s
     _, out["vllm-0.12"] = profile(
         loops,
-        whole_requests(serial._replace(**api), start),
+        whole_requests(serial._replace(api_in_s=api_in_s), start),
         f"vLLM 0.12.0: {CLOSED}, clients at once. Fitted: host0, host1, scale_prefill (a sustained prefill, seen at TP2"
         f" only). API: as vllm-0.15; sample_s: {SORT}",
         "kernels + sampler + host0 + host1 x sequences",
     )
     _, out["sglang-0.5"] = profile(
         waves,
-        whole_requests(hidden._replace(**api, sample_s=0.0), {"scale_prefill": 1.0}),
+        whole_requests(hidden._replace(api_in_s=api_in_s, sample_s=0.0), {"scale_prefill": 1.0}),
         f"SGLang 0.5.1: {CLOSED}, clients at once. Fitted: scale_prefill (a sustained prefill, seen at TP2 only)."
         " API, host0, host1: as vllm-0.15, hidden in every row; sample_s: its sampler does not sort",
         "max(kernels, host0 + host1 x sequences); a new prompt joins behind the step already scheduled",
     )
+    plain = serial._replace(api_in_s=api_in_s, sample_s=0.0)
     _, out["vllm-0.6"] = profile(
         batches,
-        whole_requests(serial._replace(**api, sample_s=0.0), {"host0": 1e-3, "host1": 5e-5, "host_tp": 5e-4}),
+        whole_requests(
+            serial._replace(api_in_s=api_in_s, sample_s=0.0), {"host0": 1e-3, "host1": 5e-5, "host_tp": 5e-4}
+        ),
         f"vLLM 0.5 and 0.6, TP1 to 4: {OFFLINE}. Fitted: host0, host1, host_tp (the driver hands each step's inputs to"
         " its workers). API: as vllm-0.15, not in these rows; sample_s: these versions ignore generation_config",
         "kernels + host0 + host_tp x log2(GPUs) + host1 x sequences",
