@@ -347,9 +347,7 @@ def fit() -> dict[str, dict[str, Any]]:
     plain = serial._replace(api_in_s=api_in_s, sample_s=0.0)
     _, out["vllm-0.6"] = profile(
         batches,
-        whole_requests(
-            serial._replace(api_in_s=api_in_s, sample_s=0.0), {"host0": 1e-3, "host1": 5e-5, "host_tp": 5e-4}
-        ),
+        whole_requests(plain, {"host0": 1e-3, "host1": 5e-5, "host_tp": 5e-4}),
         f"vLLM 0.5 and 0.6, TP1 to 4: {OFFLINE}. Fitted: host0, host1, host_tp (the driver hands each step's inputs to"
         " its workers). API: as vllm-0.15, not in these rows; sample_s: these versions ignore generation_config",
         "kernels + host0 + host_tp x log2(GPUs) + host1 x sequences",
