@@ -247,7 +247,7 @@ SETTING = _grouped(
     click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=_complete(_gpus),
                  help="Kind of GPU."),
     click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes."),
-    click.option("--host", default="vllm-graph", show_default=True, metavar="PROFILE", help="Host costs."),
+    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
     click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
     click.option("--plan", type=click.Choice(["trace", "prefix"]), default="trace", show_default=True,
                  help="What offline planners see: the trace's rates, or those of its first tenth."),

@@ -88,7 +88,7 @@ class Figure:
     requests: int  # a window holds at least so many
     warmup_s: float
     gpu: str = "h100"
-    host: str = "vllm-graph"  # costs of the engine's host side
+    host: str = "vllm-0.15"  # costs of the engine's host side
     process: str = "own"  # how many processes hold memory beside weights, as in a spec; so the bytes and rates below
     process_bytes: int | None = None
     pcie_gbps: float | None = None

@@ -86,7 +86,7 @@ class Spec:
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: tuple[tuple[str, float, float], ...] = ()  # (model, TTFT, TPOT), resolved
     plan: str = _of(PLANS, "trace")  # what offline planners see
-    host: str = "vllm-graph"
+    host: str = "vllm-0.15"
     table: str | None = None  # path of a cost table that replaces committed quantities
     pcie_gbps: float | None = _in(POSITIVE, None)  # GPU and host, 1e9 bytes/s each way; None: the card's
     nvlink_gbps: float | None = _in(POSITIVE, None)  # GPU to GPU

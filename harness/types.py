@@ -100,6 +100,7 @@ class Shape(NamedTuple):
     gated: bool  # three FFN matrices, not two
     tied: bool  # LM head shares the embedding
     max_tokens: int  # longest prompt + output served
+    sampled: bool = False  # the checkpoint's own defaults set top-p or top-k
 
 
 class Gpu(NamedTuple):

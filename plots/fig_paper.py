@@ -287,6 +287,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
         *facts["notes"],
         note,
+        style.TAILS if "simulated" in set(own["fidelity"]) else "",
     ]  # fmt: skip
     return " ".join(part for part in told if part)
 

@@ -138,6 +138,9 @@ def theme() -> Iterator[None]:
         yield
 
 
+TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
+
+
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
 
@@ -160,7 +163,8 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
         f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",
         f"plans from the {each('plan_origin')}" if each("plan_origin") else "",
     ]
-    return " · ".join(fact for fact in facts if fact) + "." + (f" {note}" if note else "")
+    told = [" · ".join(fact for fact in facts if fact) + ".", note, TAILS if "simulated" in each("fidelity") else ""]
+    return " ".join(part for part in told if part)
 
 
 def save(figure: Figure, stem: Path, points: pd.DataFrame, command: str) -> list[Path]:

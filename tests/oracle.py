@@ -60,6 +60,7 @@ class Setup:
     preempt: Literal["recompute", "swap"] = "recompute"
     sigma: float = 0.0
     seed: int = 0
+    lookahead: int = 0  # steps that are scheduled ahead of the one in flight
 
 
 class Req:
@@ -75,6 +76,7 @@ class Req:
         self.later: dict[str, tuple[Callable[[], None], Callable[[str], None]]] = {}  # effect, refusal: when at rest
         self.seq = self.made = self.prefilled = self.blocks = self.preemptions = 0
         self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
+        self.joins = 0  # steps that its batch's lane for prompts has to have ended before
         self.admit_s = self.first_s = self.done_s = math.nan
         self.token_s: list[float] = []
         self.waits = dict.fromkeys(CAUSES, 0.0)
@@ -245,6 +247,7 @@ class Oracle:
         self.turns: dict[Lane, Turn] = {}
         self.steps: dict[Lane, Step] = {}
         self.ticks: Counter[tuple[Batch, int]] = Counter()  # steps with decodes (0) and with prefill (1)
+        self.ended: Counter[Lane] = Counter()  # steps
         self.sms: dict[Lane, int | None] = {}  # partitions as last ordered
         self.resized: set[Lane] = set()  # lanes whose partition is to change
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
@@ -555,6 +558,7 @@ class Oracle:
         r.where = r.where if r.where == "moving" else ""
         self.forget_stops()
         r.batch, r.seq = batch, seq
+        r.joins = self.ended[batch, 0] + ((batch, 0) in self.steps) + self.setup.lookahead
         if r.blocks and not r.whole and r.home != batch.inst:  # partly built KV does not travel
             self.release(r)
         self.settle(r)
@@ -603,6 +607,7 @@ class Oracle:
 
     def end_step(self, lane: Lane, step: Step) -> None:
         members = step.decodes + [r for r, _ in step.pieces]
+        self.ended[lane] += 1
         for kind, part in enumerate((step.decodes, step.pieces)):
             self.ticks[lane[0], kind] += bool(part)
         self.counted.update({"all", *step.bound})
@@ -655,6 +660,8 @@ class Oracle:
             decodes = self.at(batch, "running")
         if phase == "mixed" and chunk > 0:
             pieces = self.walk(batch, cap - len(decodes), chunk - len(decodes), whole=False, new=not lost)
+        if self.setup.lookahead and phase != "decode" and not decodes + pieces and not lost:  # none scheduled ahead
+            pieces = self.walk(batch, cap, chunk or self.setup.prefill_tokens, whole=chunk == 0, ahead=False)
         if len(decodes) == cap and self.at(batch, "parked"):
             self.full.add("cap")
         named = {"cap"} if order.seqs is not None and order.seqs <= self.setup.batch_cap else set()
@@ -663,12 +670,16 @@ class Oracle:
         if decodes or pieces:
             self.start(lane, order, decodes, pieces, bound)
 
-    def walk(self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True) -> list[tuple[Req, int]]:
-        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens; who is left out by which."""
+    def walk(
+        self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True, ahead: bool = True
+    ) -> list[tuple[Req, int]]:
+        """Prefill pieces, in order of Admit: at most `room` of them and `budget` tokens; notes which of both cut."""
         waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
             size, need = r.length - r.prefilled, math.ceil((r.length + 1) / self.setup.block_tokens)
+            if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
+                break
             if len(pieces) >= room or budget <= 0:
                 self.full |= {"cap"} if len(pieces) >= room else set()
                 self.full |= {"chunk"} if budget <= 0 else set()

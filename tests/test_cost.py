@@ -40,7 +40,10 @@ def prefill_s(t: Tables, row: int, tokens: int) -> float:
 def test_kinds_are_those_promised() -> None:
     assert set(KINDS) == {"a100-40g", "a100-80g", "h100", "h200", "l40s", "h800", "h20"}
     assert cost.gpu("H100-80G") == cost.gpu("h100")
-    assert set(cost.hosts()) == {"vllm-graph", "sglang-eager-2024", "vllm-eager", "none"}
+    assert set(cost.hosts()) == {
+        *("vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
+        *("vllm-graph", "sglang-eager-2024", "vllm-eager", "none"),
+    }
 
 
 # ------------------------------------------------------------------------------------------------------- laws
@@ -126,6 +129,34 @@ def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
     assert cost.step_s(cost.row(serial, 0), B=64, C=65536) == pytest.approx(
         cost.step_s(cost.row(bare, row), B=64, C=65536) + 4.3e-3
     )
+
+
+def test_a_sampler_that_sorts_is_paid_for_each_row_and_entry() -> None:
+    host = cost.host("vllm-0.12", "h100")
+    plain = LLAMA_8B._replace(sampled=False)
+    at = [cost.row(cost.tables([(s._replace(sampled=x), tp)], "h100", "vllm-0.12"), 0)
+          for s, tp in ((plain, 1), (plain, 2)) for x in (False, True)]  # fmt: skip
+    for off, on in (at[:2], at[2:]):  # not divided over a group
+        for B in (1, 30, 200):
+            extra = cost.step_s(on, B=B, C=B * 512) - cost.step_s(off, B=B, C=B * 512)
+            assert extra == pytest.approx(B * 128256 * host.sample_s)
+        # a prompt that does not end in the step is not sampled
+        assert cost.step_s(on, p=512, n=1, area=0, out=0) == cost.step_s(off, p=512, n=1, area=0, out=0)
+
+
+def test_hosts_that_hand_inputs_to_workers_pay_for_each_doubling() -> None:
+    host = cost.host("vllm-0.6", "h100")
+    for tp, doublings in ((1, 0), (2, 1), (4, 2)):
+        c = cost.tables([(LLAMA_8B, tp)], "h100", "vllm-0.6").cost[0]
+        assert c["host0"] == pytest.approx(host.host0 + doublings * host.host_tp)
+
+
+@pytest.mark.parametrize("name", ["vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"])
+def test_profiles_of_measured_engines_meet_their_aims_on_rows_not_fitted(name: str) -> None:
+    q = tomllib.loads((cost.TABLES / "hosts.toml").read_text())["host"][name]
+    assert q["held"]["median"] <= 0.05
+    assert q["held"]["p95"] <= 0.16
+    assert cost.host(name, "h100").lookahead_steps == (name in ("vllm-0.15", "sglang-0.5"))
 
 
 def test_weights_and_context_are_counted_in_bytes() -> None:

@@ -121,6 +121,20 @@ def test_unrouted_arrivals_are_told_and_held() -> None:
     assert out.requests[0].admit_s == 2.0
 
 
+def test_a_prompt_waits_for_the_step_that_is_scheduled_ahead() -> None:
+    one, step = 0.125, 17 / 64  # a prefill of 8 tokens, a decode step of one
+    first = one + 1.5 * step  # within the second decode step
+    work = jobs((0.0, "a", 8, 6), (first, "a", 8, 1))
+    for ahead, steps in ((0, 2), (1, 3)):
+        out = Oracle(setup(lookahead=ahead)).run(work, resident(A))
+        assert out.requests[1].first_s == one + steps * step + one  # whole prompts: the decodes wait
+        assert waits(out.requests[1])["turn"] == pytest.approx((steps - 1.5) * step)
+    # Nothing else was there to be scheduled: it joins at once.
+    for at in (0.0, 0.06):
+        out = Oracle(setup(lookahead=1)).run(jobs((0.0, "a", 8, 1), (at, "a", 8, 1)), resident(A))
+        assert out.requests[1].first_s == 0.25
+
+
 def test_two_requests_prefill_together_and_batch() -> None:
     out = Oracle(setup()).run(jobs((0.0, "a", 4, 2), (0.0, "a", 12, 3)), resident(A))
     # one prefill of 16 tokens; a step of two: 2/64 + 1/4; a step of one

@@ -193,3 +193,10 @@ def test_the_caption_says_how_near_a_synthetic_trace_comes() -> None:
     runs = sweep({"tier": "synthetic", "fit": "off: idle P75 +48 %", "values": values(1.0)}).to_pandas()
     assert style.caption(runs, [5]).startswith("t (synthetic, fit off: idle P75 +48 %) · heavy8 · ")
     assert style.caption(sweep({"values": values(1.0)}).to_pandas(), [5]).startswith("t (replayed) · ")
+
+
+def test_the_caption_of_a_simulated_figure_says_that_its_tails_are_optimistic() -> None:
+    runs = sweep({"values": values(1.0)}).to_pandas()
+    assert set(runs["fidelity"]) == {"simulated"}
+    assert style.caption(runs, [5], "A note.").endswith(f". A note. {style.TAILS}")
+    assert style.TAILS not in style.caption(runs.assign(fidelity="real"), [5])

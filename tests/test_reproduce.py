@@ -32,6 +32,7 @@ paper = "A test"
 systems = ["chunked", "static"]
 traces = ["sample"]
 definitions = ["ttft", "tpot"]
+host = "vllm-graph"
 requests = 100
 warmup_s = 10.0
 quick = { seeds = 2, rates = 6, window_s = 50.0, replayed_s = 50.0 }

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from harness import metrics, record, run, sweep
+from harness.engines import cost
 from harness.run import Failed, code, current, execute, jobs_of, resolve
 from harness.spec import Spec, as_dict
 from harness.system import ROOT, find
@@ -100,7 +101,7 @@ def test_a_system_that_brings_its_gpus_gets_them() -> None:
 def test_thinking_time_is_the_constant_of_the_systems_file(mine: Path) -> None:
     spec = resolve(replace(TINY, system=str(mine)))
     assert spec.decision_s == 0.004
-    assert spec.control_s == 0.0156  # one call of vllm-graph's API
+    assert spec.control_s == cost.host(spec.host, spec.gpu).api_in_s  # one call of the engine's API
     assert resolve(replace(TINY, system=str(mine), decision_s=0.0)).decision_s == 0.0
 
 

@@ -91,6 +91,7 @@ class World:
             preempt=text.get("preempt", "recompute"),
             sigma=c.noise,
             seed=c.seed,
+            lookahead=self.machine.host.lookahead_steps,
         )
 
 
@@ -177,7 +178,7 @@ def world(seed: int) -> World:
         tables(rng, len(served), heavy=float(rng.choice([0.1, 1.0, 4.0]))),
         spec,
         {"host": Way(float(rng.choice([0.0, 0.25])), "pcie")},
-        HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0),
+        HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0, lookahead_steps=seed % 2),
     )
     config = Config(
         served,
@@ -341,7 +342,8 @@ def wild(seed: int) -> World:
     t = tables(rng, len(served), heavy=pick(0.1, 1.0, 4.0))
     if exact:
         t = even(t)
-    priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0))
+    host = HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0, lookahead_steps=seed % 2)
+    priced = Machine(t, spec, {"host": Way(pick(0.0, 0.25), "pcie")}, host)
     config = Config(
         served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
         piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,

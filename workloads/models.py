@@ -130,11 +130,12 @@ def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
 
 
 def _shape(file: str, name: str, row: Mapping[str, Any], served: int) -> Shape:
-    _known(file, f"{name}: ", row, {*SIZES, "gated", "tied"})
+    _known(file, f"{name}: ", row, {*SIZES, "gated", "tied", "sampled"})
     *sizes, context = (_count(file, f"{name}.{key}", row.get(key)) for key in SIZES)
-    if not all(isinstance(row.get(key), bool) for key in ("gated", "tied")):
-        raise UserError(f"{file}: {name}: gated and tied are true or false")
-    return Shape._make((name, *sizes, row["gated"], row["tied"], min(served, context)))
+    sampled = row.get("sampled", False)
+    if not all(isinstance(x, bool) for x in (row.get("gated"), row.get("tied"), sampled)):
+        raise UserError(f"{file}: {name}: gated, tied and sampled are true or false")
+    return Shape._make((name, *sizes, row["gated"], row["tied"], min(served, context), sampled))
 
 
 def _toml(path: Path) -> dict[str, Any]:

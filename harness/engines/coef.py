@@ -13,6 +13,7 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
     step = gpu + host if serial else max(gpu, host)
 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
+`head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
 Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (wbytes + kbytes C) / (hbm step))

@@ -75,6 +75,9 @@ class HostProfile(NamedTuple):
     serial: bool
     scale_decode: float  # kernel seconds are multiplied by these
     scale_prefill: float
+    host_tp: float = 0.0  # s a step for each doubling of the tensor-parallel group
+    sample_s: float = 0.0  # s a sampled row and entry of the vocabulary, where the checkpoint asks for top-k or top-p
+    lookahead_steps: int = 0  # steps scheduled ahead of the one that runs, which a new prompt cannot join any more
 
 
 class Way(NamedTuple):
@@ -220,7 +223,7 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str) -> HostProfile:
     """An engine's host costs on a GPU kind."""
     q = _host(name, kind)
-    return HostProfile(**{k: q[k] for k in HostProfile._fields})
+    return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
 
 _host_profile = host  # `host` is also what callers call the name of one
@@ -441,8 +444,10 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
         gemm[i] = np.maximum.accumulate(L * layer * scale)
         head[i] = np.maximum.accumulate(h.scale_decode * gemm_s(q["gemm"], spec, m, shape.vocab / tp, shape.hidden))
+        if shape.sampled:  # each GPU of a group samples from whole rows
+            head[i] += h.sample_s * shape.vocab * m
         weights = float((n * k).sum()) * L
-        c["host0"], c["host1"], c["serial"] = h.host0, h.host1, h.serial
+        c["host0"], c["host1"], c["serial"] = h.host0 + h.host_tp * math.log2(tp), h.host1, h.serial
         dec = h.scale_decode * L * _decode_lines(q["decode"], spec, heads, kv, d, layer)
         c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec
         c["pre0"], c["pre1"], c["pre2"] = h.scale_prefill * L * _prefill_plane(q["prefill"], spec, heads, kv, d, layer)

@@ -557,7 +557,8 @@ def dumps(file: Mapping[str, Any]) -> str:
             yield from (f"{k} = {_toml(v)}\n" for k, v in plain.items())
         for k, v in table.items():
             if k not in plain:
-                yield from section(f"{name}.{k}" if name else k, v)
+                key = k if k.replace("_", "").replace("-", "").isalnum() else json.dumps(k)
+                yield from section(f"{name}.{key}" if name else key, v)
 
     return "".join(section("", file)).lstrip("\n")
 

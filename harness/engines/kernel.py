@@ -97,6 +97,7 @@ from harness.engines.state import (
 
 INF = math.inf
 NOISE_TICKS = 64  # decode ticks that share one factor of step noise
+ANY = 1 << 62  # more steps than a lane ever runs
 HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
 
 # ---------------------------------------------------------------- lists, heap, events
@@ -636,25 +637,41 @@ def next_end(S: int, p: int) -> None:
 
 
 @jit
-def cut(S: int, lane: int) -> None:
-    """End a span at its next boundary; pages held for later steps go back."""
+def step_of(S: int, lane: int) -> int:
+    """Which of its steps, from 1, a busy lane is in."""
     W = world(S)
     n = lane_at(S, lane)
-    if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:
-        if n.busy == SPAN and n.k > 1:  # formed at this instant, not under way yet
-            shorten(S, lane, 1)
-        return
+    if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
+        return 1
     now = W.now
     j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))
     begun = lane <= W.formed and now <= W.over + HALF_NS
     if begun and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
         j += 1  # its step of this instant has begun
+    return j
+
+
+@jit
+def cut(S: int, lane: int) -> None:
+    """End a span at its next boundary; pages held for later steps go back."""
+    cut_at(S, lane, 0)
+
+
+@jit
+def cut_at(S: int, lane: int, ran: int) -> None:
+    """End a span at its next boundary, or when its lane has run `ran` steps if that is later."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.k == 1:
+        return
+    j = max(step_of(S, lane), ran - n.ran)
     if j < n.k:
         shorten(S, lane, j)
-        n.end = max(now, n.ta + (n.work - n.wa) / n.rate)
-        if n.end <= now + HALF_NS:
-            W.due = 1
-        next_end(S, pool_of(S, lane))
+        if n.rate > 0.0:
+            n.end = max(W.now, n.ta + (n.work - n.wa) / n.rate)
+            if n.end <= W.now + HALF_NS:
+                W.due = 1
+            next_end(S, pool_of(S, lane))
 
 
 @jit
@@ -1059,7 +1076,8 @@ def queue(S: int, b: int, r: int, front: int) -> None:
     batch_at(S, b).left += target(S, r)
     push(S, b, WAITING, r, front)
     if batch_at(S, b).ends[2 * WAITING] == r:
-        wake(S, 2 * b)
+        dirty(S, 2 * b)
+        cut_at(S, 2 * b, q.joins)
 
 
 @jit
@@ -1209,10 +1227,11 @@ def bring_back(S: int, b: int) -> None:
 
 
 @jit
-def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
+def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
 
-    Notes which limits kept out what the step would else have had; who stops for memory does not get that far.
+    `ran`: steps that the lane has made; a prompt that joins after more of them waits, and those behind it. Notes which
+    limits kept out what the step would else have had, but for what memory kept out before.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -1231,6 +1250,8 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         q = req_at(S, r)
         nxt = q.next
         goal = target(S, r)
+        if q.joins > ran:
+            break
         if q.home < 0:
             if not new:
                 break
@@ -1270,7 +1291,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         tokens += c
         r = nxt
     flag(S, b, kvblock, B.stalled)
-    if r >= 0 and not kvblock:
+    if r >= 0 and not kvblock and req_at(S, r).joins <= ran:
         if run + count >= cap:
             n.bound |= BY_CAP
         if left <= 0:
@@ -1346,15 +1367,16 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.pieces = -1
     n.bound = 0
     if pre and not dec:
-        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
+        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, n.ran)
     elif pre and chunk == 0:
-        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1)
+        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1, n.ran)
         dec = pieces == 0
     elif pre:
         state = grow(S, b)
         grown = 1
         if state < 2:
-            pieces = take_pieces(S, lane, chunk - B.count[RUNNING], 0, cap, B.count[RUNNING], int(state == 0))
+            run = B.count[RUNNING]
+            pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0), n.ran)
     if dec and not grown:
         state = grow(S, b)
     flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
@@ -1363,6 +1385,8 @@ def form(S: int, T: Tables, lane: int) -> None:
             dirty(S, lane)
         return
     run = B.count[RUNNING] if dec else 0
+    if pre and pieces == 0 and run == 0 and state == 0 and W.lookahead > 0:  # no other step was scheduled
+        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, ANY)
     if pieces == 0 and run == 0:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
@@ -1464,6 +1488,10 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     steps = min(steps, (2 * q - B.ctx + run - 1) // run)
     if n.turn != NO_TURN:
         steps = min(steps, n.most - n.took)
+    if W.lookahead > 0 and lane == 2 * b and B.count[WAITING] > 0:
+        young = req_at(S, B.ends[2 * WAITING + 1]).joins - n.ran
+        if young > 0:  # the latest prompt joins then
+            steps = min(steps, young)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
     first = B.h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.D, steps) - first
@@ -1560,6 +1588,7 @@ def end_step(S: int, lane: int) -> None:
     wall = t - n.t0
     B.busy_s += wall
     tally(S, lane, n.k)
+    n.ran += n.k
     retire(S, lane)
     if n.dec > 0:
         B.c_solo += n.work
@@ -1765,6 +1794,11 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
         inst_at(S, i).members += 1
         q.admit = W.now
     q.seq = seq
+    if W.lookahead > 0:
+        n = lane_at(S, 2 * b)
+        q.joins = n.ran + W.lookahead
+        if n.busy != IDLE:
+            q.joins += step_of(S, 2 * b)
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:

@@ -81,7 +81,7 @@ class Config:
     gpu: str = "h100"
     gpus: int = 1
     node_gpus: int = 8
-    host: str = "vllm-graph"
+    host: str = "vllm-0.15"
     table: str | None = None
     pcie_gbps: float | None = None  # of links, in one direction; None: the card's
     nvlink_gbps: float | None = None
@@ -267,7 +267,7 @@ class Sim:
         w["elastic"] = self._elastic
         w["piece"], w["gpus"] = c.piece_bytes, c.gpus
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
-        w["tokens"] = c.token_times
+        w["tokens"], w["lookahead"] = c.token_times, self._machine.host.lookahead_steps
         w["xhead"] = w["xtail"] = w["xfree"] = w["afree"] = w["thead"] = w["dirty"] = -1
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s

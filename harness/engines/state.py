@@ -51,7 +51,7 @@ WORLD = _row(
     "now end over watermark sigma piece",
     "G K I M B N R E X A L nG nK nI nM nB nN nR nE nX nA nL gpus "
     "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
+    "lookahead cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
     "moves by_cap by_chunk by_prefill",  # by_*: steps in which that limit bound
     walk=4,  # the next member to visit in each list of a batch
@@ -77,7 +77,7 @@ BATCH = _row(
 )
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal quota began until",
-    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext bound",
+    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext bound ran",
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
@@ -86,7 +86,7 @@ LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid
 REQUEST = _row(
     "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
     "seq l jd tick model prompt out made state batch blocks pre piece prev next pnext hc hn hp home "
-    "pend pend_arg pend_batch pend_seq npre first_inst last_inst",
+    "pend pend_arg pend_batch pend_seq npre first_inst last_inst joins",
 )  # 8-byte numbers only: a second kind of integer would compile most verbs twice
 
 
