@@ -288,7 +288,7 @@ def main() -> None:
 @SETTING
 @click.option("--rate-scale", "rates", callback=_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
-@click.option("--scaling", type=click.Choice(["rotate", "replicate", "time", "clients"]), default="rotate",
+@click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]), default="rotate",
               show_default=True, help="How the rate is scaled.")  # fmt: skip
 @SLO
 @click.option("--definition", type=click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"]),
@@ -380,6 +380,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from harness.run import resolve
 
     known = sweep.speeds(out)
+    if entries[0].spec.scaling == "none":
+        rates = rates or (1.0,)
     asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
     total = 0.0
@@ -405,12 +407,14 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
     from harness.run import fit_of, models_of, trace_of
-    from workloads.build import plan
+    from workloads.build import closed, plan
 
     spec = found.reference
     trace, models = trace_of(spec.trace), models_of(spec.models)
     forecast = plan(trace, models)
-    count = round(trace.span_s * sum(one.rate_rps for one in forecast.values()))
+    load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
+    if (loop := closed(trace)) is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
@@ -418,7 +422,7 @@ def _headline(found: Compared, shown: View) -> Iterator[str]:
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{count} requests in {trace.span_s:g} s · {shown.gpus} x {spec.gpu} · {fidelity} · "
+        f"{load} · {shown.gpus} x {spec.gpu} · {fidelity} · "
         f"SLO {found.judge.rule}{base} · {seeds}{plans}"
     )
     rates = ", ".join(f"{rate:g}" for rate in found.rates)
@@ -496,6 +500,8 @@ def _next(found: Compared, shown: View, rule: str) -> str:
     missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
     if not missing and any(row.infeasible for row in shown.rows):
         return _again("--gpus", str(2 * shown.gpus))
+    if not missing and found.reference.scaling == "none":
+        return f"bench plot {_shown(found.folder)}"
     if not missing:
         more = _again("--rate-scale", f"{2 * max(found.rates):g}")
         return more if len(found.rates) == 1 else f"bench plot {_shown(found.folder)}"

@@ -83,9 +83,7 @@ class Jobs:
     output_tokens: NDArray[np.int32]  # >= 1
     ttft_slo_s: NDArray[np.float64]  # inf where no SLO applies
     tpot_slo_s: NDArray[np.float64]
-    cached_tokens: NDArray[np.int32] | None = (
-        None  # of the prompt, hits of a prefix cache: held, attended, not computed
-    )
+    cached_tokens: NDArray[np.int32] | None = None  # hits of a prefix cache: held and attended, not computed
     after: NDArray[np.int32] | None = None  # an earlier row, of which it is the only successor; -1: arrives by itself
     think_s: NDArray[np.float64] | None = None  # where `after` is given
 
@@ -94,8 +92,8 @@ class Jobs:
 
     def first(self, n: int) -> Jobs:
         """The first n requests; what a closed loop sends after them never comes."""
-        columns = {one.name: getattr(self, one.name) for one in fields(self)[1:]}
-        return Jobs(self.models, **{name: None if rows is None else rows[:n] for name, rows in columns.items()})
+        columns = (getattr(self, one.name) for one in fields(self)[1:])
+        return Jobs(self.models, *(None if rows is None else rows[:n] for rows in columns))  # type: ignore[arg-type]
 
 
 class Shape(NamedTuple):

@@ -974,9 +974,10 @@ def send(S: int, r: int, t: float) -> None:
     q = req_at(S, r)
     q.arr = t + W.trip + q.think
     prev, nxt = W.stail, -1
-    while prev >= 0 and (
-        req_at(S, prev).arr > q.arr + HALF_NS or (req_at(S, prev).arr >= q.arr - HALF_NS and prev > r)
-    ):
+    while prev >= 0:  # of those that come within an instant the earlier id is first
+        ahead_s = req_at(S, prev).arr - q.arr
+        if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
+            break
         prev, nxt = req_at(S, prev).prev, prev
     q.prev = prev
     q.next = nxt

@@ -49,8 +49,8 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 WORLD = _row(
     "now end over watermark sigma piece trip",
     "G K I B N R E X A L nG nK nI nB nN nR nE nX nA nL gpus "
-    "nxt opened n shead stail seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
+    "nxt opened n shead stail seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked "
+    "grants dirty ev_i ev_n left cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
     "moves",
     walk=4,  # the next member to visit in each list of a batch
