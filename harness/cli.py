@@ -406,6 +406,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
+    from harness.checked import note
     from harness.run import fit_of, models_of, trace_of
     from workloads.build import closed, plan
 
@@ -418,6 +419,8 @@ def _headline(found: Compared, shown: View) -> Iterator[str]:
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
+    if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
     yield (
@@ -513,6 +516,7 @@ def _next(found: Compared, shown: View, rule: str) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
+    from harness.checked import checked
     from harness.run import fit_of, models_of, trace_of
 
     trace = trace_of(found.reference.trace)
@@ -524,6 +528,8 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
         "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
+        "host": found.reference.host,
+        "checked": checked(found.reference.gpu, found.reference.host),
         "scaling": found.reference.scaling,
         "plan_origin": found.reference.plan,
         "slo": found.judge.rule,
@@ -951,6 +957,37 @@ def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"wrote {_shown(path)} (--table takes it)")
+
+
+@main.command(**_examples("bench validate", "bench validate mine.csv -o /tmp/validate"))
+@click.argument("folder", type=click.Path(path_type=Path), required=False, envvar="MEASURED_DIR",
+                metavar="[FOLDER|FILE.csv]")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
+@click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
+def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
+    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
+    from harness import table
+    from harness import validate as measured
+    from harness.types import UserError
+
+    if folder is None:
+        raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")
+    found = measured.cases(folder)
+    with Terminal() as teller:
+        frame = measured.points(found, lambda done, total: teller.progress("measured runs", done, total))
+    click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
+    click.echo("\n".join(table.aligned(measured.scores(frame))))
+    for note in measured.notes(frame):
+        click.echo(note)
+    sys.stdout.flush()
+    if not no_plot:
+        from plots import fig_validate
+
+        stem = (out.with_suffix("") if out else FIGURES / "validate").resolve()
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = fig_validate.render(frame, stem, f"bench validate {_shown(folder)}")
+        click.echo(" · ".join(_shown(path) for path in paths))
 
 
 @main.command(**_examples("bench new mine.py && bench check ./mine.py"))

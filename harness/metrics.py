@@ -599,6 +599,7 @@ RUN_SCHEMA = [
     ("gpu", _WORD),
     ("gpus", pa.int32()),
     ("engine", _WORD),
+    ("host", _WORD),
     ("scaling", _WORD),
     ("rate_scale", pa.float64()),
     ("seed", pa.int64()),

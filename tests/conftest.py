@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-DATA = {"traces_dir": "TRACES_DIR", "profiles_dir": "PROFILES_DIR"}  # fixture: the variable that it needs
+# fixture: the variable that it needs
+DATA = {"traces_dir": "TRACES_DIR", "profiles_dir": "PROFILES_DIR", "measured_dir": "MEASURED_DIR"}
 
 # A failure seen once must be seen again: in CI the examples are fixed, and nothing is kept between runs.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True)
@@ -38,6 +39,12 @@ def traces_dir() -> Path:
 def profiles_dir() -> Path:
     """The public profiles that the cost tables are fitted on (PROFILES_DIR)."""
     return folder("PROFILES_DIR")
+
+
+@pytest.fixture(scope="session")
+def measured_dir() -> Path:
+    """Measured end-to-end runs of real engines (MEASURED_DIR)."""
+    return folder("MEASURED_DIR")
 
 
 @pytest.hookimpl(wrapper=True)
