@@ -98,8 +98,8 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     said = f"{unchecked} · " if (unchecked := note(spec["gpu"], spec["host"])) else ""
     own, between = turns[turns["phase"] == "decode"], gaps(turns)
     return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
-        f"{said}seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {said}"
+        f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import NullFormatter
 
 from plots import style
 
@@ -46,7 +48,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     if frame["fitted"].any():
         names.append(Line2D([], [], color="#606060", markerfacecolor="white", label="fitted", **look))
     figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False, handletextpad=0.2)
-    figure.supxlabel(_caption(frame), fontsize=5.5, color="#404040")
+    text = textwrap.fill(_caption(frame), 50 * across)
+    figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
 
@@ -62,6 +65,8 @@ def _panel(axes: Axes, own: pd.DataFrame, metric: str, colors: Mapping[str, str]
         axes.plot(rows["measured"], rows["ours"], "o", markersize=2.2, markeredgewidth=0.5, color=color,
                   markerfacecolor="white" if fitted else color, alpha=0.8)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_minor_formatter(NullFormatter())
     axes.set(xlabel=f"measured ({unit})", ylabel=f"ours ({unit})")
 
 
