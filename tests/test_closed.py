@@ -209,9 +209,8 @@ def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
 
 def hits(cached: int, n: int = 4, prompt: int = 1000, output: int = 30) -> Jobs:
     one, never = np.ones(n, np.int32), np.full(n, math.inf)
-    return Jobs(
-        ("m",), np.arange(n) * 1.0, 0 * one, prompt * one, output * one, never, never, cached_tokens=cached * one
-    )
+    when, hit = np.arange(n).astype(np.float64), cached * one
+    return Jobs(("m",), when, 0 * one, prompt * one, output * one, never, never, cached_tokens=hit)
 
 
 def test_hits_are_attended_to_but_not_computed() -> None:
