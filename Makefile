@@ -124,6 +124,9 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 	$(call loud,fit,$(PY) -m harness.engines.fit && $(PY) -m harness.engines.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
+validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
+	@$(BENCH) validate
+
 ci: ## what .ci/run runs
 	$(call stage,600,setup)
 	$(call stage,60,lint)
@@ -142,4 +145,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean

@@ -166,7 +166,7 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
 
 def _first(jobs: Jobs, n: int) -> Jobs:
     """The first n requests of a workload."""
-    return Jobs(jobs.models, *(getattr(jobs, f.name)[:n] for f in fields(jobs)[1:]))
+    return jobs.first(n)
 
 
 # ------------------------------------------------------------------ trials

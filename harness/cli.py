@@ -304,7 +304,7 @@ def main() -> None:
 @SETTING
 @click.option("--rate-scale", "rates", callback=_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
-@click.option("--scaling", type=click.Choice(["rotate", "replicate", "time", "clients"]), default="rotate",
+@click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]), default="rotate",
               show_default=True, help="How the rate is scaled.")  # fmt: skip
 @SLO
 @click.option("--definition", type=DEFINITION,
@@ -406,6 +406,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from harness.run import Failed, resolve
 
     known = sweep.speeds(out)
+    if entries[0].spec.scaling == "none":
+        rates = rates or (1.0,)
     asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
     lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
     total, failed = 0.0, dict[str, str]()
@@ -435,21 +437,26 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
+    from harness.checked import note
     from harness.run import fit_of, models_of, trace_of
-    from workloads.build import plan
+    from workloads.build import closed, plan
 
     spec = found.reference
     trace, models = trace_of(spec.trace), models_of(spec.models)
     forecast = plan(trace, models)
-    count = round(trace.span_s * sum(one.rate_rps for one in forecast.values()))
+    load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
+    if (loop := closed(trace)) is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
+    if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{count} requests in {trace.span_s:g} s · {shown.gpus} x {spec.gpu} · {fidelity} · "
+        f"{load} · {shown.gpus} x {spec.gpu} · {fidelity} · "
         f"SLO {found.judge.rule}{base} · {seeds}{plans}"
     )
     rates = ", ".join(f"{rate:g}" for rate in found.rates)
@@ -546,6 +553,8 @@ def _next(found: Compared, shown: View, rule: str) -> str:
     missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
     if not missing and any(row.infeasible for row in shown.rows):
         return _again("--gpus", str(2 * shown.gpus))
+    if not missing and found.reference.scaling == "none":
+        return f"bench plot {_shown(found.folder)}"
     if not missing:
         more = _again("--rate-scale", f"{2 * max(found.rates):g}")
         return more if len(found.rates) == 1 else f"bench plot {_shown(found.folder)}"
@@ -563,6 +572,7 @@ def _explain(run: Path, under: Judge, *options: str) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
+    from harness.checked import checked
     from harness.run import fit_of, models_of, trace_of
 
     trace = trace_of(found.reference.trace)
@@ -574,6 +584,8 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
         "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
+        "host": found.reference.host,
+        "checked": checked(found.reference.gpu, found.reference.host),
         "scaling": found.reference.scaling,
         "plan_origin": found.reference.plan,
         "slo": found.judge.rule,
@@ -1026,6 +1038,37 @@ def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
     for note in notes:
         click.echo(note)
     click.echo(f"wrote {_shown(path)} (--table takes it)")
+
+
+@main.command(**_examples("bench validate", "bench validate mine.csv -o /tmp/validate"))
+@click.argument("folder", type=click.Path(path_type=Path), required=False, envvar="MEASURED_DIR",
+                metavar="[FOLDER|FILE.csv]")  # fmt: skip
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
+@click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
+def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
+    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
+    from harness import table
+    from harness import validate as measured
+    from harness.types import UserError
+
+    if folder is None:
+        raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")
+    found = measured.cases(folder)
+    with Terminal() as teller:
+        frame = measured.points(found, lambda done, total: teller.progress("measured runs", done, total))
+    click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
+    click.echo("\n".join(table.aligned(measured.scores(frame))))
+    for note in measured.notes(frame):
+        click.echo(note)
+    sys.stdout.flush()
+    if not no_plot:
+        from plots import fig_validate
+
+        stem = (out.with_suffix("") if out else FIGURES / "validate").resolve()
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = fig_validate.render(frame, stem, f"bench validate {_shown(folder)}")
+        click.echo(" · ".join(_shown(path) for path in paths))
 
 
 @main.command(**_examples("bench new mine.py && bench check ./mine.py"))

@@ -600,6 +600,7 @@ RUN_SCHEMA = [
     ("gpus", pa.int32()),
     ("machine", _WORD),  # its processes and links where they are not the default; else null
     ("engine", _WORD),
+    ("host", _WORD),
     ("scaling", _WORD),
     ("rate_scale", pa.float64()),
     ("seed", pa.int64()),

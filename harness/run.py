@@ -344,7 +344,7 @@ def _traits(spec: Spec) -> Traits:
 def resolve(spec: Spec) -> Spec:
     """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
     from harness.engines import cost
-    from workloads.build import WARMUP_S, WARMUP_SHARE
+    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed
 
     spec = replace(
         spec,
@@ -367,12 +367,17 @@ def resolve(spec: Spec) -> Spec:
     host = cost.host(spec.host, spec.gpu)
     span_s = trace.span_s / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
+    window_s: float | None = span_s
+    warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
+    if closed(trace) is not None:
+        window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
     return replace(
         spec,
         trace_sha256=trace.sha256,
         gpus=known.gpus,
-        window_s=span_s if spec.window_s is None else spec.window_s,
-        warmup_s=min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)) if spec.warmup_s is None else spec.warmup_s,
+        scaling=scaling,
+        window_s=window_s if spec.window_s is None else spec.window_s,
+        warmup_s=warmup_s if spec.warmup_s is None else spec.warmup_s,
         slo=spec.slo if reads else "",
         slo_s=spec.slo_s if reads else (),
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,

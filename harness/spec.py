@@ -2,8 +2,8 @@
 
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is asked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...); a resolved spec has none left
-but the preset, the cost table, and the memory and link rates that are the card's and the process's own; only a resolved
-one is hashed into results.
+but the preset, the cost table, a closed loop's window, and the memory and link rates that are the card's and the
+process's own; only a resolved one is hashed into results.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from harness.types import Option, UserError
 
-SCALINGS = ("rotate", "replicate", "time", "clients")
+SCALINGS = ("none", "rotate", "replicate", "time", "clients")
 PLANS = ("trace", "prefix")
 WORKLOADS = ("trace", "base")
 PROCESSES = ("own", "model")
@@ -80,8 +80,8 @@ class Spec:
     rate_scale: float = _in(POSITIVE, 1.0)
     scaling: str = _of(SCALINGS, "rotate")
     seed: int = _in(NATURAL, 0)
-    window_s: float | None = _in(POSITIVE, None)  # None: the trace's span
-    warmup_s: float | None = _in(NATURAL, None)  # None: 60 s, or 5 % of the span if that is longer
+    window_s: float | None = _in(POSITIVE, None)  # None: the trace's span; of a closed loop, all of it
+    warmup_s: float | None = _in(NATURAL, None)  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
     drain_s: float | None = _in(NATURAL, None)  # how long the run goes on after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: tuple[tuple[str, float, float], ...] = ()  # (model, TTFT, TPOT), resolved
@@ -108,6 +108,8 @@ class Spec:
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
             object.__setattr__(self, name, _checked(name, kind, getattr(self, name)))
+        if self.scaling == "none" and self.rate_scale != 1:
+            raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))
         object.__setattr__(self, "slo_s", tuple(sorted(self.slo_s)))
 

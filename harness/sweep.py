@@ -457,8 +457,10 @@ def _compared(
     """See `compare`; raises Failed where the policy of any entry fails."""
     if definition in metrics.BY_TOKEN:
         entries = [Entry(label, replace(spec, token_times=True)) for label, spec in entries]
-    for entry in entries:
-        jobs_of(resolve(replace(entry.spec, slo="")))  # a mistake shows before anything is run
+    if rates is None and entries[0].spec.scaling == "none":
+        rates = (1.0,)
+    for entry in entries:  # a mistake shows before anything is run
+        jobs_of(resolve(replace(entry.spec, slo="", rate_scale=1.0 if rates is None else float(max(rates)))))
     under = judge(entries[0].spec, rule, out, workers=workers, teller=teller)
 
     def grid(rates: Sequence[float], seeds: int) -> list[tuple[Entry, Spec]]:

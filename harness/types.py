@@ -6,7 +6,7 @@ Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -71,7 +71,9 @@ class Request:
 class Jobs:
     """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
 
-    `model` indexes `models`. `output_tokens` is the truth that only engines see.
+    `model` indexes `models`. `output_tokens` is the truth that only engines see. In a closed loop a request may come
+    `think_s` after its client has the end (done, dropped or failed) of the request `after`; its arrival is infinite
+    here, and the engine says when it came.
     """
 
     models: tuple[str, ...]
@@ -81,9 +83,17 @@ class Jobs:
     output_tokens: NDArray[np.int32]  # >= 1
     ttft_slo_s: NDArray[np.float64]  # inf where no SLO applies
     tpot_slo_s: NDArray[np.float64]
+    cached_tokens: NDArray[np.int32] | None = None  # hits of a prefix cache: held and attended, not computed
+    after: NDArray[np.int32] | None = None  # an earlier row, of which it is the only successor; -1: arrives by itself
+    think_s: NDArray[np.float64] | None = None  # where `after` is given
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def first(self, n: int) -> Jobs:
+        """The first n requests; what a closed loop sends after them never comes."""
+        columns = (getattr(self, one.name) for one in fields(self)[1:])
+        return Jobs(self.models, *(None if rows is None else rows[:n] for rows in columns))  # type: ignore[arg-type]
 
 
 class Shape(NamedTuple):

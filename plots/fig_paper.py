@@ -277,7 +277,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             each(panel["models"] for panel in facts["panels"]),
             f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
             *(own["machine"].dropna().unique() if "machine" in own else ()),
-            each(own["fidelity"].unique()),
+            *filter(None, (each(own["fidelity"].unique()), style.unchecked(own))),
             f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
             f"plans from the {each(own['plan_origin'].unique())}",

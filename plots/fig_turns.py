@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from harness.checked import note
 from harness.types import UserError
 from plots import style
 
@@ -94,9 +95,10 @@ def label(spec: Mapping[str, Any]) -> str:
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     """What a reader must know, and what the turns of all GPUs are like."""
     spec = facts["spec"]
+    said = f"{unchecked} · " if (unchecked := note(spec["gpu"], spec["host"])) else ""
     own, between = turns[turns["phase"] == "decode"], gaps(turns)
     return (
-        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · "
+        f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {said}"
         f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import matplotlib as mpl
 import seaborn as sns
 
+from harness.checked import note
 from harness.record import write_bytes
 
 if TYPE_CHECKING:
@@ -141,6 +142,12 @@ def theme() -> Iterator[None]:
 TAILS = "Simulated tails are optimistic: steps vary by their noise alone, without a server's rare stalls."
 
 
+def unchecked(runs: pd.DataFrame) -> str:
+    """Say so where no measured end-to-end run judges an engine on a GPU of simulated runs; empty where all were."""
+    own = runs[runs["fidelity"] == "simulated"] if "host" in runs else runs[:0]
+    return next((said for gpu, host in zip(own["gpu"], own["host"], strict=True) if (said := note(gpu, host))), "")
+
+
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
 
@@ -159,6 +166,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
         f"{runs['gpus'].mode()[0]} x {each('gpu')}",
         each("machine") if "machine" in runs else "",
         each("fidelity"),
+        unchecked(runs),
         f"SLO {each('slo')}",
         f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",
         f"plans from the {each('plan_origin')}" if each("plan_origin") else "",

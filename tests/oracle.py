@@ -61,20 +61,23 @@ class Setup:
     sigma: float = 0.0
     seed: int = 0
     lookahead: int = 0  # steps that are scheduled ahead of the one in flight
+    trip_s: float = 0.0  # from the end of a request to a client that thinks no time, and back
 
 
 class Req:
     """A request: where it stands, and what happened to it (seconds; nan: never)."""
 
-    def __init__(self, id: int, model: str, prompt: int, output: int) -> None:  # noqa: A002
+    def __init__(self, id: int, model: str, prompt: int, output: int, hits: int = 0) -> None:  # noqa: A002
         self.id, self.model, self.prompt, self.output = id, model, prompt, output
+        self.hits = self.prefilled = min(hits, prompt - 1)  # tokens of which a prefix cache has the KV
+        self.then: list[tuple[float, Req]] = []  # think time, and the request that its client sends next
         self.where, self.state = "future", "unfinished"
         self.batch: Batch | None = None
         self.home: Inst | None = None  # the account of its blocks
         self.to: Inst | None = None  # in transit: the other end, charged as well
         self.step: Step | None = None
         self.later: dict[str, tuple[Callable[[], None], Callable[[str], None]]] = {}  # effect, refusal: when at rest
-        self.seq = self.made = self.prefilled = self.blocks = self.preemptions = 0
+        self.seq = self.made = self.blocks = self.preemptions = 0
         self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
         self.joins = 0  # steps that its batch's lane for prompts has to have ended before
         self.admit_s = self.first_s = self.done_s = math.nan
@@ -232,9 +235,17 @@ class Oracle:
 
         `answer` is asked for actions at each event told after the start.
         """
-        columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), strict=True)
-        reqs = [Req(i, jobs.models[m], p, o) for i, (m, p, o) in enumerate(columns)]
-        arrivals, todo = list(zip(jobs.arrival_s.tolist(), reqs, strict=True)), list(script)
+        hits = np.zeros(len(jobs), np.int32) if jobs.cached_tokens is None else jobs.cached_tokens
+        columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), hits.tolist(),
+                      strict=True)  # fmt: skip
+        reqs = [Req(i, jobs.models[m], p, o, h) for i, (m, p, o, h) in enumerate(columns)]
+        if jobs.after is not None and jobs.think_s is not None:
+            for r, before, think_s in zip(reqs, jobs.after.tolist(), jobs.think_s.tolist(), strict=True):
+                if before >= 0:
+                    reqs[before].then.append((think_s, r))
+        times_s = zip(jobs.arrival_s.tolist(), reqs, strict=True)
+        self.arrivals, todo = [(at, r) for at, r in times_s if at < math.inf], list(script)
+        arrivals = self.arrivals
         self.now, self.fresh, self.admits = -math.inf, False, 0
         self.reqs, self.live = reqs, list[Req]()
         self.weights: dict[Inst, str] = {}  # waiting, loading, in, draining, leaving; absent: out
@@ -587,12 +598,16 @@ class Oracle:
 
     def release(self, r: Req) -> None:
         """Free its blocks: back to the queue, to be computed again."""
-        r.blocks, r.home, r.to, r.swapped, r.whole, r.prefilled, r.where = 0, None, None, False, False, 0, "waiting"
+        r.blocks, r.home, r.to, r.swapped, r.whole = 0, None, None, False, False
+        r.prefilled, r.where = r.hits, "waiting"
 
     def finish(self, r: Req, state: Literal["done", "dropped", "failed"]) -> None:
         self.release(r)
         self.live.remove(r)
         r.where, r.state, r.done_s = state, state, self.now
+        if r.then:
+            self.arrivals += [(self.now + self.setup.trip_s + think_s, then) for think_s, then in r.then]
+            self.arrivals.sort(key=lambda x: (round(x[0], 9), x[1].id))
         self.news.append(Finished(r.id, r.batch, state))
         self.empty_leaving()  # the next lane that is formed has the memory
 

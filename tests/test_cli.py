@@ -48,6 +48,26 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
+    common = ("compare", "--systems", "dedicated", *MODELS, "--scaling", "none", "--no-plot", "-o", tmp_path)
+    said = ok(*common, "--seeds", "1")
+    assert "at rate scale 1 by none" in said
+    assert "next: bench plot" in said or "next: bench explain" in said
+    result = bench(*common, "--rate-scale", "1,2")
+    assert result.exit_code == 2
+    assert 'rate_scale is 2: scaling "none" takes the trace as it is, at 1' in result.stderr
+    assert "search" not in ok(*common, "--dry-run")
+
+
+def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
+    name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
+    said = ok("compare", "--systems", "dedicated,static", "--models", "llama-3.2-1b*2", "--trace", name, "--seeds", "1",
+              "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    assert "2 clients a model, 8 requests, 0.1 s between them" in said
+    assert "by clients" in said
+    assert "unchecked end to end" in said
+
+
 # ------------------------------------------------------------------ help
 
 

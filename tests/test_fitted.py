@@ -25,7 +25,7 @@ from workloads.build import build
 from workloads.fitted import Drawn, draw, preset
 
 F8 = NDArray[np.float64]
-NAMES = (*fitted.PRESETS, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
+NAMES = (*fitted.OPEN, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
 seeds = st.integers(0, 2**40)
 
 

@@ -23,7 +23,7 @@ from harness.shapes import kv_token_bytes, weight_bytes
 from harness.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, world
+from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -101,6 +101,11 @@ def test_turns_are_the_oracles(first: int) -> None:
 @pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
 def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
+@pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
+def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
+    assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ PACKAGES = ("harness", "systems", "workloads", "traces", "plots")
 
 # harness, from the bottom: a module imports from the rows above its own, never from its own row or below.
 LAYERS = (
-    {"types"},
+    {"types", "checked"},
     {"shapes", "actions", "algorithms", "guard"},
     {"events", "answers"},
     {"view"},
@@ -28,13 +28,13 @@ LAYERS = (
     {"spec"},
     {"table", "run", "figure"},
     {"sweep"},
-    {"check", "explain", "new", "reproduce"},
+    {"check", "explain", "new", "reproduce", "validate"},
     {"cli"},
     {"__main__"},
 )
 LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in names}
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
-ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.cli"}
+ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.validate", "harness.cli"}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they
@@ -58,7 +58,7 @@ RULES = {
     "workloads": Rule(("harness.types", "harness.shapes", "workloads"), frozenset({"numpy"})),
     "traces": Rule(("harness.types", "traces"), frozenset({"numpy", "pandas", "pyarrow"})),
     "plots": Rule(
-        ("harness.types", "harness.record", "harness.metrics", "plots"),
+        ("harness.types", "harness.checked", "harness.record", "harness.metrics", "plots"),
         frozenset({"matplotlib", "numpy", "pandas", "pyarrow", "seaborn"}),
     ),
     "harness.engines": Rule(

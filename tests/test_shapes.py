@@ -30,9 +30,11 @@ PARAMS = {
     "qwen-2.5-14b": 14_770_033_664,
     "qwen-2.5-32b": 32_763_876_352,
     "yi-1.5-9b": 8_829_407_232,
+    "qwen-3-32b": 32_762_123_264,
+    "yi-34b": 34_388_917_248,
 }
 BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
-EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b"}  # nor extra or missing norms
+EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
 KV_TOKEN_BYTES = {  # bf16, all layers
     "llama-3.1-8b": 131072,
     "llama-3.2-3b": 114688,
@@ -54,6 +56,8 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "qwen-2.5-14b": 196608,
     "qwen-2.5-32b": 262144,
     "yi-1.5-9b": 98304,
+    "qwen-3-32b": 262144,
+    "yi-34b": 245760,
 }
 
 

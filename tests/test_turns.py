@@ -54,7 +54,16 @@ def stored(folder: Path, gaps: list[float], preset: str | None = None) -> Path:
         rows.append({"gpus": "0", "model": f"m/{i % 2}", "phase": "decode", "why": "time", "steps": 1,
                      "start_s": now, "end_s": now + 1.0})  # fmt: skip
         now += 1.0 + gap
-    spec = {"system": "aegaeon", "preset": preset, "trace": "t", "models": "two", "gpus": 1, "gpu": "h100", "seed": 0}
+    spec = {
+        "system": "aegaeon",
+        "preset": preset,
+        "trace": "t",
+        "models": "two",
+        "gpus": 1,
+        "gpu": "h100",
+        "host": "vllm-graph",
+        "seed": 0,
+    }
     facts = {"spec": spec, "load_s": {"m/0": [0.1, 0.4], "m/1": [0.1, 0.4]}}
     record.write_table(folder / turns.FILE, turns.Turns(rows).table(), facts)
     return folder

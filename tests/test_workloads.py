@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from harness.run import trace_of
 from harness.shapes import weight_bytes
 from harness.types import GIB, Jobs, UserError
 from traces.load import trace as load
@@ -209,6 +210,7 @@ def test_a_model_without_requests() -> None:
         ({"window_s": 0}, "window is 0"),
         ({"warmup_s": -1}, "warm-up is -1 s"),
         ({"scaling": "stretch"}, 'no scaling "stretch"'),
+        ({"scaling": "none", "rate_scale": 2.0}, "rate scale is 2: --scaling none takes the trace as it is, at 1"),
         ({"slo": {"m9": (1, 1)}}, 'SLO for "m9", which is not in set test'),
         ({"slo": {"m1": (0, 1)}}, "SLO of m1"),
     ],
@@ -216,6 +218,28 @@ def test_a_model_without_requests() -> None:
 def test_what_cannot_be_built(how: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(drawn(30), fixed(), **how)  # type: ignore[arg-type]
+
+
+def test_scaling_none_is_the_trace_at_its_own_stamps() -> None:
+    rows = drawn(300)
+    runs = [build(rows, fixed(), scaling="none", seed=seed, warmup_s=0.0) for seed in (0, 1)]
+    for jobs in runs:
+        assert np.array_equal(jobs.arrival_s, rows.arrival_s)
+        assert np.array_equal(jobs.prompt_tokens, rows.prompt_tokens)
+        assert np.array_equal(jobs.model, rows.model)
+    warm = build(rows, fixed(), scaling="none", warmup_s=20.0)
+    assert np.array_equal(warm.arrival_s[warm.arrival_s >= 0], rows.arrival_s)
+    late = rows.arrival_s >= SPAN_S - 20.0  # the circle: its end comes before its beginning
+    np.testing.assert_allclose(warm.arrival_s[warm.arrival_s < 0], rows.arrival_s[late] - SPAN_S)
+
+
+def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
+    trace, models = trace_of("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
+    for seed in (0, 7):
+        found = fitted.draw("hyperbolic-like+models=3", seed)
+        jobs = build(trace, models, scaling="none", seed=seed, warmup_s=0.0)
+        assert np.array_equal(jobs.arrival_s, found.arrival_s)
+        assert np.array_equal(jobs.output_tokens, found.output_tokens)
 
 
 def test_a_request_longer_than_its_model_serves_is_named() -> None:

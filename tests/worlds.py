@@ -92,6 +92,7 @@ class World:
             sigma=c.noise,
             seed=c.seed,
             lookahead=self.machine.host.lookahead_steps,
+            trip_s=self.machine.host.api_in_s + self.machine.host.api_out_s,
         )
 
 
@@ -266,6 +267,28 @@ def script(
     last: list[tuple[float, Action]] = [(span + 5.0, Run(b)) for bs in batches.values() for b in bs]
     last += [(span + 5.0, Run(Batch(b.inst, 1))) for bs in batches.values() for b in bs if b.tag != 1]
     return start + sorted(later + last, key=lambda x: x[0])
+
+
+def looped(seed: int) -> World:
+    """The same world, most of whose requests are sent by clients that had an end, and partly hits of a prefix cache."""
+    w, rng = world(seed), np.random.default_rng([seed, 3])
+    jobs, n = w.jobs, len(w.jobs)
+    opened = int(rng.integers(1, max(2, n // 3)))
+    after = np.full(n, -1, np.int32)
+    free = list(range(opened))  # who has no successor yet
+    for r in range(opened, n):
+        after[r] = free.pop(int(rng.integers(0, len(free))))
+        free.append(r)
+    think_s = rng.choice([0.0, 0.125, 0.5], n) * (1.0 if seed % 3 == 0 else rng.uniform(0.5, 1.5, n))
+    loop = replace(
+        jobs,
+        arrival_s=np.where(after < 0, jobs.arrival_s, math.inf),
+        cached_tokens=(rng.integers(0, 2, n) * rng.integers(0, jobs.prompt_tokens + 2)).astype(np.int32),
+        after=after,
+        think_s=think_s,
+    )
+    host = w.machine.host._replace(api_out_s=float(rng.choice([0.0, 0.0625])))
+    return replace(w, jobs=loop, machine=w.machine._replace(host=host), end_s=min(w.end_s, 60.0))
 
 
 def turned(seed: int) -> World:

@@ -6,7 +6,7 @@ import numpy as np
 
 from harness.types import Jobs
 from workloads.arrivals import rng
-from workloads.build import Rows, build
+from workloads.build import Rows, build, closed
 from workloads.models import ModelSet
 
 RARE = 100  # requests in the trace; a P95 of fewer is that of five
@@ -17,9 +17,11 @@ def base(trace: Rows, models: ModelSet, seed: int) -> Jobs:
     """Jobs at rate scale 1 without SLOs: the replayed trace; of models below `RARE`, `DRAWN` Poisson arrivals instead.
 
     These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
-    the trace that the model can serve. They last as long as it takes.
+    the trace that the model can serve. They last as long as it takes. A closed loop is measured as it is.
     """
     jobs = build(trace, models, seed=seed)
+    if closed(trace) is not None:
+        return jobs
     counts = np.bincount(jobs.model[jobs.arrival_s >= 0], minlength=len(models.members))
     rare = np.flatnonzero(counts < RARE)
     keep = ~np.isin(jobs.model, rare)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -21,12 +22,13 @@ from workloads.models import ModelSet
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
-Scaling = Literal["rotate", "replicate", "time", "clients"]
-SCALINGS: tuple[Scaling, ...] = ("rotate", "replicate", "time", "clients")
+Scaling = Literal["none", "rotate", "replicate", "time", "clients"]
+SCALINGS: tuple[Scaling, ...] = ("none", "rotate", "replicate", "time", "clients")
 
 WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
 PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
 ROUNDING = 1e-9  # a scale so close to a whole number is one
+FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
 IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 
 
@@ -82,6 +84,7 @@ def build(
 ) -> Jobs:
     """Make the jobs of the window [0, window_s) and of the `warmup_s` before it; ids are positions in arrival order.
 
+    none       the trace at its own stamps: the rate scale is 1
     rotate     ceil(rate_scale) copies, every stream of every copy at its own circular offset
     replicate  the same copies at equal stamps
     time       one copy, its stamps divided by rate_scale (and the span with them)
@@ -89,12 +92,18 @@ def build(
 
     Of a last copy that counts for a fraction f, each stream keeps every (1/f)-th request, from a seeded phase: the
     share is the same at all times and the count is exact to one. `clients` keeps whole clients instead.
+    Of a closed loop the rate scale multiplies the clients, and neither window nor warm-up cut it: see `_loop`.
     `slo` gives (TTFT, TPOT) seconds by model; a model without has none. UserError names what is wrong.
     """
     positive("rate scale", rate_scale)
     if scaling not in SCALINGS:
         raise UserError(f'no scaling "{scaling}" ({", ".join(SCALINGS)})')
+    if scaling == "none" and rate_scale != 1:
+        raise UserError(f"rate scale is {rate_scale:g}: --scaling none takes the trace as it is, at 1 (rotate scales)")
     ttft_slo_s, tpot_slo_s = _slo(models, slo or {})
+    if (loop := closed(trace)) is not None:
+        jobs = _loop(trace, models, loop.times(rate_scale), scaling, seed, FIRST_S if warmup_s is None else warmup_s)
+        return replace(jobs, ttft_slo_s=ttft_slo_s[jobs.model], tpot_slo_s=tpot_slo_s[jobs.model])
     rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0)
     if scaling == "clients" and rows.tenant is None:
         raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
@@ -122,6 +131,33 @@ def build(
         ttft_slo_s[model],
         tpot_slo_s[model],
     )
+
+
+def closed(trace: Rows) -> fitted.Preset | None:
+    """The generator of a closed loop; none: requests come by themselves."""
+    made = None if trace.maker is None else fitted.preset(trace.maker)
+    return made if made is not None and made.clients else None
+
+
+def _loop(trace: Rows, models: ModelSet, loop: fitted.Preset, scaling: Scaling, seed: int, warmup_s: float) -> Jobs:
+    """Each model has its own clients: they all begin `warmup_s` before 0, and send the model's rows in turn.
+
+    A client's next request comes `think_s` after it has the end of its last one.
+    """
+    if scaling in {"replicate", "time"}:
+        raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
+    rows = _rows(trace, models, seed, 1.0, str(loop))
+    after = np.full(len(rows.model), -1, np.int32)
+    for i in range(len(models.members)):
+        mine = np.flatnonzero(rows.model == i)
+        after[mine[loop.clients :]] = mine[: -loop.clients]
+    arrival_s = np.where(after < 0, -warmup_s, np.inf)  # sorted: rows are in the order of waves
+    never = np.full(len(after), np.inf)
+    think_s = np.full(len(after), loop.think_s)
+    return Jobs(
+        models.names, arrival_s, rows.model, rows.prompt_tokens, rows.output_tokens, never, never,
+        after=after, think_s=think_s,
+    )  # fmt: skip
 
 
 def plan(
@@ -152,7 +188,7 @@ def plan(
 def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
     """Divide the median idle gap (> 10 s between a model's requests in the window) by a swap's seconds; nan without."""
     positive("swap_s", swap_s)
-    inside = jobs.arrival_s >= 0
+    inside = (jobs.arrival_s >= 0) & (jobs.arrival_s < np.inf)
     order = np.argsort(jobs.model[inside], kind="stable")
     model, when = jobs.model[inside][order], jobs.arrival_s[inside][order]
     gaps = np.diff(when)[np.diff(model) == 0]
@@ -211,15 +247,15 @@ class _Rows(NamedTuple):
     tenant: I4 | None
 
 
-def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float) -> _Rows:
+def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: str | None = None) -> _Rows:
     """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long.
 
-    A model's shift holds after stamps are divided by `time_scale`.
+    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own.
     """
     streams, tenant = _streams(trace, models, seed), trace.tenant
     source: Rows | fitted.Drawn = trace
     if trace.maker is not None:
-        source, tenant = fitted.draw(trace.maker, seed), None
+        source, tenant = fitted.draw(maker or trace.maker, seed), None
     row, model = _served(streams, source)
     prompt, output = source.prompt_tokens[row], source.output_tokens[row]
     most = np.array([one.shape.max_tokens for one in models.members])[model]
@@ -262,7 +298,7 @@ def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s:
             draw = rng(seed, "thin", copy)
             keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
         draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
-        offset_s = draw.uniform(0, span_s, turn.max(initial=0) + 1)
+        offset_s = draw.uniform(0, 0.0 if scaling == "none" else span_s, turn.max(initial=0) + 1)
         parts.append((np.mod(rows.arrival_s[keep] + offset_s[turn[keep]], span_s), keep))
     return np.concatenate([when for when, _ in parts]), np.concatenate([keep for _, keep in parts])
 

@@ -7,6 +7,7 @@ hyperbolic-like-drift  the same; popularity changes hands every 5 minutes, and t
 arena-like             stands in for Arena-Chat: its 27 streams, or the 4, 8 or 18 that Prism's released sets use
 aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegaeon's released workloads
 sample                 a minute to try things on
+closed                 a closed loop: clients that each send the next request when the last one has ended
 
 Every stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd
 within 2.5 s, ticks a clock's. Each stream draws from generators of its own: more models move no other's times. How near
@@ -55,10 +56,15 @@ class Preset:
     herd_s: float = 0.0  # mean seconds between the herds of a stream that has them; 0: none come
     lengths: str = "arena"
     max_tokens: int = 8192  # longest prompt + output: what is longer loses the prompt's start
+    clients: int = 0  # of each stream, in a closed loop; 0: requests come by themselves
+    requests: int = 0  # of each stream's clients together; 0: `WAVES` a client
+    prompt: int = 1024  # tokens of each request where lengths are "fixed"
+    output: int = 256
+    think_s: float = 0.0  # from the end of a request to the client's next
 
     def __str__(self) -> str:
         base = PRESETS[self.name]
-        changed = [key for key in FREE if getattr(self, key) != getattr(base, key)]
+        changed = [key for key in free(self.name) if getattr(self, key) != getattr(base, key)]
         if self.name in SIZED:  # says its size always: it is the model set's
             changed = ["models", *(key for key in changed if key != "models")]
         return self.name + "".join(f"+{key}={_plain(getattr(self, key))}" for key in changed)
@@ -71,8 +77,30 @@ class Preset:
     @property
     def longest_tokens(self) -> int:
         """No request has more tokens, whatever the seed."""
-        prompt, output = LENGTHS[self.lengths]
+        prompt, output = self.laws
         return min(self.max_tokens, math.floor(prompt.tokens[-1]) + math.floor(output.tokens[-1]))
+
+    @property
+    def laws(self) -> tuple[Law, Law]:
+        """The laws of prompt and output."""
+        if self.lengths == "fixed":
+            return fixed(self.prompt), fixed(self.output)
+        return LENGTHS[self.lengths]
+
+    @property
+    def sent(self) -> int:
+        """Requests that the clients of a stream send, in a closed loop."""
+        return self.requests or WAVES * self.clients
+
+    @property
+    def nominal_s(self) -> float:
+        """What a client of a closed loop is taken to spend on a request, where a forecast needs a rate."""
+        return self.think_s + NOMINAL_TPOT_S * float(_quantile(np.array([0.5]), self.laws[1])[0])
+
+    def times(self, scale: float) -> Preset:
+        """The closed loop with so many times the clients, who send as many requests each."""
+        clients = max(1, round(scale * self.clients))
+        return replace(self, clients=clients, requests=math.ceil(self.sent * clients / self.clients))
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -108,6 +136,11 @@ SHAREGPT_PROMPT = Law((*AT[:-1], 0.999, 1.0), (1, 14, 108, 589, 1114, 1555, 1760
 SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
+def fixed(tokens: int) -> Law:
+    """The law of one length."""
+    return Law((0.0, 1.0), (tokens, tokens), log=False)
+
+
 def doubled(law: Law) -> Law:
     """The law of twice the length."""
     return law._replace(tokens=tuple(2 * x for x in law.tokens))
@@ -123,6 +156,7 @@ LENGTHS: Mapping[str, tuple[Law, Law]] = {
 RANK_CORRELATION = {  # Spearman's, of prompt and output
     "arena": 0.264,
     "uniform": 0.0,
+    "fixed": 0.0,
     **dict.fromkeys(("sharegpt", "sharegpt-ix2", "sharegpt-ox2"), 0.064),
 }
 
@@ -226,12 +260,28 @@ PRESETS: Mapping[str, Preset] = {
         Preset("arena-like", 27),
         Preset("aegaeon-like", 8, rate_rps=0.1, lengths="sharegpt", max_tokens=4096),  # the least context of its models
         Preset("sample", 8, span_s=60.0),
+        Preset("closed", 1, lengths="fixed", clients=8),
     )
 }
-SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like"})  # as many streams as there are models
-FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "lengths", "max_tokens")
-ONLY = {"rate_rps": {"aegaeon-like"}, "herd_s": {"hyperbolic-like", "hyperbolic-like-drift"}}  # who else has it not
+# as many streams as there are models
+SIZED = frozenset({"hyperbolic-like", "hyperbolic-like-drift", "aegaeon-like", "closed"})
+FREE = ("models", "span_s", "rate_rps", "drift_s", "herd_s", "clients", "requests", "prompt", "output", "think_s",
+        "lengths", "max_tokens")  # fmt: skip
+OPEN = frozenset(PRESETS) - {"closed"}
+ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
+    "rate_rps": frozenset({"aegaeon-like"}),
+    "herd_s": frozenset({"hyperbolic-like", "hyperbolic-like-drift"}),
+    **dict.fromkeys(("span_s", "drift_s"), OPEN),
+    **dict.fromkeys(("clients", "requests", "prompt", "output", "think_s"), frozenset({"closed"})),
+}
+WAVES = 10  # requests of a client, unless said
+NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
 MOST_MODELS, SAMPLE_REQUESTS = 1000, 200
+
+
+def free(name: str) -> list[str]:
+    """The numbers of a preset that a name may change."""
+    return [key for key in FREE if name in ONLY.get(key, {name})]
 
 
 def preset(text: str) -> Preset:
@@ -245,27 +295,34 @@ def preset(text: str) -> Preset:
     kinds: dict[str, Any] = {one.name: type(getattr(found, one.name)) for one in fields(found)}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if key not in FREE or not equals or name not in ONLY.get(key, {name}):
-            have = ", ".join(key for key in FREE if name in ONLY.get(key, {name}))
-            raise UserError(f'trace {text}: "+{pair}" is not +FIELD=VALUE of {name} (fields: {have})')
+        if key not in free(name) or not equals:
+            raise UserError(f'trace {text}: "+{pair}" is not +FIELD=VALUE of {name} (fields: {", ".join(free(name))})')
         try:
             found = replace(found, **{key: kinds[key](value)})
         except ValueError:
             raise UserError(f'trace {text}: {key} is "{value}", not a number') from None
     _check(found, text)
-    return found
+    return replace(found, span_s=-(-found.sent // found.clients) * found.nominal_s) if found.clients else found
 
 
 def _check(p: Preset, text: str) -> None:
     positive(f"trace {text}: span_s", p.span_s)
-    if p.lengths not in LENGTHS:
-        raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(LENGTHS)})')
-    for key, least in (("models", 1), ("rate_rps", 0), ("drift_s", 0), ("herd_s", 0), ("max_tokens", 2)):
+    known = (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
+    if p.lengths not in known:
+        raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(known)})')
+    least_of = {"models": 1, "rate_rps": 0, "drift_s": 0, "herd_s": 0, "max_tokens": 2}
+    if p.name == "closed":
+        least_of |= {"clients": 1, "requests": 0, "prompt": 1, "output": 1, "think_s": 0}
+    for key, least in least_of.items():
         value = getattr(p, key)
         if not (math.isfinite(value) and value >= least):
             raise UserError(f"trace {text}: {key} is {value}, below {least}")
     if p.models > MOST_MODELS:
         raise UserError(f"trace {text}: models is {p.models}, above {MOST_MODELS}")
+    if p.clients and p.sent <= p.clients:
+        raise UserError(f"trace {text}: {p.sent} requests of {p.clients} clients: the first of each is only warm-up")
+    if p.lengths == "fixed" and p.prompt + p.output > p.max_tokens:
+        raise UserError(f"trace {text}: {p.prompt} + {p.output} tokens are above max_tokens, {p.max_tokens}")
     if p.name == "arena-like":
         _arena(p.models)
     if p.name == "aegaeon-like":
@@ -292,11 +349,23 @@ def draw(name: str | Preset, seed: int) -> Drawn:
             mean = p.rate_rps * p.span_s
             counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
             return _drawn(p, seed, [Stream(one, n) for one, n in zip(p.streams, counts, strict=True)], counts)
+        case "closed":
+            return _loop(p, seed)
         case _:
             laws = [HYPERBOLIC[k % len(HYPERBOLIC)]._replace(name=one) for k, one in enumerate(p.streams)]
             if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
                 laws = [one._replace(herds=one.requests in {250, 169}) for one in laws]
             return _drawn(p, seed, laws, [round(one.requests * p.span_s / PER_S) for one in laws])
+
+
+def _loop(p: Preset, seed: int) -> Drawn:
+    """A closed loop's requests in the order in which a stream's clients send them, at nominal stamps: wave by wave."""
+    wave = np.tile(np.arange(p.sent) // p.clients, p.models)
+    model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
+    order = np.argsort(wave, kind="stable")
+    prompt, output = _lengths(p, seed, len(wave))
+    stamps_s = np.asarray(wave[order] * p.nominal_s, np.float64)
+    return Drawn(p.span_s, p.streams, stamps_s, model[order], prompt, output)
 
 
 def _released(p: Preset, seed: int) -> Drawn:
@@ -400,7 +469,7 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
     """Pairs with the measured marginals and rank correlation, cut to `max_tokens` at the prompt's start."""
     r = 2 * np.sin(np.pi / 6 * RANK_CORRELATION[p.lengths])  # of the normals whose ranks correlate so
     a, b = rng(seed, p.name, "lengths").standard_normal((2, n))
-    laws = LENGTHS[p.lengths]
+    laws = p.laws
     prompt, output = _quantile(_cdf(a), laws[0]), _quantile(_cdf(r * a + np.sqrt(1 - r * r) * b), laws[1])
     output = np.minimum(output, p.max_tokens - 1)
     return np.minimum(prompt, p.max_tokens - output), output

@@ -226,6 +226,12 @@ def host(name: str, kind: str) -> HostProfile:
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
 
+def fitted(name: str) -> Mapping[str, Mapping[str, Sequence[str | float]]]:
+    """The measured rows that a host profile was fitted on, by file: values of columns, all of which hold."""
+    rows: Mapping[str, Mapping[str, Sequence[str | float]]] = _read(TABLES / "hosts.toml")["host"][name].get("rows", {})
+    return rows
+
+
 _host_profile = host  # `host` is also what callers call the name of one
 
 

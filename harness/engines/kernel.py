@@ -31,6 +31,7 @@ from harness.engines.state import (
     EMPTY,
     FAILED,
     FREE,
+    FUTURE,
     GRANT,
     GROW,
     HELD,
@@ -999,7 +1000,62 @@ def end(S: int, r: int, state: int, t: float) -> None:
             batch_at(S, was).pend -= 1
     q.state = state
     W.left -= 1
+    if q.heir >= 0:
+        send(S, q.heir, t)
     tell(S, E_FINISHED, r, was, state)
+
+
+@jit
+def send(S: int, r: int, t: float) -> None:
+    """A client that has the end of its last request sends the next, in its place among those that are on their way."""
+    W = world(S)
+    q = req_at(S, r)
+    q.arr = t + W.trip + q.think
+    prev, nxt = W.stail, -1
+    while prev >= 0:  # of those that come within an instant the earlier id is first
+        ahead_s = req_at(S, prev).arr - q.arr
+        if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
+            break
+        prev, nxt = req_at(S, prev).prev, prev
+    q.prev = prev
+    q.next = nxt
+    if prev >= 0:
+        req_at(S, prev).next = r
+    else:
+        W.shead = r
+    if nxt >= 0:
+        req_at(S, nxt).prev = r
+    else:
+        W.stail = r
+
+
+@jit
+def next_arrival(S: int) -> int:
+    """The request that comes next, by itself or sent by a client; -1: none is known."""
+    W = world(S)
+    r, x = -1, W.shead
+    if W.nxt < W.opened:
+        r = W.nxt
+    if x >= 0 and (r < 0 or req_at(S, x).arr < req_at(S, r).arr):
+        r = x
+    return r
+
+
+@jit
+def receive(S: int, r: int) -> None:
+    """A request is here."""
+    W = world(S)
+    q = req_at(S, r)
+    if r < W.opened:
+        W.nxt += 1
+    else:
+        W.shead = q.next
+        if W.shead < 0:
+            W.stail = -1
+        else:
+            req_at(S, W.shead).prev = -1
+    q.state = HELD
+    mark(S, r, q.arr)
 
 
 @jit
@@ -1071,9 +1127,9 @@ def queue(S: int, b: int, r: int, front: int) -> None:
     """A member without KV, out of any list, waits for its prefill."""
     q = req_at(S, r)
     q.state = WAIT
-    q.pre = 0
+    q.pre = q.cached
     q.piece = 0
-    batch_at(S, b).left += target(S, r)
+    batch_at(S, b).left += target(S, r) - q.pre
     push(S, b, WAITING, r, front)
     if batch_at(S, b).ends[2 * WAITING] == r:
         dirty(S, 2 * b)
@@ -1265,7 +1321,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
             if not room(S, i, need + extra, 0):
                 kvblock = 1
                 break
-            if whole and count > 0 and tokens + goal > budget:
+            if whole and count > 0 and tokens + goal - q.pre > budget:
                 short = 1
                 break
             take_blocks(S, r, i, need)
@@ -2792,9 +2848,8 @@ def advance(S: int, until: float) -> int:
         now = W.now
         soon = now + HALF_NS
         t = next_time(S)
-        arrival = INF
-        if W.nxt < W.n:
-            arrival = max(req_at(S, W.nxt).arr, now)
+        r = next_arrival(S)
+        arrival = max(req_at(S, r).arr, now) if r >= 0 else INF
         if t > soon and arrival > soon:
             if W.dirty >= 0 or W.grants:
                 if until <= soon:
@@ -2832,12 +2887,8 @@ def advance(S: int, until: float) -> int:
             if not end_all(S):
                 return GROW
             continue
-        r = W.nxt
-        W.nxt += 1
-        q = req_at(S, r)
-        q.state = HELD
-        mark(S, r, q.arr)
-        b = T.route[q.model]
+        receive(S, r)
+        b = T.route[req_at(S, r).model]
         if b >= 0:
             admit_now(S, r, b, next_seq(S))
         tell(S, E_ARRIVED, r, -1, 0)
@@ -3007,9 +3058,9 @@ def settle(S: int, t: float) -> None:
         if G.active > 0:
             G.busy_s += t - G.busy_t
             G.busy_t = t
-    for r in range(W.nxt):
+    for r in range(W.n):
         q = req_at(S, r)
-        if q.state < DONE:
+        if FUTURE < q.state < DONE:
             if q.state == RUN:
                 d = batch_at(S, q.batch).D
                 if W.tokens and d > q.jd:

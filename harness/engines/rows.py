@@ -29,12 +29,15 @@ def batches(
     log: NDArray[Any] | None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once."""
-    tokens = token_times(R, jobs, log, api_out_s) if log is not None else None
+    arrivals_s = jobs.arrival_s
+    if jobs.after is not None:  # what a client could not send yet is none of the window's, at the run's end
+        arrivals_s = np.where(jobs.after < 0, arrivals_s, np.minimum(R["arr"] - api_in_s, end_s))
+    tokens = token_times(R, arrivals_s, log, api_out_s) if log is not None else None
     models = pa.array(jobs.models, pa.string())
     for a in range(0, len(R), SLICE):
         q, z = R[a : a + SLICE], slice(a, min(a + SLICE, len(R)))
         n = len(q)
-        arrival_s = jobs.arrival_s[z]
+        arrival_s = arrivals_s[z]
         came = q["arr"] <= end_s  # the engine saw it
         over = q["state"] >= state.DONE
         done = q["state"] == state.DONE
@@ -87,7 +90,7 @@ def path(places: Sequence[Gpus], code: int) -> str:
     return names[0] if first == last else ">".join(names)
 
 
-def token_times(R: NDArray[Any], jobs: Jobs, log: NDArray[Any], api_out_s: float) -> pa.Array:
+def token_times(R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], api_out_s: float) -> pa.Array:
     """Each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
 
     Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
@@ -108,7 +111,7 @@ def token_times(R: NDArray[Any], jobs: Jobs, log: NDArray[Any], api_out_s: float
     rid = stay["rid"].copy()[at]
     order = np.argsort(rid, kind="stable")
     ns = np.rint((times[order] + api_out_s) * 1e9).astype(np.int64)
-    ns -= np.rint(jobs.arrival_s[rid[order]] * 1e9).astype(np.int64)
+    ns -= np.rint(arrivals_s[rid[order]] * 1e9).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid, minlength=len(R)))])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
 

@@ -268,6 +268,7 @@ class Sim:
         w["piece"], w["gpus"] = c.piece_bytes, c.gpus
         w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
         w["tokens"], w["lookahead"] = c.token_times, self._machine.host.lookahead_steps
+        w["shead"] = w["stail"] = -1
         w["xhead"] = w["xtail"] = w["xfree"] = w["afree"] = w["thead"] = w["dirty"] = -1
         G = np.zeros(n, state.GPU)
         G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
@@ -385,6 +386,12 @@ class Sim:
         R = np.zeros(n, state.REQUEST)
         R["arr"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
+        R["state"], R["heir"] = state.FUTURE, -1
+        if jobs.cached_tokens is not None:  # the last token is computed, or there would be nothing to go on from
+            R["cached"] = np.minimum(jobs.cached_tokens, jobs.prompt_tokens - 1)
+        opened = n
+        if jobs.after is not None and jobs.think_s is not None:
+            opened = self._closed(R, jobs.after, jobs.think_s)
         R["first"] = R["done"] = R["admit"] = math.nan
         for name in (
             "batch",
@@ -402,10 +409,22 @@ class Sim:
             R[name] = -1
         w = self.S.s
         w["n"] = w["left"] = n
+        w["opened"], w["trip"] = opened, self._host.api_in_s + self._host.api_out_s
         w["end"] = end_s
         w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
         self.S.put(R=R)
         self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
+
+    @staticmethod
+    def _closed(R: NDArray[Any], after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
+        """Note who comes after whom; the number of requests that arrive by themselves, which are the first rows."""
+        later = np.flatnonzero(after >= 0)
+        opened = len(after) - len(later)
+        before = after[later]
+        if len(np.unique(before)) < len(before) or (before >= later).any() or (later < opened).any():
+            raise ValueError("each request of a closed loop comes after one of its own, and behind those that are open")
+        R["heir"][before], R["think"][later] = later, think_s[later]
+        return opened
 
     # ------------------------------------------------------------ the protocol
 
@@ -510,10 +529,13 @@ class Sim:
     def _request(self, r: int) -> Request:
         jobs = self._jobs
         assert jobs is not None
+        arrival_s = jobs.arrival_s.item(r)
+        if arrival_s == math.inf:  # of a closed loop
+            arrival_s = self.S.R["arr"].item(r) - self._host.api_in_s
         return Request(
             r,
             jobs.models[jobs.model.item(r)],
-            jobs.arrival_s.item(r),
+            arrival_s,
             jobs.prompt_tokens.item(r),
             jobs.ttft_slo_s.item(r),
             jobs.tpot_slo_s.item(r),
@@ -614,9 +636,13 @@ class Sim:
         return None
 
     def _gone(self, rid: int) -> str | None:
-        if not 0 <= rid < self.S.nxt.item():
+        if not self.came(rid):
             return f"no request {rid}"
         return "the request has ended" if self._states.item(rid) >= state.DONE else None
+
+    def came(self, rid: int) -> bool:
+        """Whether there is such a request, and it has arrived."""
+        return 0 <= rid < len(self._states) and self._states.item(rid) != state.FUTURE
 
     def _drop(self, rid: int) -> str | None:
         if failed := self._gone(rid):
@@ -804,7 +830,7 @@ class SimView:
     def request(self, rid: int) -> RequestState:
         """See View."""
         sim = self._sim
-        if not 0 <= rid < sim.S.nxt.item():
+        if not sim.came(rid):
             raise KeyError(f"no request {rid} yet")
         made, size, b, home = kernel.peek_request(sim.S.at, rid)
         return RequestState(

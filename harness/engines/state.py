@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from harness.engines.coef import COST
 from harness.engines.jit import DISABLED, ROWS, array_at, rows_at
 
-# states of a request
+# states of a request; one that has not arrived is none of an engine's business
+FUTURE = -1
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
 # states of an instance's weights, which are there from IN on
 OUT, QUEUED, LOADING, IN, DRAINING, LEAVING = range(6)
@@ -48,10 +49,11 @@ def _row(floats: str, ints: str, **arrays: int) -> np.dtype[Any]:
 
 
 WORLD = _row(
-    "now end over watermark sigma piece",
+    "now end over watermark sigma piece trip",
     "G K I M B N R E X A L nG nK nI nM nB nN nR nE nX nA nL gpus "
-    "nxt n seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked grants dirty ev_i ev_n left "
-    "lookahead cost grid gemm head share seqs dec_rate pre_rate route models points shares batches "
+    "nxt opened n shead stail seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked "
+    "grants dirty ev_i ev_n left lookahead cost grid gemm head share seqs dec_rate pre_rate route models points shares "
+    "batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
     "moves by_cap by_chunk by_prefill",  # by_*: steps in which that limit bound
     walk=4,  # the next member to visit in each list of a batch
@@ -85,8 +87,8 @@ EVENT = _row("ran", "kind a b c")
 ACTION = _row("", "left failed heard next")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
 REQUEST = _row(
-    "arr first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
-    "seq l jd tick model prompt out made state batch blocks pre piece prev next pnext hc hn hp home "
+    "arr think first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",
+    "seq l jd tick model prompt cached out heir made state batch blocks pre piece prev next pnext hc hn hp home "
     "pend pend_arg pend_batch pend_seq npre first_inst last_inst joins",
 )  # 8-byte numbers only: a second kind of integer would compile most verbs twice
 

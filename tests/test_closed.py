@@ -1,0 +1,256 @@
+"""Closed loops and prompts that are hits of a prefix cache: worked cases, and the laws of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import settings as given_settings
+from hypothesis import strategies as st
+
+from harness import metrics, record
+from harness.actions import Admit, Load, Run
+from harness.engines import kernel, state
+from harness.engines.sim import Config, Served, Sim, machine
+from harness.events import Arrived, Event, Finished, Prefilled
+from harness.replay import replay
+from harness.run import config_of, execute, jobs_of, models_of, resolve, sized, trace_of
+from harness.spec import Spec
+from harness.system import find
+from harness.types import Batch, Inst, Jobs, UserError
+from workloads import fitted
+from workloads.base import base
+from workloads.build import FIRST_S, build, plan
+from workloads.models import model_set, shape
+
+INST = Inst("m", (0,))
+CONFIG = Config((Served("m", shape("llama-3.1-8b")),))
+TRIP_S = Sim(CONFIG)._host.api_in_s + Sim(CONFIG)._host.api_out_s
+
+
+def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think_s: float = 0.0) -> Jobs:
+    """A loop of `clients` that all start at 0."""
+    after = np.maximum(np.arange(requests) - clients, -1).astype(np.int32)
+    one, never = np.ones(requests, np.int32), np.full(requests, math.inf)
+    return Jobs(
+        ("m",), np.where(after < 0, 0.0, math.inf), 0 * one, prompt * one, output * one, never, never,
+        after=after, think_s=np.full(requests, think_s),
+    )  # fmt: skip
+
+
+def ran(work: Jobs, config: Config = CONFIG) -> metrics.Rows:
+    sim = Sim(config)
+    replay(find("dedicated")(sim.cluster), sim, work)
+    return metrics.rows(pa.Table.from_batches(sim.rows()))
+
+
+# ------------------------------------------------------------------ clients
+
+
+def test_one_client_takes_the_sum_of_what_its_requests_take_alone() -> None:
+    lengths = np.array([300, 17, 1000, 300], np.int32)
+    alone = [float(ran(jobs(1, 1, int(n))).e2e_s[0]) for n in lengths]
+    rows = ran(jobs(1, 4, lengths, think_s=0.5))
+    np.testing.assert_allclose(rows.e2e_s, alone, atol=2e-9)
+    starts = np.concatenate([[0.0], np.cumsum(np.array(alone) + 0.5)[:-1]])
+    np.testing.assert_allclose(rows.arrival_s, starts, atol=1e-8)
+
+
+@given(st.integers(1, 12), st.integers(0, 2**31), st.sampled_from([0.0, 0.3]))
+@given_settings(max_examples=15)
+def test_every_client_has_one_request_or_thinks(clients: int, seed: int, think_s: float) -> None:
+    """Little's law at each instant: as many requests in the system, or thought about, as there are clients."""
+    draw, n = np.random.default_rng(seed), 5 * clients
+    work = jobs(clients, n, draw.integers(1, 2000, n), draw.integers(1, 60, n), think_s)
+    rows = ran(work)
+    ends_s = rows.arrival_s + rows.e2e_s
+    assert work.after is not None
+    later = work.after >= 0
+    np.testing.assert_allclose(rows.arrival_s[later] - ends_s[work.after[later]], think_s, atol=2e-9)
+    if think_s == 0.0:
+        at_s = np.linspace(1e-3, ends_s[-clients:].min() - 1e-3, 50)  # until the first client has done its share
+        busy = metrics.in_system(rows, at_s)
+        assert (busy == clients).all()
+
+
+def test_what_cannot_be_served_releases_the_next() -> None:
+    small = Config(CONFIG.models, mem_fraction=0.2)  # beside the weights hardly any KV
+    rows = ran(jobs(1, 3, np.array([8000, 20, 20], np.int32)), small)
+    assert [bool(x) for x in rows.done] == [False, True, True]
+    failed_s = float(rows.waits_s[0].sum())
+    assert rows.arrival_s[1] == pytest.approx(failed_s + Sim(small)._host.api_out_s, abs=2e-9)
+
+
+def test_a_policy_knows_nothing_of_what_is_not_sent_yet() -> None:
+    sim = Sim(CONFIG)
+    for action in (Load(INST), Run(Batch(INST))):
+        sim.do(action)
+    sim.begin(jobs(2, 4), frozenset({Arrived, Finished}), oracle=False)
+    told: list[Event] = []
+    while (event := sim.poll(math.inf)) is not None:
+        told.append(event)
+        if isinstance(event, Arrived):
+            assert event.request.arrival_s == pytest.approx(sim.view().now_s - sim._host.api_in_s)
+            sim.do(Admit(event.request.id, Batch(INST)))
+        seen = {e.request.id for e in told if isinstance(e, Arrived)}
+        for rid in set(range(5)) - seen:
+            with pytest.raises(KeyError):
+                sim.view().request(rid)
+            assert sim._gone(rid) == f"no request {rid}"
+    assert [e.request.id for e in told if isinstance(e, Arrived)] == [0, 1, 2, 3]
+
+
+def test_what_was_never_sent_stands_at_the_end_of_the_run() -> None:
+    sim = Sim(CONFIG)
+    replay(find("dedicated")(sim.cluster), sim, jobs(1, 6, output=200, think_s=1.0), end_s=2.0)
+    rows = metrics.rows(pa.Table.from_batches(sim.rows()))
+    sent = rows.arrival_s < 2.0
+    assert 1 <= sent.sum() < 5
+    assert (rows.arrival_s[~sent] == 2.0).all()
+    assert not rows.done[~sent].any()
+    assert not rows.waits_s[~sent].any()
+
+
+@pytest.mark.parametrize("after", [[-1, 0, 0], [-1, 2, 0], [0, -1, -1], [-1, 1, 0]])
+def test_a_loop_that_is_none_is_refused(after: list[int]) -> None:
+    broken = replace(jobs(1, 3), after=np.array(after, np.int32))
+    with pytest.raises(ValueError, match="closed loop"):
+        Sim(CONFIG).begin(broken, frozenset(), oracle=False)
+
+
+# ------------------------------------------------------------------ as a workload
+
+
+def test_a_closed_loop_by_name() -> None:
+    p = fitted.preset("closed+clients=4+requests=10+think_s=0.5")
+    assert str(p) == "closed+models=1+clients=4+requests=10+think_s=0.5"
+    assert (p.prompt, p.output, p.sent) == (1024, 256, 10)
+    assert p.span_s == 3 * (0.5 + 256 * fitted.NOMINAL_TPOT_S)
+    found = fitted.draw(str(p), 1)
+    assert [round(x / p.nominal_s) for x in found.arrival_s] == [0] * 4 + [1] * 4 + [2] * 2
+    assert set(found.prompt_tokens.tolist()) == {1024}
+    laws = [fitted.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
+    assert np.array_equal(laws[0], laws[1])
+    assert not np.array_equal(laws[0], laws[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("closed+clients=0", "clients is 0, below 1"),
+        ("closed+think_s=-1", r"think_s is -1.0, below 0"),
+        ("closed+prompt=8000+output=500", r"8000 \+ 500 tokens are above max_tokens, 8192"),
+        ("closed+clients=8+requests=8", "8 requests of 8 clients: the first of each is only warm-up"),
+        ("closed+span_s=60", r'"\+span_s=60" is not \+FIELD=VALUE of closed \(fields: models, clients'),
+        ("sample+clients=2", r'"\+clients=2" is not \+FIELD=VALUE of sample'),
+        ("sample+lengths=fixed", r'lengths is "fixed" \(arena'),
+        ("closed+clients=x", 'clients is "x", not a number'),
+    ],
+)
+def test_what_is_no_closed_loop(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fitted.preset(name)
+
+
+def test_each_model_has_clients_of_its_own() -> None:
+    models = model_set("llama-3.2-1b*3")
+    trace = trace_of(sized("closed+clients=4+requests=10", models))
+    work = build(trace, models, slo={"llama-3.2-1b/2": (1.0, 0.1)})
+    assert work.after is not None
+    assert len(work) == 30
+    first = work.after < 0
+    assert first.sum() == 12
+    assert (work.arrival_s[first] == -FIRST_S).all()
+    assert np.isinf(work.arrival_s[~first]).all()
+    assert (work.model[~first] == work.model[work.after[~first]]).all()
+    assert len(set(work.after[~first].tolist())) == 18
+    assert np.isfinite(work.ttft_slo_s[work.model == 1]).all()
+    assert np.isinf(work.ttft_slo_s[work.model == 0]).all()
+    assert len(base(trace, models, 3)) == 30  # the SLO base is the loop itself
+    forecast = plan(trace, models)
+    assert forecast["llama-3.2-1b/1"].rate_rps == pytest.approx(10 / trace.span_s)
+
+
+def test_the_rate_scale_is_one_of_clients() -> None:
+    models = model_set("llama-3.2-1b")
+    trace = trace_of("closed+clients=4+requests=20")
+    for scale, clients in ((0.5, 2), (1.0, 4), (3.0, 12), (0.01, 1)):
+        work = build(trace, models, rate_scale=scale)
+        assert work.after is not None
+        assert ((work.after < 0).sum(), len(work)) == (clients, 5 * clients)
+    for scaling in ("time", "replicate"):
+        with pytest.raises(UserError, match=f"--scaling {scaling} has no stamps to scale"):
+            build(trace, models, scaling=scaling)
+
+
+def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
+    spec = resolve(Spec("dedicated", trace="closed+clients=3+requests=12+prompt=100+output=20", models="llama-3.2-1b"))
+    assert (spec.window_s, spec.warmup_s, spec.scaling) == (None, FIRST_S, "clients")
+    assert len(jobs_of(spec)) == 12
+    assert config_of(spec).models[0].shape.max_tokens == 128
+    folder = execute(spec, tmp_path, "")
+    rows = metrics.rows(record.read(folder))
+    counted = metrics.in_window(rows, math.inf)
+    assert counted.tolist() == [False] * 3 + [True] * 9  # all but the first wave
+    assert rows.done.all()
+    assert (np.diff(rows.arrival_s) >= 0).all()
+    assert record.read(execute(spec, tmp_path / "again", "")).equals(record.read(folder))
+    assert models_of(spec.models).names == rows.models
+
+
+# ------------------------------------------------------------------ hits of a prefix cache
+
+
+def hits(cached: int, n: int = 4, prompt: int = 1000, output: int = 30) -> Jobs:
+    one, never = np.ones(n, np.int32), np.full(n, math.inf)
+    when, hit = np.arange(n).astype(np.float64), cached * one
+    return Jobs(("m",), when, 0 * one, prompt * one, output * one, never, never, cached_tokens=hit)
+
+
+def test_hits_are_attended_to_but_not_computed() -> None:
+    """The first token takes one step: of the tokens that are no hits, each of which attends to all before it."""
+    priced = machine(CONFIG)
+    host, tables = priced.host, state.Tables(*priced.tables, np.full(1, -1))
+    for cached, computed in ((0, 1000), (900, 100), (999, 1), (1000, 1), (5000, 1)):
+        area = computed * (1000 - computed + computed / 2)
+        step_s = kernel.step_s(tables, 0, 0, 0.0, computed, 1, area, 1)
+        first_s = ran(hits(cached)).ttft_s
+        np.testing.assert_allclose(first_s, host.api_in_s + step_s + host.api_out_s, rtol=1e-6)
+
+
+def test_hits_hold_the_same_kv() -> None:
+    held = []
+    for cached in (0, 640):
+        sim = Sim(CONFIG)
+        for action in (Load(INST), Run(Batch(INST)), Admit("m", Batch(INST))):
+            sim.do(action)
+        sim.begin(hits(cached), frozenset({Prefilled}), oracle=False)
+        seen = []
+        while (event := sim.poll(math.inf)) is not None:
+            assert isinstance(event, Prefilled)
+            seen.append(sim.view().kv("m", 0).used_bytes)
+        held.append(seen)
+        assert (sim.S.R["state"] == state.DONE).all()
+        assert sim.view().kv("m", 0).used_bytes == 0
+    assert held[0] == held[1]
+    assert min(held[0]) > 0
+
+
+def test_decodes_are_the_same_after_hits() -> None:
+    a, b = ran(hits(0)), ran(hits(900))
+    np.testing.assert_allclose(metrics.tpot_s(a), metrics.tpot_s(b), rtol=1e-6)
+    assert (b.ttft_s < a.ttft_s).all()
+
+
+def test_no_hits_are_no_hits() -> None:
+    with_zeros = hits(0)
+    bare = replace(with_zeros, cached_tokens=None)
+    a, b = ran(with_zeros), ran(bare)
+    assert np.array_equal(a.ttft_s, b.ttft_s)
+    assert np.array_equal(a.e2e_s, b.e2e_s)
