@@ -80,7 +80,7 @@ def test_every_client_has_one_request_or_thinks(clients: int, seed: int, think_s
 
 
 def test_what_cannot_be_served_releases_the_next() -> None:
-    small = Config(CONFIG.models, mem_fraction=0.2)  # beside the weights hardly any KV
+    small = Config(CONFIG.models, mem_fraction=0.2, process_bytes=1 << 29)  # beside the weights hardly any KV
     rows = ran(jobs(1, 3, np.array([8000, 20, 20], np.int32)), small)
     assert [bool(x) for x in rows.done] == [False, True, True]
     failed_s = float(rows.waits_s[0].sum())
