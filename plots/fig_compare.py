@@ -174,16 +174,7 @@ def _rate_label(frame: pd.DataFrame) -> str:
 def _legend(figure: Figure, of: Mapping[str, style.Look], order: Sequence[str]) -> float:
     """Put the legend on top in as many columns as fit; returns its height in inches."""
     handles = [Line2D([], [], linestyle=of[series].line, label=series, **of[series].marks()) for series in order]
-    for columns in range(min(4, len(order)), 0, -1):
-        legend = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=columns,
-                               frameon=False, handlelength=2.2, columnspacing=1.0, borderaxespad=0.1,
-                               labelspacing=0.3)  # fmt: skip
-        figure.draw_without_rendering()
-        box = legend.get_window_extent()
-        if box.width <= figure.bbox.width or columns == 1:
-            return float(box.height) / figure.dpi
-        legend.remove()
-    return 0.0
+    return style.legend(figure, handles, 4, handlelength=2.2, columnspacing=1.0, labelspacing=0.3)
 
 
 def _notes(frame: pd.DataFrame) -> str:
