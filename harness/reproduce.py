@@ -219,7 +219,10 @@ class _Work:
 
     @cached_property
     def rates(self) -> Mapping[tuple[str, str], tuple[float, ...]]:
-        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee."""
+        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee.
+
+        It has fallen below `LOW`, and `OCTAVES` above the lowest rate at the earliest: a dip is no fall.
+        """
         every = [(panel, entry) for panel in self._rate_panels() for entry in self._those(panel)]
         given = {
             (panel.key, entry.label): rates
@@ -248,10 +251,7 @@ class _Work:
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float | None]:
-        """By trace and set, the highest rate scale at which the first system holds every definition, if any.
-
-        By the fit of its mean over seeds: it may dip below the level at a lower rate.
-        """
+        """By trace and set, the highest rate scale at which the first system holds every definition, if any."""
         found: dict[tuple[str, str], float | None] = {}
         first = self.entries[0]
         cells = [
@@ -260,13 +260,8 @@ class _Work:
         ]  # fmt: skip
         scores = self._attained(cells, f"knee of {first.label}")
         for panel in self._rate_panels():
-            at: dict[float, list[dict[str, float]]] = {}
-            for cell, score in zip(cells, scores, strict=True):
-                if cell.panel == panel.key:
-                    at.setdefault(cell.x, []).append(score)
-            means = ({x: _mean(one[d] for one in seeds) for x, seeds in at.items()} for d in self.figure.definitions)
-            held = [metrics.held(mean, self.figure.level) for mean in means]
-            found[panel.trace, panel.models] = None if None in held else min(x for x in held if x is not None)
+            own = [(cell.x, score) for cell, score in zip(cells, scores, strict=True) if cell.panel == panel.key]
+            found[panel.trace, panel.models] = highest(own, self.figure.level)
         return found
 
     def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
@@ -498,13 +493,12 @@ def _mean(values: Iterable[float]) -> float:
 def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = LEVEL) -> tuple[float, ...]:
     """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
-    Finer from the last octave that it holds by the fit (`metrics.held`), by every definition, to the last one seen:
-    halves, then quarters, ... of an octave until there are `least`, so that more rates hold the fewer ones. A dip below
-    the level at a lower rate changes nothing. A system that fell at once is followed `OCTAVES` further.
+    Finer from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ... of an octave
+    until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed `OCTAVES`
+    further.
     """
     low = min(seen)
-    curves = ({rate: scores[d] for rate, scores in seen.items()} for d in seen[low])
-    holds = min(metrics.held(curve, level) or low for curve in curves)
+    holds = highest(seen.items(), level) or low
     top = max(*seen, low * 2**OCTAVES)
     octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
     span = round(math.log2(top / holds)) or 1
@@ -514,6 +508,20 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = L
         if len(rates) >= least:
             return tuple(sorted(rates))
     raise AssertionError
+
+
+def highest(seen: Iterable[tuple[float, Mapping[str, float]]], level: float) -> float | None:
+    """The highest sampled rate at which the fit of the mean over seeds holds the level, by every definition; if any.
+
+    It may dip below the level at a lower rate. `seen` are runs: a rate and what is attained there, by definition.
+    """
+    by_rate: dict[float, list[Mapping[str, float]]] = {}
+    for rate, scores in seen:
+        by_rate.setdefault(rate, []).append(scores)
+    definitions = next(iter(by_rate.values()))[0]
+    means = ({rate: _mean(one[d] for one in runs) for rate, runs in by_rate.items()} for d in definitions)
+    held = [metrics.held(mean, level) for mean in means]
+    return None if None in held else min(x for x in held if x is not None)
 
 
 def attained(folder: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:
@@ -627,7 +635,9 @@ def verdicts(found: Reproduced) -> list[Verdict]:
             if claim.row not in {0, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
             here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])
-            out.append(Verdict(claim, panel, here, says if claim.comparable else "not comparable", rule))
+            if not claim.comparable:
+                says, rule = "not comparable", table.NONE
+            out.append(Verdict(claim, panel, here, says, rule))
     return out
 
 
@@ -635,7 +645,7 @@ def _verdict(claim: Claim, panel: Mapping[str, Any], rows: pa.Table, level: floa
     """What came out, what it says of the claim, and by which rule; both from one estimate."""
     if isinstance(claim.paper, str):
         n, of = reached(rows, claim, level)
-        here = f"reached by {n} of {of} seeds" if of else table.NONE
+        here = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else table.NONE
         return here, judged_reach(claim.paper, n, of), RULES[claim.paper]
     if claim.over is None:
         c = where(rows, panel, claim.system, claim.definition, level)

@@ -207,11 +207,12 @@ def verdict(table: pa.Table, shown: View, definition: str, level: float) -> str 
     curves = [metrics.curves(table, row.label, definition) for row in (best, second)]
     ratio = metrics.crossing_ratio(curves[0], curves[1], level)
     text = f"{best.label} meets {100 * level:g} % at {_sign(ratio)}{_three(ratio.mean)} x the rate of {second.label}"
+    beyond = f"{ratio.cut} of {_count(ratio.n)} beyond the rates asked" if ratio.cut else ""
     if ratio.low is None and ratio.high is None:
-        return f"{text} ({_count(ratio.n)}, no interval)"
+        return f"{text} ({beyond or _count(ratio.n)}, no interval)"
     spanned = f"[{_three(ratio.low)} - {_three(ratio.high)}]".replace("? - ", "up to ").replace(" - ?", " or more")
-    if ratio.cut:
-        spanned += f" ({ratio.cut} of {_count(ratio.n)} beyond the rates asked)"
+    if beyond:
+        spanned += f" ({beyond})"
     if ratio.low is not None and ratio.low > 1:
         return f"{text} {spanned}"
     return f"{text}, which {_count(ratio.n)} do not tell from chance {spanned}"

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
 LINE_IN = 0.84  # height of a line of panels, with what stands below it
-TITLES_IN = 0.36  # of the columns, below the legend
+TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
+NAME = 15  # letters of a model set that fit beside a line of panels
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
@@ -101,12 +102,15 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     columns = [(trace, definition) for trace in traces for definition in facts["definitions"]]
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
     series = [label for label in series if not label.endswith(" (A/A)")]
-    looks = style.looks(series)
+    found = style.looks(series)
+    looks = {label: found[label] for label in series}
+    titles = facts.get("titles") or [_title([p for p in panels if p["column"] == trace], lines) for trace in traces]
     width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
     text = textwrap.fill(_caption(table, facts, frame, note), CAPTION[width])
 
     figure = Figure(figsize=(width, LINE_IN))
-    top = TITLES_IN + _legend(figure, frame, facts, looks, 4 if width == style.COLUMN_IN else 6)
+    top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
+    top += _legend(figure, frame, facts, looks, 4 if width == style.COLUMN_IN else 6)
     below = 0.1 + 0.078 * (1 + text.count("\n"))
     height = len(lines) * LINE_IN + top + 0.12 + below
     figure.set_size_inches(width, height)
@@ -127,7 +131,8 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                axis.set_ylabel(f"{_called(models)}\nSLO met (%)", fontsize=6, labelpad=1.5, linespacing=1.3)
+                called = f"{_called(models)}\n({LETTERS[i]}) SLO met (%)"
+                axis.set_ylabel(called, fontsize=6, labelpad=1.5, linespacing=1.3)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
@@ -135,13 +140,10 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         panel = next(p for p in panels if (p["row"], p["models"]) == (row, models))
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
-        figure.text(0.02 / width, box[0].y1 + 0.04 / height, f"({LETTERS[i]})", fontsize=6)
-    for k, trace in enumerate(traces):
-        titles = facts.get("titles")
-        name = titles[trace] if titles else _title([p for p in panels if p["column"] == trace], lines)
+    for k, title in enumerate(titles):
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
-        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
+        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center", fontsize=6)
     figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
@@ -180,7 +182,8 @@ def _name(label: str) -> str:
 
 def _called(models: str) -> str:
     """How a line of panels is called: by its model set."""
-    return f"models: {models.partition('+models=')[0]}"
+    name = models.partition("+models=")[0]
+    return f"models: {name if len(name) <= NAME else name[: NAME - 1] + '…'}"
 
 
 def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
@@ -212,7 +215,7 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
         for which in (False, True):
             some = hollow == which
             axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
-                      transform=_beside(axis, label, facts))  # fmt: skip
+                      transform=_beside(axis, label, facts, frame))  # fmt: skip
     lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
     axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
     axis.spines[["top", "right"]].set_visible(False)
@@ -222,12 +225,14 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
     _break(axis, {x: place for x, place in places.items() if x != place})
 
 
-def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
-    """Controls stand left and right of their x, or one would hide the other."""
+def _beside(axis: Axes, label: str, facts: Mapping[str, Any], frame: pd.DataFrame) -> Transform:
+    """Controls that share an x stand left and right of it, or one would hide the other."""
     controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
-    if label not in controls:
+    at = {one: set(frame.loc[frame["label"] == one, "shown_x"]) for one in (*controls, label)}
+    together = [one for one in controls if label in controls and not at[one].isdisjoint(at[label])]
+    if len(together) < 2:
         return axis.transData
-    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
+    shift = CONTROL_POINTS * (together.index(label) - (len(together) - 1) / 2)
     return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
 
 

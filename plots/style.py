@@ -100,7 +100,7 @@ def tints(color: str) -> list[str]:
     """Three colours of the same hue that differ from it and from each other by lightness: to everyone, and in grey."""
     red, green, blue = to_rgb(color)
     dark = colorsys.rgb_to_hls(red, green, blue)[1] < 0.25
-    mixed = ((0.3, 1), (0.5, 1), (0.7, 1)) if dark else ((0.36, 0), (0.47, 1), (0.66, 0))  # share of black 0, white 1
+    mixed = ((0.3, 1), (0.5, 1), (0.7, 1)) if dark else ((0.36, 0), (0.42, 1), (0.66, 0))  # share of black 0, white 1
     return [to_hex((red + w * (end - red), green + w * (end - green), blue + w * (end - blue))) for w, end in mixed]
 
 
