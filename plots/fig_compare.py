@@ -68,7 +68,7 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
     top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
     bottom = (0.36 + 0.085 * (1 + text.count("\n"))) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
-    grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.985, top=top, bottom=bottom,
+    grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
     panels = [(name, f"{title} (%)", 100.0) for name, title in ATTAINMENT.items()]

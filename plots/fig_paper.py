@@ -226,13 +226,12 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
 
 
 def _beside(axis: Axes, label: str, facts: Mapping[str, Any], frame: pd.DataFrame) -> Transform:
-    """Controls that share an x stand left and right of it, or one would hide the other."""
+    """Controls stand left and right of an x that they share with others, or one would hide the other."""
     controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
-    at = {one: set(frame.loc[frame["label"] == one, "shown_x"]) for one in (*controls, label)}
-    together = [one for one in controls if label in controls and not at[one].isdisjoint(at[label])]
-    if len(together) < 2:
+    mine = frame["label"] == label
+    if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
         return axis.transData
-    shift = CONTROL_POINTS * (together.index(label) - (len(together) - 1) / 2)
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
     return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
 
 

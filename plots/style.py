@@ -71,7 +71,7 @@ SYSTEMS: Mapping[str, Look] = {
     "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
     "ideal": Look("#202020", "*", _DOTTED),
 }
-_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", GREY, PINK, YELLOW)
+_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", PINK, YELLOW)
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
@@ -82,7 +82,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     found: dict[str, Look] = {}
     kin: dict[str, list[Look]] = {}  # by system
-    for label in sorted(set(labels), key=lambda x: (x not in SYSTEMS, x)):
+    for label in sorted(set(labels), key=lambda x: (x not in SYSTEMS, x.endswith(" (A/A)"), x)):
         system, start = re.split(r"[:+]| \(", label)[0], zlib.crc32(label.encode())
         colors = [look.color for look in found.values()]
         marker = _rest(MARKERS, (look.marker for look in found.values()), start)[0]

@@ -484,9 +484,9 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
     assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "crosses 99 %"]
     axis = figure.axes[4]
     shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
-    look = style.SYSTEMS["dedicated"]
-    (place,) = {float(x) for line in axis.lines if line.get_marker() == look.marker
-                for x in np.asarray(line.get_xdata(), np.float64)}  # fmt: skip
+    own = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
+    (place,) = {float(x) for line in own for x in np.asarray(line.get_xdata(), np.float64)}
+    assert all(line.get_transform() == axis.transData for line in own)  # at its place, not beside it
     assert place > 5  # beyond those asked for
     assert shown[place] == "8"
     assert [text.get_text() for text in axis.texts] == ["//"]
