@@ -231,7 +231,7 @@ def _beside(axis: Axes, label: str, facts: Mapping[str, Any], frame: pd.DataFram
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
         return axis.transData
-    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2 or 1.0)
     return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
 
 
