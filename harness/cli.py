@@ -496,8 +496,7 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
         room = shutil.get_terminal_size().columns
     if shown.rows:
         click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
-    notes = [f"* {row.label} on {row.gpus} GPUs" for row in shown.rows if row.gpus != shown.gpus]
-    notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped") + _refused(found, shown)
+    notes = _gone(found.table, "infeasible") + _gone(found.table, "skipped") + _refused(found, shown)
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)

@@ -402,8 +402,12 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
         ({"a": {1.0: [1.0] * 3, 2.0: [0.5, 0.9, 0.7]}, "b": {1.0: [1.0] * 3, 2.0: [0.9, 0.5, 0.7]}},
          r"which 3 seeds do not tell from chance"),
         ({"a": {1.0: [1.0], 2.0: [0.9]}, "b": {1.0: [1.0], 2.0: [0.5]}}, r"\(one seed, no interval\)"),
-        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both at every rate asked"),
-        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither"),
+        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both up to the highest rate asked"),
+        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither, not even at the lowest"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [1.0, 1.0, 0.9]}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}},
+         r"more than 1\.\d+ x .* or more\] \(2 of 3 seeds beyond the rates asked\)"),
+        ({"a": {1.0: [1.0] * 2, 2.0: [1.0, 0.9]}, "b": {1.0: [1.0] * 2, 2.0: [0.9, 1.0]}},
+         r"about 1\.00 x the rate of b \(2 of 2 seeds beyond the rates asked, no interval\)"),
         ({"a": {1.0: [1.0] * 3, 2.0: [1.0] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}}, r"more than 1\.9\d"),
         ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}}, r"\+20\.00 points more than b \[\+20\.00, \+20"),
         ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}}, r"do not tell from chance \[-"),
@@ -415,6 +419,24 @@ def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[flo
     said = table.verdict(of, shown(of, "a", "b"), "both", 0.99)
     assert said is not None
     assert re.search(says, said), said
+
+
+def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
+    """a dips at the lowest rate and holds up to 4; b falls without a dip."""
+    of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
+                 "b": {1.0: [1.0], 2.0: [0.98], 4.0: [0.5], 8.0: [0.1]}})  # fmt: skip
+    view = shown(of, "a", "b")
+    head, *body = (" ".join(line.split()) for line in table.terminal(view, bold=False)[1:])
+    assert head.startswith("system pooled mean worst TTFT TPOT crosses fails at dip %")
+    a, b = table.records(view)
+    assert a["rate_99_rps"] == pytest.approx(2 * (4 + 4 * (0.992 - 0.99) / (0.992 - 0.5)))  # .992 is the fit up to 4
+    assert (a["rate_99_rps_sign"], a["rate_99_rps_cut"], a["fails_99_rps"]) == ("=", 0, 2.0)
+    assert a["dip_pct"] == pytest.approx(0.8)
+    assert (b["rate_99_rps"], b["fails_99_rps"], b["dip_pct"]) == (pytest.approx(3.0), 4.0, None)
+    assert " 8.03 2.00 0.8" in body[0]
+    assert " 3.00 4.00 -" in body[1]
+    smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
+    assert "dip" not in table.records(smooth)[0]  # no column without a dip
 
 
 def test_the_verdict_leaves_controls_out() -> None:
@@ -441,7 +463,10 @@ def test_the_aa_line_says_whether_0_is_covered() -> None:
         (Estimate(99.123, 98.9, 99.3, 5), "%", "99.1 ±0.2"),
         (Estimate(0.01234, None, None, 1), "s", "0.0123"),
         (Estimate(12.34, 11.34, 13.34, 5), "ms", "12.3 ±1.0"),
-        (Estimate(80.0, None, None, 5, ">"), "req/s", ">80.0"),
+        (Estimate(80.0, None, None, 5, ">", 5, 79.0), "req/s", ">80.0"),
+        (Estimate(11.2, 0.5, None, 2, ">", 1, 20.0), "x", "> 20.0 (1 of 2 seeds)"),
+        (Estimate(11.2, None, 30.0, 2, "<", 1, 1.25), "x", "< 1.25 (1 of 2 seeds)"),
+        (Estimate(11.2, None, None, 3, "~", 2), "x", "~ 11.2 (2 of 3 seeds)"),
         (Estimate(float("inf"), None, None, 5), "s", "never"),
         (None, "s", "-"),
     ],
@@ -453,7 +478,6 @@ def test_cells(e: Estimate | None, unit: str, cell: str) -> None:
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
     text = ok("compare", "--systems", "dedicated,static:equal,chunked+tau=256", *MODELS, "--gpus", "1", "--seeds", "1",
               "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
-    for label in ("dedicated*", "static:equal", "chunked+tau=256"):
-        assert f"\n{label}" in text
-    assert "* dedicated on 2 GPUs" in text
+    for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):
+        assert f"\n{label}  " in text
     assert Spec("static", preset="equal").label == "static:equal"
