@@ -531,7 +531,7 @@ def _refused(found: Compared, shown: View) -> list[str]:
 
     runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
     for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
-        if rate == shown.rate_scale:
+        if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
             runs[label][run] = None
     lines = []
     for label, names in runs.items():
