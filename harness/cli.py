@@ -377,15 +377,15 @@ def compare(
         from plots import fig_compare
 
         fig_compare.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
-    _left_out(found.failed, err=form is not None)
-
-
-def _left_out(failed: Mapping[str, str], *, err: bool = False) -> None:
-    """Say which systems failed, and exit with 2 if any did."""
-    for label, why in failed.items():
-        click.echo(f"{label}: {why}", err=err)
-    if failed:
+    if form is not None:
+        click.echo("".join(f"{line}\n" for line in _failed(found.failed)), err=True, nl=False)
+    if found.failed:
         sys.exit(2)
+
+
+def _failed(failed: Mapping[str, str]) -> list[str]:
+    """One line a system that left a comparison: what its policy did."""
+    return [f"{label}: {why}" for label, why in failed.items()]
 
 
 def _copy(entries: Sequence[Entry]) -> Entry:
@@ -432,7 +432,9 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     )
     from_ = f"speeds of stored runs in {_shown(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
-    _left_out(failed)
+    if failed:
+        click.echo("\n".join(_failed(failed)))
+        sys.exit(2)
 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
@@ -503,8 +505,8 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
         room = shutil.get_terminal_size().columns
     if shown.rows:
         click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
-    notes = [f"* {row.label} on {row.gpus} GPUs" for row in shown.rows if row.gpus != shown.gpus]
-    notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped") + _refused(found, shown)
+    notes = _failed(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    notes += _refused(found, shown)
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
@@ -535,7 +537,7 @@ def _refused(found: Compared, shown: View) -> list[str]:
 
     runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
     for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
-        if rate == shown.rate_scale:
+        if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
             runs[label][run] = None
     lines = []
     for label, names in runs.items():
@@ -596,7 +598,7 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "folder": str(found.folder),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
-        "failed": [f"{label}: {why}" for label, why in found.failed.items()],
+        "failed": _failed(found.failed),
     }
 
 
@@ -649,7 +651,7 @@ def reproduce(
     folder = (out or RESULTS / asked.name).resolve()
     with Terminal() as teller:
         found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)
-    click.echo("\n".join(again.lines(found)))
+    click.echo("\n".join([*again.lines(found), *_failed(found.failed)]))
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_paper
@@ -657,7 +659,8 @@ def reproduce(
         stem = (FIGURES if out is None else folder) / asked.name
         paths = fig_paper.render(found.folder, stem, f"bench plot {_shown(found.folder)}")
         click.echo(" · ".join(_shown(path) for path in (found.folder, *paths[:2])))
-    _left_out(found.failed)
+    if found.failed:
+        sys.exit(2)
 
 
 # ------------------------------------------------------------------ run, plot, explain

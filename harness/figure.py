@@ -49,7 +49,8 @@ class Row:
 class Claim:
     """What the paper says of a row: a number or two that it lies between, or that the level is `reached` or `never`.
 
-    With `over` the number is a ratio of crossings, system / over. `why` is printed where ours differs.
+    With `over` the number is a ratio of crossings, system / over. `why` is printed where ours differs. `comparable` is
+    false where the paper leaves out what a comparison needs, as `why` then says.
     """
 
     axis: str
@@ -61,6 +62,7 @@ class Claim:
     row: int = 0  # which row alone, from 1; 0: any along the axis
     column: int = 0  # which trace alone, from 1; 0: any
     why: str = ""
+    comparable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,10 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
         raise UserError(f'claim {i}: paper is "{claim.paper}", not a number, reached or never')
     if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):
         raise UserError(f"claim {i}: paper is {list(claim.paper)}, not a number or two, the smaller first")
+    if not isinstance(claim.comparable, bool):
+        raise UserError(f"claim {i}: comparable is {claim.comparable!r}, not true or false")
+    if not (claim.comparable or claim.why):
+        raise UserError(f'claim {i}: comparable is false, and the key "why" is missing')
     return claim
 
 

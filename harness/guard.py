@@ -71,6 +71,7 @@ class Watch:
         elif self.call:
             self._ticks += 1
             if self._ticks >= TICKS:
+                self._ticks = 0  # who catches it has as long again before the next one
                 raise Endless(f"no answer within {self.limit_s:g} s")
 
 

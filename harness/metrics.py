@@ -8,9 +8,8 @@ cannot improve them. Per-token measures of a run without token times are None, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from itertools import takewhile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -408,7 +407,8 @@ class Estimate:
     """A mean over runs with its 95 % interval.
 
     `low` and `high` are None for a single run, or where unbounded. `sign` tells how far the mean can be trusted: "=" it
-    is; ">" and "<" it is only a bound (values beyond the grid were cut at its edge); "~" both happened.
+    is; ">" and "<" it is only a bound (values beyond the grid were cut at its edge); "~" both happened. `cut` runs lie
+    beyond the grid, all of them beyond `edge`.
     """
 
     mean: float
@@ -416,6 +416,13 @@ class Estimate:
     high: float | None
     n: int
     sign: Literal["=", "<", ">", "~"] = "="
+    cut: int = 0
+    edge: float | None = None  # None without a cut run, or where runs are cut on both sides
+
+    def times(self, factor: float) -> Estimate:
+        """In another unit."""
+        low, high, edge = (None if x is None else x * factor for x in (self.low, self.high, self.edge))
+        return replace(self, mean=self.mean * factor, low=low, high=high, edge=edge)
 
 
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
@@ -469,56 +476,127 @@ def wins(difference: Estimate) -> bool:
     return difference.low is not None and difference.low > 0.0
 
 
-def rate_at(rates: Sequence[float], attainment: Sequence[float], level: float) -> tuple[float, Literal["=", "<", ">"]]:
-    """Last rate with it and every lower one at >= level, interpolated linearly to the next one.
+# ------------------------------------------------------------------ where a curve crosses a level
 
-    (lowest, "<") if the lowest is already below the level, (highest, ">") if none is. NaN is below every level.
-    """
-    points = sorted(zip(rates, attainment, strict=True))
+Curve = Mapping[float, float]  # x -> attainment, of one seed
+
+
+class Point(NamedTuple):
+    """A sampled x of a curve, what was attained there, and the fit."""
+
+    x: float
+    attained: float  # 0 where it is undefined (NaN)
+    fitted: float
+
+
+def falling(values: Sequence[float]) -> list[float]:
+    """Non-increasing least-squares fit of a sequence: isotonic regression by pooling adjacent violators."""
+    pools: list[tuple[float, int]] = []  # mean, count
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] < mean:
+            before, n = pools.pop()
+            mean, count = (before * n + mean * count) / (n + count), n + count
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
+def fitted(curve: Curve) -> list[Point]:
+    """A curve's points by rising x beside its non-increasing fit. Raises ValueError for a curve without points."""
+    points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
     if not points:
-        raise ValueError("a crossing needs at least one rate")
-    passed = 0
-    while passed < len(points) and points[passed][1] >= level:
-        passed += 1
-    if passed == 0:
-        return points[0][0], "<"
-    if passed == len(points):
-        return points[-1][0], ">"
-    (r0, a0), (r1, a1) = points[passed - 1 : passed + 1]
-    a1 = 0.0 if math.isnan(a1) else a1
-    return r0 + (a0 - level) / (a0 - a1) * (r1 - r0), "="
+        raise ValueError("a crossing needs at least one point")
+    return [Point(x, y, fit) for (x, y), fit in zip(points, falling([y for _, y in points]), strict=True)]
 
 
-Curve = Mapping[float, float]  # rate -> attainment, of one seed
+def held(curve: Curve, level: float) -> float | None:
+    """Largest sampled x at which the fit is >= level; None where it is nowhere.
 
-
-def crossing(curves: Mapping[int, Curve], level: float) -> Estimate:
-    """Rate at `level` with its interval over seeds (seed -> curve); crossings beyond the grid are cut at its edge."""
-    found = [rate_at(list(curve), list(curve.values()), level) for _, curve in sorted(curves.items())]
-    values = [value for value, _ in found]
-    return _cut(interval(values), {sign for _, sign in found}, values)
-
-
-def least(curves: Mapping[int, Curve], level: float) -> Estimate:
-    """Smallest x with it and every larger one at >= level, interpolated; `crossing` on the mirrored axis."""
-    e = crossing({seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}, level)
-    low, high = (None if x is None else -x for x in (e.high, e.low))
-    return Estimate(-e.mean, low, high, e.n, _MIRROR[e.sign])
-
-
-def fewest(curves: Mapping[int, Curve], level: float) -> Estimate:
-    """Smallest x with it and every larger one at >= level in the mean over seeds, for an x that counts things.
-
-    Not interpolated and without an interval; (largest, ">") if even that is below.
+    What is attained there is then >= level too, and at the next sampled x it is below: a pool of the fit ends with
+    values of at least its mean, and begins with values of at most its mean.
     """
-    xs = sorted(set.intersection(*(set(curve) for curve in curves.values())), reverse=True)
-    passed = list(takewhile(lambda x: np.mean([curve[x] for curve in curves.values()]) >= level, xs))
-    if not passed:
-        return Estimate(xs[0], None, None, len(curves), ">")
-    return Estimate(passed[-1], None, None, len(curves), "<" if len(passed) == len(xs) else "=")
+    return max((point.x for point in fitted(curve) if point.fitted >= level), default=None)
 
 
-FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Estimate]] = {  # where a level is crossed, by axis
+def rate_at(curve: Curve, level: float) -> tuple[float, Literal["=", "<", ">"]]:
+    """Rate at which the non-increasing fit of one seed's attainment crosses the level.
+
+    Linear between the last rate at which the fit is >= level and the next one. (lowest, "<") if the fit is below the
+    level already there, (highest, ">") if it is nowhere.
+    """
+    points = fitted(curve)
+    passed = sum(point.fitted >= level for point in points)
+    if passed == 0:
+        return points[0].x, "<"
+    if passed == len(points):
+        return points[-1].x, ">"
+    last, next_ = points[passed - 1 : passed + 1]
+    return last.x + (last.fitted - level) / (last.fitted - next_.fitted) * (next_.x - last.x), "="
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """Where the curves of all seeds cross a level, and what the fit smooths over.
+
+    A first dip is no capacity, and the highest sampled rate that holds rewards noise; so the fit decides, and the first
+    x that fails and the deepest dip stand beside it.
+    """
+
+    at: Estimate
+    fails: float | None  # the easiest sampled x that is below the level in any seed; None: no x is
+    dip: float  # largest fitted - attained of any seed, in shares of 1
+
+    def times(self, factor: float) -> Crossing:
+        """In another unit of x."""
+        return replace(self, at=self.at.times(factor), fails=None if self.fails is None else self.fails * factor)
+
+
+def crossing(curves: Mapping[int, Curve], level: float) -> Crossing:
+    """Mean over seeds (seed -> curve) of `rate_at`; crossings beyond the grid are cut at its edge."""
+    each = [curve for _, curve in sorted(curves.items())]
+    found = [rate_at(curve, level) for curve in each]
+    values = [value for value, _ in found]
+    return _crossing(_cut(interval(values), [sign for _, sign in found], values), each, level)
+
+
+def _crossing(at: Estimate, curves: Iterable[Curve], level: float) -> Crossing:
+    points = [point for curve in curves for point in fitted(curve)]
+    fails = min((point.x for point in points if point.attained < level), default=None)
+    return Crossing(at, fails, max(0.0, *(point.fitted - point.attained for point in points)))
+
+
+def least(curves: Mapping[int, Curve], level: float) -> Crossing:
+    """`crossing` where a larger x is easier (SLO scales): the fit never falls, `fails` is the largest x that does."""
+    return _mirrored(crossing({seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}, level))
+
+
+def fewest(curves: Mapping[int, Curve], level: float) -> Crossing:
+    """Smallest sampled x at which the non-decreasing fit of the mean over seeds is >= level, for an x that counts GPUs.
+
+    One buys a whole number of them, the same for every seed: so the mean is fitted, nothing is interpolated, and there
+    is no interval. That number was sampled and holds by itself (see `held`). (largest, ">") if even that is below.
+    """
+    n, xs = len(curves), set.intersection(*(set(curve) for curve in curves.values()))
+    mean = {-x: float(np.mean([curve[x] for curve in curves.values()])) for x in xs}
+    x = held(mean, level)
+    if x is None:
+        at = Estimate(min(mean), None, None, n, "<", n, min(mean))
+    elif x == max(mean):
+        at = Estimate(x, None, None, n, ">", n, x)
+    else:
+        at = Estimate(x, None, None, n)
+    return _mirrored(_crossing(at, [mean], level))
+
+
+_MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
+
+
+def _mirrored(c: Crossing) -> Crossing:
+    at = c.at.times(-1.0)
+    return replace(c.times(-1.0), at=replace(at, low=at.high, high=at.low, sign=_MIRROR[at.sign]))
+
+
+FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Crossing]] = {  # where a level is crossed, by axis
     "rate_scale": crossing,
     "models": crossing,
     "slo_scale": least,
@@ -526,49 +604,45 @@ FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Estimate]] = {  # wher
 }
 
 
-def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Estimate | None:
+def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:
     """Where a label crosses the level along column x; None where it was not run.
 
     More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
     """
     own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
-    fit = own.filter(pc.is_null(own["infeasible"])) if axis == "models" else own
-    if not (found := curves(fit, label, definition, "x")):
-        if axis != "models" or not len(own):
-            return None
-        return crossing(curves(own, label, definition, "x"), level)
-    e = FIND[axis](found, level)
-    return Estimate(e.mean, None, None, e.n) if e.sign == ">" and len(fit) < len(own) else e
-
-
-_MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
+    if axis != "models" or not (unfit := pc.unique(own.filter(pc.is_valid(own["infeasible"]))["x"]).to_pylist()):
+        found = curves(own, label, definition, "x")
+        return FIND[axis](found, level) if found else None
+    fit = curves(own.filter(pc.is_null(own["infeasible"])), label, definition, "x")
+    c = crossing(fit or curves(own, label, definition, "x"), level)
+    at = Estimate(c.at.mean, None, None, c.at.n) if c.at.sign == ">" else c.at
+    return replace(c, at=at, fails=min(unfit if c.fails is None else [c.fails, *unfit]))
 
 
 def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float) -> Estimate:
     """Geometric mean over common seeds of our crossing / theirs, with its interval (t or BCa on logarithms)."""
-    seeds = sorted(ours.keys() & theirs.keys())
-    signs: set[str] = set()
-    logs = []
-    for seed in seeds:
-        a, above = rate_at(list(ours[seed]), list(ours[seed].values()), level)
-        b, below = rate_at(list(theirs[seed]), list(theirs[seed].values()), level)
-        signs |= {above, _MIRROR[below]}
+    logs, signs = [], []
+    for seed in sorted(ours.keys() & theirs.keys()):
+        (a, above), (b, below) = rate_at(ours[seed], level), rate_at(theirs[seed], level)
         logs.append(math.log(a / b))
+        beyond = {above, _MIRROR[below]} - {"="}
+        signs.append("~" if len(beyond) > 1 else beyond.pop() if beyond else "=")
     e = interval(logs)
     low, high = (None if x is None else math.exp(x) for x in (e.low, e.high))
     return _cut(Estimate(math.exp(e.mean), low, high, e.n), signs, [math.exp(x) for x in logs])
 
 
-def _cut(e: Estimate, signs: Iterable[str], values: Sequence[float]) -> Estimate:
+def _cut(e: Estimate, signs: Sequence[str], values: Sequence[float]) -> Estimate:
     """Mark an estimate from values cut at the edge of the grid: unbounded on the side where they were cut."""
-    beyond = set(signs) - {"="}
+    beyond = [value for value, sign in zip(values, signs, strict=True) if sign != "="]
+    kinds = set(signs) - {"="}
     if not beyond:
         return e
-    if len(beyond) == 2:
-        return Estimate(e.mean, None, None, e.n, "~")
-    if beyond == {">"}:
-        return Estimate(e.mean, min(values) if e.low is None else e.low, None, e.n, ">")
-    return Estimate(e.mean, None, max(values) if e.high is None else e.high, e.n, "<")
+    if kinds == {">"}:
+        return Estimate(e.mean, min(values) if e.low is None else e.low, None, e.n, ">", len(beyond), min(beyond))
+    if kinds == {"<"}:
+        return Estimate(e.mean, None, max(values) if e.high is None else e.high, e.n, "<", len(beyond), max(beyond))
+    return Estimate(e.mean, None, None, e.n, "~", len(beyond))
 
 
 # ------------------------------------------------------------------ the tidy table of a sweep
@@ -755,6 +829,23 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
     return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions") if name in stats}
+
+
+def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
+    """Labels of a panel whose systems take GPUs of their own accord (`dedicated`: one a model), not as many as asked.
+
+    `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
+    """
+    several = len(set().union(*took.values())) > 1
+    return {label for label, counts in took.items()
+            if (several and len(counts) == 1 if asked is None else set(counts) != {asked})}  # fmt: skip
+
+
+def with_gpus(label: str, counts: Collection[int]) -> str:
+    """A label with the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
+    every = sorted(counts)
+    text = " and ".join(map(str, every)) if len(every) < 3 else f"{every[0]} to {every[-1]}"
+    return f"{label} ({text} GPUs)"
 
 
 # ------------------------------------------------------------------ over the runs of a sweep

@@ -220,6 +220,7 @@ def replay(
         except (Infeasible, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
+            watch.call = 0
             raise Fault(f"{said(error)}, {_when(now_s, event)}") from error
         t = time.perf_counter() - t
         outcome.policy_s += t

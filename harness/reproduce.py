@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import metrics, record, sweep, table
 from harness.figure import Claim, Figure, Row, Scope
-from harness.metrics import Estimate
+from harness.metrics import Crossing, Estimate
 from harness.run import Failed, jobs_of, models_of, rate_of, resolve, trace_of, traits
 from harness.spec import MACHINE, Spec, asked, canonical, digest, from_dict
 from harness.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
@@ -236,7 +236,10 @@ class _Work:
 
     @cached_property
     def rates(self) -> Mapping[tuple[str, str], tuple[float, ...]]:
-        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee."""
+        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee.
+
+        It has fallen below `LOW`, and `OCTAVES` above the lowest rate at the earliest: a dip is no fall.
+        """
         every = [(panel, entry) for panel in self._rate_panels() for entry in self._those(panel)]
         given = {
             (panel.key, entry.label): rates
@@ -255,14 +258,18 @@ class _Work:
             scores = self._attained(cells, f"search, rate x {times:g}")
             for cell, score in zip(cells, scores, strict=True):
                 seen.setdefault((cell.panel, cell.label), {})[cell.x] = score
-            open_ = [one for one, score in zip(open_, scores, strict=True) if score[self.figure.definitions[0]] >= LOW]
+            open_ = [
+                one
+                for one, score in zip(open_, scores, strict=True)
+                if score[self.figure.definitions[0]] >= LOW or times < 2**OCTAVES
+            ]
         level = self.figure.level
         return given | {key: grid(found, self.scope.rates, level) for key, found in seen.items()}
 
     @cached_property
     def held(self) -> Mapping[tuple[str, str], float | None]:
         """By trace and set, the highest rate scale at which the first system holds every definition, if any."""
-        found = {}
+        found: dict[tuple[str, str], float | None] = {}
         first = self.entries[0]
         cells = [
             cell for panel in self._rate_panels() for x in self.rates[panel.key, first.label]
@@ -270,15 +277,8 @@ class _Work:
         ]  # fmt: skip
         scores = self._attained(cells, f"knee of {first.label}")
         for panel in self._rate_panels():
-            met = []
-            for x in self.rates[panel.key, first.label]:
-                own = [
-                    score for cell, score in zip(cells, scores, strict=True) if (cell.panel, cell.x) == (panel.key, x)
-                ]
-                if any(_mean(score[d] for score in own) < self.figure.level for d in self.figure.definitions):
-                    break
-                met.append(x)
-            found[panel.trace, panel.models] = met[-1] if met else None
+            own = [(cell.x, score) for cell, score in zip(cells, scores, strict=True) if cell.panel == panel.key]
+            found[panel.trace, panel.models] = highest(own, self.figure.level)
         return found
 
     def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
@@ -308,6 +308,8 @@ class _Work:
         if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
             scales = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
             spec = replace(spec, drain_s=max(panel.judges[float(s)].drain_s for s in scales))
+        if row.axis == "gpus":
+            x = float(traits(spec).gpus)  # dedicated takes as many as it needs
         return Cell(panel.key, x, entry.label, under, under.spec(spec))
 
     def _seeds(self, panel: Panel, entry: Entry, **at: Any) -> list[Cell]:
@@ -341,7 +343,7 @@ class _Work:
 
     def cells(self) -> list[Cell]:
         """Every cell of the figure; controls stand at the ends of the first system's axis, the A/A copy along rates."""
-        found = []
+        found: list[Cell] = []
         for panel in self.panels:
             for entry in self._those(panel):
                 for x in self._xs(panel, entry.label):
@@ -350,7 +352,7 @@ class _Work:
             for entry in (one for one in self.controls if rated or not one.label.endswith(AA)):
                 for x in sorted(self._ends(panel)):
                     found += self._seeds(panel, entry, **self._at(panel, x))
-        return found
+        return list({(one.panel, one.x, one.label, one.spec.seed): one for one in found}.values())
 
     def announce(self) -> None:
         """Say what the traces are, and which are stand-ins."""
@@ -512,16 +514,12 @@ def _mean(values: Iterable[float]) -> float:
 def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = LEVEL) -> tuple[float, ...]:
     """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
 
-    Finer from the last octave that it holds (with every lower one, by every definition) to the last one seen: halves,
-    then quarters, ... of an octave until there are `least`, so that more rates hold the fewer ones. A system that fell
-    at once is followed `OCTAVES` further.
+    Finer from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ... of an octave
+    until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed `OCTAVES`
+    further.
     """
     low = min(seen)
-    holds = low
-    for rate in sorted(seen):
-        if min(seen[rate].values()) < level:
-            break
-        holds = rate
+    holds = highest(seen.items(), level) or low
     top = max(*seen, low * 2**OCTAVES)
     octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
     span = round(math.log2(top / holds)) or 1
@@ -531,6 +529,20 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = L
         if len(rates) >= least:
             return tuple(sorted(rates))
     raise AssertionError
+
+
+def highest(seen: Iterable[tuple[float, Mapping[str, float]]], level: float) -> float | None:
+    """The highest sampled rate at which the fit of the mean over seeds holds the level, by every definition; if any.
+
+    It may dip below the level at a lower rate. `seen` are runs: a rate and what is attained there, by definition.
+    """
+    by_rate: dict[float, list[Mapping[str, float]]] = {}
+    for rate, scores in seen:
+        by_rate.setdefault(rate, []).append(scores)
+    definitions = next(iter(by_rate.values()))[0]
+    means = ({rate: _mean(one[d] for one in runs) for rate, runs in by_rate.items()} for d in definitions)
+    held = [metrics.held(mean, level) for mean in means]
+    return None if None in held else min(x for x in held if x is not None)
 
 
 def attained(folder: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:
@@ -597,17 +609,10 @@ def of_panel(rows: pa.Table, panel: str) -> pa.Table:
     return rows.filter(pc.equal(rows["panel"].cast(pa.string()), panel))
 
 
-def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> Estimate | None:
-    """Where a label crosses the level on a panel, in units of its axis; None where it was not run.
-
-    Of rates and models the last that holds with every lower one; of SLO scales and GPUs the first with every larger.
-    """
-    e = metrics.crossed(rows, panel["axis"], label, definition, level)
-    if e is None or panel["axis"] != "rate_scale":
-        return e
-    unit = panel["unit_rps"]
-    low, high = (None if x is None else x * unit for x in (e.low, e.high))
-    return Estimate(e.mean * unit, low, high, e.n, e.sign)
+def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> Crossing | None:
+    """Where a label crosses the level on a panel, in units of its axis; None where it was not run."""
+    c = metrics.crossed(rows, panel["axis"], label, definition, level)
+    return c if c is None or panel["axis"] != "rate_scale" else c.times(panel["unit_rps"])
 
 
 class Verdict(NamedTuple):
@@ -615,8 +620,26 @@ class Verdict(NamedTuple):
 
     claim: Claim
     panel: Mapping[str, Any]
-    here: Estimate | None  # the crossing, or the ratio of two
-    says: str  # agrees | differs | open | not run
+    here: str
+    says: str  # of SAYS
+    rule: str  # when it agrees
+
+
+SAYS = {
+    "agrees": "the rule in the last column holds",
+    "differs": "it does not",
+    "open": "it may, beyond the grid or with more seeds",
+    "not comparable": "the paper leaves out what a comparison needs",
+    "not run": "this system has no runs here",
+}
+RULES = {  # when a claim agrees, by what the paper gives and whether ours has an interval
+    "reached": "every seed reaches it",
+    "never": "no seed reaches it",
+    "value": "ours is the paper's",
+    "range": "ours lies in the paper's range",
+    "value, interval": "our interval holds the paper's",
+    "range, interval": "our interval meets the paper's",
+}
 
 
 def verdicts(found: Reproduced) -> list[Verdict]:
@@ -632,34 +655,52 @@ def verdicts(found: Reproduced) -> list[Verdict]:
                 continue
             if claim.row not in {0, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
-            rows = of_panel(found.table, panel["panel"])
-            if claim.over is None:
-                here = where(rows, panel, claim.system, claim.definition, about["level"])
-            else:
-                ours, theirs = (metrics.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
-                here = metrics.crossing_ratio(ours, theirs, about["level"]) if ours and theirs else None
-            if isinstance(claim.paper, str):
-                met = reached(rows, claim, about["level"])
-                says = "not run" if met is None else "agrees" if met == (claim.paper == "reached") else "differs"
-            else:
-                says = judged(claim.paper, here)
-            out.append(Verdict(claim, panel, here, says))
+            here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])
+            if not claim.comparable:
+                says, rule = "not comparable", table.NONE
+            out.append(Verdict(claim, panel, here, says, rule))
     return out
 
 
-def reached(rows: pa.Table, claim: Claim, level: float) -> bool | None:
-    """Whether the mean over seeds holds where it is easiest: lowest rate, fewest models, largest scale, all GPUs."""
-    curves = metrics.curves(rows, claim.system, claim.definition, "x")
-    if not curves:
-        return None
-    easiest = min if claim.axis in {"rate_scale", "models"} else max
-    return _mean(curve[easiest(curve)] for curve in curves.values()) >= level
+def _verdict(claim: Claim, panel: Mapping[str, Any], rows: pa.Table, level: float) -> tuple[str, str, str]:
+    """What came out, what it says of the claim, and by which rule; both from one estimate."""
+    if isinstance(claim.paper, str):
+        n, of = reached(rows, claim, level)
+        here = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else table.NONE
+        return here, judged_reach(claim.paper, n, of), RULES[claim.paper]
+    if claim.over is None:
+        c = where(rows, panel, claim.system, claim.definition, level)
+        e = None if c is None else c.at
+        here = _at(e, claim.axis)
+    else:
+        ours, theirs = (metrics.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
+        e = metrics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
+        here = _ratio(e)
+    if e is None or (e.low is None and e.high is None):
+        rule = RULES["range" if isinstance(claim.paper, tuple) else "value"]
+    else:
+        rule = RULES["range, interval" if isinstance(claim.paper, tuple) else "value, interval"]
+    return here, judged(claim.paper, e), rule
+
+
+def reached(rows: pa.Table, claim: Claim, level: float) -> tuple[int, int]:
+    """How many seeds reach the level anywhere on the axis, by the fit of each, and of how many."""
+    curves = metrics.curves(rows, claim.system, claim.definition, "x").values()
+    harder = 1.0 if claim.axis in {"rate_scale", "models"} else -1.0  # the direction in which attainment falls
+    held = [metrics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
+    return sum(x is not None for x in held), len(held)
+
+
+def judged_reach(paper: str, n: int, of: int) -> str:
+    """`agrees` where all seeds do as the paper says, `differs` where none does, else `open`; `n` of them reach."""
+    as_said = n if paper == "reached" else of - n
+    return "not run" if not of else "agrees" if as_said == of else "open" if as_said else "differs"
 
 
 def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
     """`agrees` where the paper's value, or part of its range, lies in the interval (is it, without), else `differs`.
 
-    `open` where the crossing lies beyond the grid and may be the paper's.
+    `open` where a crossing lies beyond the grid and may be the paper's.
     """
     if here is None:
         return "not run"
@@ -695,24 +736,41 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
     yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus})"
     given = axis != "rate_scale"
-    head = [
-        "trace",
-        "models",
-        *["req/s each" if axis == "models" else "req/s"] * given,
-        "system",
-        *(f"{level} {n}" for n in names),
-    ]
+    head = ["trace", "models", *["req/s each" if axis == "models" else "req/s"] * given, "system"]
+    head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %")]
     rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
     for panel in panels:
         own = of_panel(found.table, panel["panel"])
+        shown = _named(own, panel)
         for label in about["systems"]:
             crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
             if not any(crossed):
                 continue  # not of this row
-            cells = [f"{panel['rate_rps']:.3g}", label] if given else [label]
-            cells += [_at(e, axis) for e in crossed]
+            cells = [f"{panel['rate_rps']:.3g}", shown[label]] if given else [shown[label]]
+            cells += [cell for c in crossed for cell in _crossing(c, axis)]
             rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])
-    yield from table.aligned(rows)
+    columns = [x for x in zip(*rows, strict=True) if x[0] not in ASIDE or set(x[1:]) != {table.NONE}]
+    yield from table.aligned(zip(*columns, strict=True))
+
+
+ASIDE = ("fails at", "dip %")  # columns that are left out where they say nothing
+
+
+def _named(rows: pa.Table, panel: Mapping[str, Any]) -> dict[str, str]:
+    """A panel's labels, with their GPUs where these are not the panel's."""
+    took: dict[str, set[int]] = {}
+    for label, gpus in zip(rows["label"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
+        took.setdefault(label, set()).add(gpus)
+    own = metrics.own_gpus(took, panel["gpus"])
+    return {label: metrics.with_gpus(label, counts) if label in own else label for label, counts in took.items()}
+
+
+def _crossing(c: Crossing | None, axis: str) -> list[str]:
+    """A crossing, the first x that fails, and the deepest dip where there is one."""
+    if c is None:
+        return [table.NONE] * 3
+    fails = None if c.fails is None else Estimate(c.fails, None, None, c.at.n)
+    return [_at(c.at, axis), table.text(fails, COLUMN[axis]), f"{100 * c.dip:.1f}" if table.dips(c) else table.NONE]
 
 
 def _at(e: Estimate | None, axis: str) -> str:
@@ -737,7 +795,7 @@ def _beside(rows: pa.Table, panel: Mapping[str, Any], label: str, about: Mapping
     at = panel["at"]
     if at is None:  # where the first system crosses
         first = where(rows, panel, about["systems"][0], about["definitions"][0], about["level"])
-        at = first.mean if first else xs[-1]
+        at = first.at.mean if first else xs[-1]
     x = max((one for one in xs if one <= at), default=xs[0])
     unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
     cells = [f"{x * unit:.3g}"]
@@ -752,7 +810,7 @@ def _claims(found: Reproduced) -> Iterator[str]:
     every = verdicts(found)
     if not every:
         return
-    rows = [[f"claim ({found.about['paper']})", "trace", "models", "paper", "here", ""]]
+    rows = [[f"claim ({found.about['paper']})", "trace", "models", "paper", "here", "verdict", "agrees if"]]
     for one in every:
         c = one.claim
         what = f"{100 * found.about['level']:g} % {c.definition.upper()}"
@@ -760,26 +818,26 @@ def _claims(found: Reproduced) -> Iterator[str]:
         said = f"{c.system} / {c.over}, {kind} at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
         numbers = c.paper if isinstance(c.paper, tuple) else (c.paper,)
         paper = "-".join(x if isinstance(x, str) else f"{x:g}{'x' if c.over else ''}" for x in numbers)
-        rows.append([said, one.panel["trace"], one.panel["models"], paper, _here(one), one.says])
+        rows.append([said, one.panel["trace"], one.panel["models"], paper, one.here, one.says, one.rule])
     yield from table.aligned(rows)
-    for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == "differs"):
-        yield f"where it differs: {why}"
-    counts = {says: sum(one.says == says for one in every) for says in ("agrees", "differs", "open", "not run")}
-    yield ", ".join(f"{n} {says}" for says, n in counts.items() if n)
+    for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
+        for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
+            yield f"{words}: {why}"
+    counts = {says: sum(one.says == says for one in every) for says in SAYS}
+    yield "; ".join(f"{n} {says}: {SAYS[says]}" for says, n in counts.items() if n)
 
 
-def _here(one: Verdict) -> str:
-    e = one.here
+def _ratio(e: Estimate | None) -> str:
     if e is None:
-        return "-"
-    if one.claim.over is None:
-        return _at(e, one.claim.axis)
+        return table.NONE
     low, high = ("" if x is None else f"{x:.2f}" for x in (e.low, e.high))
-    sign = "" if e.sign == "=" else e.sign
     spread = (
         f" [{low} - {high}]" if low and high else f" [{low} or more]" if low else f" [up to {high}]" if high else ""
     )
-    return f"{sign}{e.mean:.2f}x{spread}"
+    sign = "" if e.sign == "=" else e.sign
+    part = f" ({e.cut} of {e.n} seeds)" if 0 < e.cut < e.n else ""
+    value = e.edge if part and e.edge is not None else e.mean
+    return f"{sign}{' ' * bool(part)}{value:.2f}x{part}{spread}"
 
 
 def _copies(found: Reproduced) -> Iterator[str]:

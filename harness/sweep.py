@@ -441,7 +441,8 @@ def compare(
                 raise Failed(failed) from why
             left = remain
         else:
-            return replace(found, failed=failed)
+            labels = dict.fromkeys(entry.spec.label for entry in entries)
+            return replace(found, failed={label: failed[label] for label in labels if label in failed})
 
 
 def _compared(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness import metrics
-from harness.metrics import Estimate
+from harness.metrics import Crossing, Estimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,9 @@ def columns(definition: str) -> tuple[Column, ...]:
     found += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in BESIDE.get(definition, ())]
     return (
         *found,
-        Column("rate_99", "req/s at", "99 %", "req/s", 1, True, ""),
+        Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, ""),
+        Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
+        Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),
         Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s"),
         Column("tpot_p50_s", "TPOT ms", "P50", "ms", 1e3, False, "tpot_p50_s"),
@@ -120,6 +122,7 @@ def view(
         if p["infeasible"]:
             hollow.add((p["label"], p["rate_scale"]))
     labels = [label for label in order if label in gpus]
+    crossings = {label: _crossing(table, label, definition, level) for label in labels}
     rates = sorted({rate for _, rate, _, _ in points})
     contend = [label for label in labels if label not in controls] or labels
 
@@ -142,7 +145,7 @@ def view(
             {
                 c.key: _scaled(at(label, shown, c.definition, c.over), c.factor)
                 if c.definition
-                else _crossing(table, label, definition, level)
+                else crossings[label].get(c.key)
                 for c in wanted
             },
         )
@@ -162,18 +165,26 @@ def view(
 
 
 def _scaled(e: Estimate | None, factor: float) -> Estimate | None:
-    if e is None:
-        return None
-    low, high = (None if x is None else x * factor for x in (e.low, e.high))
-    return Estimate(e.mean * factor, low, high, e.n, e.sign)
+    return None if e is None else e.times(factor)
 
 
-def _crossing(table: pa.Table, label: str, definition: str, level: float) -> Estimate | None:
-    """The rate at `level`, where there is more than one rate to tell."""
+def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
+    """The rate at `level`, the lowest that fails and the deepest dip, by column; none where there is a single rate."""
     found = metrics.curves(table, label, definition)
     if not found or max(len(curve) for curve in found.values()) < 2:
-        return None
-    return metrics.crossing(found, level)
+        return {}
+    c = metrics.crossing(found, level)
+    columns = {"rate_99": c.at}
+    if c.fails is not None:
+        columns["fails_99"] = Estimate(c.fails, None, None, c.at.n)
+    if dips(c):
+        columns["dip"] = Estimate(100 * c.dip, None, None, c.at.n)
+    return columns
+
+
+def dips(c: Crossing) -> bool:
+    """Tell whether the deepest dip is more than 0 where it is shown with one decimal of a percent."""
+    return c.dip >= 0.0005
 
 
 # ------------------------------------------------------------------ sentences
@@ -190,15 +201,18 @@ def verdict(table: pa.Table, shown: View, definition: str, level: float) -> str 
     ours, theirs = best.values["rate_99"], second.values["rate_99"]
     assert ours is not None
     assert theirs is not None
-    if ours.sign == theirs.sign and ours.sign in {"<", ">"}:
-        where = "is met by neither, at any rate asked" if ours.sign == "<" else "is met by both at every rate asked"
-        return f"{100 * level:g} % {where}: {best.label}, {second.label}"
+    if ours.sign == theirs.sign and ours.sign in {"<", ">"} and all(e.cut == e.n for e in (ours, theirs)):
+        where = "neither, not even at the lowest rate" if ours.sign == "<" else "both up to the highest rate asked"
+        return f"{100 * level:g} % is met by {where}: {best.label}, {second.label}"
     curves = [metrics.curves(table, row.label, definition) for row in (best, second)]
     ratio = metrics.crossing_ratio(curves[0], curves[1], level)
     text = f"{best.label} meets {100 * level:g} % at {_sign(ratio)}{_three(ratio.mean)} x the rate of {second.label}"
+    beyond = f"{ratio.cut} of {_count(ratio.n)} beyond the rates asked" if ratio.cut else ""
     if ratio.low is None and ratio.high is None:
-        return f"{text} ({_count(ratio.n)}, no interval)"
+        return f"{text} ({beyond or _count(ratio.n)}, no interval)"
     spanned = f"[{_three(ratio.low)} - {_three(ratio.high)}]".replace("? - ", "up to ").replace(" - ?", " or more")
+    if beyond:
+        spanned += f" ({beyond})"
     if ratio.low is not None and ratio.low > 1:
         return f"{text} {spanned}"
     return f"{text}, which {_count(ratio.n)} do not tell from chance {spanned}"
@@ -286,12 +300,19 @@ def _digits(x: float) -> int:
 
 
 def text(e: Estimate | None, column: Column, *, spread: bool = True) -> str:
-    """A value as a cell: shares with one decimal, others with three digits; half its interval at the same decimals."""
+    """A value as a cell: shares with one decimal, others with three digits; half its interval at the same decimals.
+
+    Where a part of the runs lies beyond the grid, its edge and how many: `> 20.0 (1 of 2 seeds)`.
+    """
     if e is None:
         return NONE
     if not math.isfinite(e.mean):
         return "never"
-    digits = 1 if column.unit == "%" else 0 if column.unit == "" else _digits(e.mean)
+    part = 0 < e.cut < e.n
+    value = e.edge if part and e.edge is not None else e.mean
+    digits = 1 if column.unit == "%" else 0 if column.unit == "" else _digits(value)
+    if part:
+        return f"{e.sign} {value:.{digits}f} ({e.cut} of {e.n} seeds)"
     mark = "" if e.sign == "=" else e.sign
     if not spread or e.low is None or e.high is None or column.more is None:
         return f"{mark}{e.mean:.{digits}f}"
@@ -363,8 +384,9 @@ def _terminal(shown: View, bold: bool, spread: bool) -> Iterator[str]:
 
 
 def name(row: Row, shown: View) -> str:
-    """The label, with a star where the row has another number of GPUs."""
-    return row.label + ("*" if row.gpus != shown.gpus else "") + (" (infeasible)" if row.infeasible else "")
+    """The label, with the number of GPUs where it is not that of most rows: `dedicated (8 GPUs)`."""
+    label = row.label if row.gpus == shown.gpus else metrics.with_gpus(row.label, [row.gpus])
+    return label + (" (infeasible)" if row.infeasible else "")
 
 
 def markdown(shown: View) -> Iterator[str]:
@@ -426,7 +448,8 @@ def records(shown: View) -> list[dict[str, Any]]:
             flat[f"{key}_low"] = None if e is None else e.low
             flat[f"{key}_high"] = None if e is None else e.high
             if c.key == "rate_99":
-                flat[f"{key}_sign"] = None if e is None else e.sign
+                for part in ("sign", "cut", "edge"):
+                    flat[f"{key}_{part}"] = None if e is None else getattr(e, part)
             flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
         out.append(flat)
     return out

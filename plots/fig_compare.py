@@ -68,7 +68,7 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
     top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
     bottom = (0.36 + 0.085 * (1 + text.count("\n"))) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
-    grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.985, top=top, bottom=bottom,
+    grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
     panels = [(name, f"{title} (%)", 100.0) for name, title in ATTAINMENT.items()]
@@ -174,16 +174,7 @@ def _rate_label(frame: pd.DataFrame) -> str:
 def _legend(figure: Figure, of: Mapping[str, style.Look], order: Sequence[str]) -> float:
     """Put the legend on top in as many columns as fit; returns its height in inches."""
     handles = [Line2D([], [], linestyle=of[series].line, label=series, **of[series].marks()) for series in order]
-    for columns in range(min(4, len(order)), 0, -1):
-        legend = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=columns,
-                               frameon=False, handlelength=2.2, columnspacing=1.0, borderaxespad=0.1,
-                               labelspacing=0.3)  # fmt: skip
-        figure.draw_without_rendering()
-        box = legend.get_window_extent()
-        if box.width <= figure.bbox.width or columns == 1:
-            return float(box.height) / figure.dpi
-        legend.remove()
-    return 0.0
+    return style.legend(figure, handles, 4, handlelength=2.2, columnspacing=1.0, labelspacing=0.3)
 
 
 def _notes(frame: pd.DataFrame) -> str:

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.transforms import Transform
 
-LINE_IN = 0.82  # height of a line of panels, with what stands below it
-TOP_IN = 0.58  # legend and titles
+LINE_IN = 0.84  # height of a line of panels, with what stands below it
+TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
+NAME = 15  # letters of a model set that fit beside a line of panels
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
@@ -86,8 +87,8 @@ def crossed(table: pa.Table, panel: Mapping[str, Any], label: str, definition: s
     import pyarrow.compute as pc
 
     own = table.filter(pc.equal(table["panel"].cast(pa.string()), panel["panel"]))
-    e = metrics.crossed(own, panel["axis"], label, definition, level)
-    return e.mean * _unit(panel) if e is not None and e.sign == "=" else None
+    c = metrics.crossed(own, panel["axis"], label, definition, level)
+    return c.at.mean * _unit(panel) if c is not None and c.at.sign == "=" else None
 
 
 def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
@@ -101,16 +102,20 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     columns = [(trace, definition) for trace in traces for definition in facts["definitions"]]
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
     series = [label for label in series if not label.endswith(" (A/A)")]
-    looks = style.looks(series)
+    found = style.looks(series)
+    looks = {label: found[label] for label in series}
+    titles = facts.get("titles") or [_title([p for p in panels if p["column"] == trace], lines) for trace in traces]
     width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
     text = textwrap.fill(_caption(table, facts, frame, note), CAPTION[width])
 
+    figure = Figure(figsize=(width, LINE_IN))
+    top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
+    top += _legend(figure, frame, facts, looks, 4 if width == style.COLUMN_IN else 6)
     below = 0.1 + 0.078 * (1 + text.count("\n"))
-    height = len(lines) * LINE_IN + TOP_IN + 0.12 + below
-    figure = Figure(figsize=(width, height))
-    gap = 0.5
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.36 / width, right=1 - 0.05 / width, hspace=gap,
-                               top=1 - TOP_IN / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
+    height = len(lines) * LINE_IN + top + 0.12 + below
+    figure.set_size_inches(width, height)
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, hspace=0.5,
+                               top=1 - top / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
     for i, (row, models) in enumerate(lines):
         axes = []
         for j, (trace, definition) in enumerate(columns):
@@ -126,7 +131,8 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                axis.set_ylabel(f"({LETTERS[i]}) {models.partition('+models=')[0]}", fontsize=6, labelpad=2)
+                called = f"{_called(models)}\n({LETTERS[i]}) SLO met (%)"
+                axis.set_ylabel(called, fontsize=6, labelpad=1.5, linespacing=1.3)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
@@ -134,29 +140,10 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         panel = next(p for p in panels if (p["row"], p["models"]) == (row, models))
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
                     fontsize=6)  # fmt: skip
-    for k, trace in enumerate(traces):
-        titles = facts.get("titles")
-        name = titles[trace] if titles else _title([p for p in panels if p["column"] == trace], lines)
+    for k, title in enumerate(titles):
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
-        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, name, ha="center", fontsize=6)
-    handles = [Line2D([], [], linestyle="" if label in facts["controls"] else looks[label].line, label=_name(label),
-                      **_marks(looks[label])) for label in series]  # fmt: skip
-    handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),
-                          label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
-    figure.legend(
-        handles=handles,
-        loc="upper center",
-        bbox_to_anchor=(0.5, 1.0),
-        ncols=4 if width == style.COLUMN_IN else 6,
-        frameon=False,
-        fontsize=6,
-        handlelength=2.0,
-        columnspacing=0.9,
-        borderaxespad=0.1,
-        labelspacing=0.25,
-        handletextpad=0.4,
-    )
+        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center", fontsize=6)
     figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
@@ -170,8 +157,33 @@ def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[tuple[int, str]]
     return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
 
+def _legend(figure: Figure, frame: pd.DataFrame, facts: Mapping[str, Any], looks: Mapping[str, style.Look],
+            columns: int) -> float:  # fmt: skip
+    """Put the legend on top; returns its height in inches."""
+    took: dict[str, set[int]] = {}
+    own: set[str] = set()
+    for panel in facts["panels"]:
+        here = frame[frame["panel"] == panel["panel"]].groupby("label")["gpus"].unique()
+        for label, counts in here.items():
+            took.setdefault(str(label), set()).update(map(int, counts))
+        own |= metrics.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
+    names = {label: metrics.with_gpus(_name(label), took[label]) if label in own else _name(label) for label in looks}
+    handles = [Line2D([], [], linestyle="" if label in facts["controls"] else look.line, label=names[label],
+                      **_marks(look)) for label, look in looks.items()]  # fmt: skip
+    handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),
+                          label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
+    return style.legend(figure, handles, columns, fontsize=6, handlelength=2.0, columnspacing=0.9, labelspacing=0.25,
+                        handletextpad=0.4)  # fmt: skip
+
+
 def _name(label: str) -> str:
     return label.replace(":plusplus", "++")
+
+
+def _called(models: str) -> str:
+    """How a line of panels is called: by its model set."""
+    name = models.partition("+models=")[0]
+    return f"models: {name if len(name) <= NAME else name[: NAME - 1] + '…'}"
 
 
 def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
@@ -186,9 +198,10 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
            looks: Mapping[str, style.Look], facts: Mapping[str, Any]) -> None:  # fmt: skip
     level = facts["level"]
     axis.axhline(100 * level, color="#808080", linewidth=0.5, zorder=1.5)
+    places = _places(frame, panel["axis"])
     for depth, (label, look) in enumerate(reversed(list(looks.items()))):
         own, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
-        x = own["shown_x"].to_numpy(np.float64)
+        x = np.array([places[one] for one in own["shown_x"]], np.float64)
         y, low, high = (100 * own[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
         hollow = own["infeasible"].to_numpy(bool)
         if label not in facts["controls"]:
@@ -202,22 +215,46 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
         for which in (False, True):
             some = hollow == which
             axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
-                      transform=_beside(axis, label, facts))  # fmt: skip
+                      transform=_beside(axis, label, facts, frame))  # fmt: skip
     lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
     axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
     axis.spines[["top", "right"]].set_visible(False)
     axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
     axis.tick_params(labelsize=5.5, length=2, pad=1.5)
-    _ticks(axis, sorted(frame["shown_x"].unique()), panel["axis"])
+    _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
+    _break(axis, {x: place for x, place in places.items() if x != place})
 
 
-def _beside(axis: Axes, label: str, facts: Mapping[str, Any]) -> Transform:
-    """Controls stand left and right of their x, or one would hide the other."""
+def _beside(axis: Axes, label: str, facts: Mapping[str, Any], frame: pd.DataFrame) -> Transform:
+    """Controls stand left and right of an x that they share with others, or one would hide the other."""
     controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
-    if label not in controls:
+    mine = frame["label"] == label
+    if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
         return axis.transData
-    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2)
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2 or 1.0)
     return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
+
+
+def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
+    """Where each x stands on its axis: at itself, but GPUs that a system takes beyond those asked for after a break."""
+    several = frame.groupby("label")["shown_x"].transform("nunique") > 1
+    last = float((frame[several] if several.any() else frame)["shown_x"].max())
+    step = max(1.0, (last - float(frame["shown_x"].min())) / 4)
+    xs = sorted(map(float, frame["shown_x"].unique()))
+    beyond = [x for x in xs if x > last] if kind == "gpus" else []
+    return {x: last + step * (1 + beyond.index(x)) if x in beyond else x for x in xs}
+
+
+def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
+    """Label what stands beyond the end of an axis, and break the axis before it."""
+    if not beyond:
+        return
+    end, (low, _) = max(axis.get_xticks()), axis.get_xlim()
+    axis.set_xlim(low, max(beyond.values()) + (end - low) / 12)
+    ticks = {x: f"{x:g}" for x in axis.get_xticks()} | {place: f"{x:g}" for x, place in beyond.items()}
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    axis.text((end + min(beyond.values())) / 2, 0, "//", transform=axis.get_xaxis_transform(), ha="center", va="center",
+              fontsize=5, backgroundcolor="white", bbox={"color": "white", "pad": 0.2}, zorder=4)  # fmt: skip
 
 
 def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
@@ -274,7 +311,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         f"After {facts['paper']}.",
         " · ".join([
             each(map(traced, facts["panels"])),
-            each(panel["models"] for panel in facts["panels"]),
+            "models: " + each(panel["models"] for panel in facts["panels"]),
             f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
             *(own["machine"].dropna().unique() if "machine" in own else ()),
             *filter(None, (each(own["fidelity"].unique()), style.unchecked(own))),

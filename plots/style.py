@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import contextlib
 import io
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
 import seaborn as sns
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.lines import Line2D
 
 from harness.checked import note
 from harness.record import write_bytes
@@ -68,27 +72,37 @@ SYSTEMS: Mapping[str, Look] = {
     "dedicated": Look("#707070", "d", _DASHED),  # controls are grey: they are no contestants
     "ideal": Look("#202020", "*", _DOTTED),
 }
-_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", GREY, PINK, YELLOW)
+_SPARE = ("#2f4b7c", "#a05195", "#d45087", "#f95d6a", "#006d5b", "#5b3a1d", PINK, YELLOW)
 
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """Give each label its look: by name for known systems, else by a hash of the name; no two alike in one figure.
 
-    `prism:released`, a preset, keeps the colour of `prism` and takes another marker and dash if `prism` is there too.
+    Of a system's lines (`prism`, `prism:v1`, `prism+placement=fixed`, `prism (A/A)`) the first has its colour, others
+    have tints of it and then spare colours, chosen by a hash of the label, with markers and dashes of their own.
     """
-    labels = sorted(set(labels), key=lambda x: (x not in SYSTEMS, x))
     found: dict[str, Look] = {}
-    for label in labels:
-        base = SYSTEMS.get(label.split(":")[0])
-        if base is not None and base not in found.values():
-            found[label] = base
-            continue
-        start = zlib.crc32(label.encode())
-        lines = _rest(LINES, (x.line for x in found.values() if base and x.color == base.color), 0)
-        colors = [base.color] if base else _rest(_SPARE, (x.color for x in found.values()), start)
-        marker = _rest(MARKERS, (x.marker for x in found.values()), start)[0]
-        found[label] = Look(colors[0], marker, lines[0] if base else _SOLID)
+    kin: dict[str, list[Look]] = {}  # by system
+    for label in sorted(set(labels), key=lambda x: (x not in SYSTEMS, x.endswith(" (A/A)"), x)):
+        system, start = re.split(r"[:+]| \(", label)[0], zlib.crc32(label.encode())
+        colors = [look.color for look in found.values()]
+        marker = _rest(MARKERS, (look.marker for look in found.values()), start)[0]
+        if system not in kin:
+            look = SYSTEMS.get(system) or Look(_rest(_SPARE, colors, start)[0], marker, _SOLID)
+        else:
+            own = [*_rest(tints(kin[system][0].color), (), start), *_rest(_SPARE, (), start)]
+            look = Look(_rest(own, colors, 0)[0], marker, _rest(LINES, (x.line for x in kin[system]), 0)[0])
+        found[label] = look
+        kin.setdefault(system, []).append(look)
     return found
+
+
+def tints(color: str) -> list[str]:
+    """Three colours of the same hue that differ from it and from each other by lightness: to everyone, and in grey."""
+    red, green, blue = to_rgb(color)
+    dark = colorsys.rgb_to_hls(red, green, blue)[1] < 0.25
+    mixed = ((0.3, 1), (0.5, 1), (0.7, 1)) if dark else ((0.36, 0), (0.42, 1), (0.66, 0))  # share of black 0, white 1
+    return [to_hex((red + w * (end - red), green + w * (end - green), blue + w * (end - blue))) for w, end in mixed]
 
 
 def _rest(pool: Sequence[T], used: Iterable[T], start: int) -> list[T]:
@@ -148,6 +162,19 @@ def unchecked(runs: pd.DataFrame) -> str:
     return next((said for gpu, host in zip(own["gpu"], own["host"], strict=True) if (said := note(gpu, host))), "")
 
 
+def legend(figure: Figure, handles: Sequence[Line2D], columns: int, **more: Any) -> float:
+    """Put the legend on top of a figure, in at most so many columns as fit; returns its height in inches."""
+    for count in range(min(columns, len(handles)), 0, -1):
+        made = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=count,
+                             frameon=False, borderaxespad=0.1, **more)  # fmt: skip
+        figure.draw_without_rendering()
+        box = made.get_window_extent()
+        if box.width <= figure.bbox.width or count == 1:
+            return float(box.height) / figure.dpi
+        made.remove()
+    return 0.0
+
+
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
 
@@ -162,7 +189,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
     facts = [
         f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
-        each("models"),
+        f"models: {each('models')}",
         f"{runs['gpus'].mode()[0]} x {each('gpu')}",
         each("machine") if "machine" in runs else "",
         each("fidelity"),

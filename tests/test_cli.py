@@ -15,6 +15,7 @@ from pathlib import Path
 
 import click
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
@@ -229,7 +230,8 @@ def test_a_figure_is_drawn_after_the_table(tmp_path: Path) -> None:
     assert stem.name in text
     assert {path.suffix for path in tmp_path.glob("compare-*")} == {".pdf", ".png", ".csv"}
     sweep = next(tmp_path.glob("sample-*"))
-    drawn = ok("plot", sweep, "-o", tmp_path / "again.pdf").splitlines()
+    first, *drawn = ok("plot", sweep, "-o", tmp_path / "again.pdf").splitlines()
+    assert first.endswith(f"{sweep.name} · SLO 5xP95")
     assert [Path(line).name for line in drawn] == ["again.pdf", "again.png", "again.csv"]
     assert (tmp_path / "again.png").read_bytes() == stem.with_suffix(".png").read_bytes()
 
@@ -280,8 +282,9 @@ def test_explain_accounts_for_every_second(out: Path) -> None:
     folder = next(out.glob("static-*"))
     rows = record.read(folder).to_pylist()
     for rid in (0, len(rows) // 2, len(rows) - 1):
-        lines = ok("explain", folder, "--request", rid).splitlines()
+        slo, *lines = ok("explain", folder, "--request", rid).splitlines()
         q = rows[rid]
+        assert slo.startswith("SLO 5xP95 (P95 measured on dedicated), as sample-")
         assert lines[0].startswith(f"request {rid} · {q['model']} · {q['prompt_tokens']} in, {q['output_tokens']} out")
         start = next(i for i, line in enumerate(lines) if "by cause" in line)
         parts = [float(line.split()[0]) for line in lines[start + 1 :]]
@@ -295,15 +298,109 @@ def test_explain_counts_misses_by_model_and_cause(tmp_path: Path) -> None:
     path.write_text('system = "static"\ntrace = "sample"\nmodels = "nemo-12b*4"\ngpus = 2\nrate_scale = 40\n')
     text = ok("run", path, "-o", tmp_path / "out")
     (folder,) = (tmp_path / "out").glob("static-*")
-    lines = ok("explain", folder, "--misses").splitlines()
+    slo, *lines = ok("explain", folder, "--misses").splitlines()
+    assert re.match(r"SLO 5xP95 \(P95 measured on dedicated\), as sample-[0-9a-f]{8} judged this run$", slo)
     missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", lines[0]).groups())  # type: ignore[union-attr]
     assert 0 < missed <= offered
     share = float(re.search(r"attainment ([\d.]+) %", text)[1])  # type: ignore[index]
     assert 100 * (1 - missed / offered) == pytest.approx(share, abs=0.1)
     whole = next(line.split() for line in lines if line.startswith("all "))
     assert [int(x) for x in whole[1:3]] == [offered, missed]
-    rid = int(lines[-1].rpartition(" ")[2])
-    assert "missed" in ok("explain", folder, "--request", rid)
+    words = shlex.split(lines[-1])
+    assert words[:6] == ["next:", "bench", "explain", str(folder), "--slo", "5xP95"]
+    assert "missed" in ok(*words[2:])
+
+
+CLASSES = """
+[class.fast]
+ttft_s = 0.05
+tpot_s = 0.01
+[class.slow]
+ttft_s = 1.0
+tpot_s = 0.05
+[models]
+"llama-3.1-8b/1" = "fast"
+"*" = "slow"
+"""
+CROWD = ("compare", "--systems", "static,prism", "--trace", "sample", "--models", "llama-3.1-8b*4", "--gpus", "1",
+         "--seeds", "1", "--rate-scale", "10", "--no-plot", "--set", "drain_s=64")  # fmt: skip
+RULES = ("absolute:ttft=0.5,tpot=0.03", "8xP95", "3xsolo", "classes:classes.toml")
+
+
+@pytest.fixture(scope="module")
+def crowd(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, str]]:
+    """One results folder, where one run of static is judged by every rule; of each, the table and its `next:`."""
+    folder, found = tmp_path_factory.mktemp("crowd"), {}
+    (folder / "classes.toml").write_text(CLASSES)
+    for rule in RULES:
+        said = ok(*CROWD, "--slo", rule.replace("classes:", f"classes:{folder}/"), "-o", folder / "out").splitlines()
+        found[rule] = (folder / "out" / Path(said[-2]).name, said[-1].removeprefix("next: "))
+    return found
+
+
+def attained(sweep: Path, label: str) -> tuple[Path, float]:
+    """The run of a label in a sweep of one point, and its attainment by the rule's definition."""
+    rows = pq.read_table(sweep / record.SWEEP).to_pylist()
+    definition = "e2e" if "solo" in rows[0]["slo"] else "both"
+    (row,) = (r for r in rows if (r["label"], r["definition"], r["over"]) == (label, definition, "pooled"))
+    return sweep.parent / row["run"], row["value"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("label", ["static", "prism"])  # prism reads the SLO: each rule is a run of its own
+def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict[str, tuple[Path, str]]) -> None:
+    sweep, following = crowd[rule]
+    folder, value = attained(sweep, label)
+    assert 0 < value < 1
+    (stored,) = json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])
+    text = ok("explain", folder, "--misses", "--slo", stored["rule"])
+    missed, offered = (int(x) for x in re.search(r"^(\d+) of (\d+) requests missed", text, re.MULTILINE).groups())  # type: ignore[union-attr]
+    assert missed == round((1 - value) * offered)
+    assert text.startswith(f"SLO {stored['rule']} (")
+    asked = shlex.split(following)
+    assert asked[:2] == ["bench", "explain"]
+    assert asked[3:] == ["--slo", stored["rule"], "--misses"]
+    assert ok(*asked[1:]).startswith(f"SLO {stored['rule']} (")
+
+
+def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tuple[Path, str]]) -> None:
+    (folder,) = {attained(sweep, "static")[0] for sweep, _ in crowd.values()}
+    newest = max(crowd.values(), key=lambda one: (one[0] / record.SWEEP).stat().st_mtime_ns)[0]
+    rules = {sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
+             for sweep, _ in crowd.values()}  # fmt: skip
+    first, *others = ok("explain", folder, "--misses").partition(" requests")[0].splitlines()[:-1]
+    assert first.startswith(f"SLO {rules.pop(newest)} (")
+    assert first.endswith(f", as {newest.name} judged this run")
+    assert set(others) == {f"{sweep.name} judged it otherwise: --slo {rule}" for sweep, rule in rules.items()}
+
+
+def test_explain_by_a_rule_that_nobody_used_measures_it(crowd: dict[str, tuple[Path, str]]) -> None:
+    folder, _ = attained(crowd["8xP95"][0], "static")
+    near, far = (ok("explain", folder, "--misses", "--slo", "P95", "--slo-scale", x).splitlines() for x in (8, 16))
+    assert near[0].endswith("judged this run")
+    assert far[0] == "SLO 16xP95 (P95 measured on dedicated), as asked for"
+    assert int(far[1].split()[0]) < int(near[1].split()[0])
+    assert "--slo 16xP95" in far[-1]
+
+
+def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
+    path = tmp_path / "a.toml"
+    path.write_text('system = "static"\ntrace = "sample"\nmodels = "llama-3.2-1b*2"\n'
+                    '[slo_s]\n"llama-3.2-1b/1" = [1e-9, 1.0]\n"llama-3.2-1b/2" = [60.0, 60.0]\n')  # fmt: skip
+    said = ok("run", path, "-o", tmp_path / "out").splitlines()
+    share = float(re.search(r"attainment ([\d.]+) %", said[0])[1])  # type: ignore[index]
+    assert 0 < share < 100
+    text = ok(*shlex.split(said[-1].removeprefix("next: "))[1:])
+    assert f"({100 - share:.1f} %, both)" in text
+
+
+def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path: Path) -> None:
+    from harness.run import code, execute, resolve
+    from tests.test_sweep import TINY
+
+    folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))
+    first = ok("explain", folder, "--misses").splitlines()[0]
+    assert first == "SLO 5xP95 (P95 measured on dedicated), the default, for no comparison beside this run judged it"
 
 
 def test_list_shows_systems_engines_and_gaps() -> None:
@@ -422,8 +519,12 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
         ({"a": {1.0: [1.0] * 3, 2.0: [0.5, 0.9, 0.7]}, "b": {1.0: [1.0] * 3, 2.0: [0.9, 0.5, 0.7]}},
          r"which 3 seeds do not tell from chance"),
         ({"a": {1.0: [1.0], 2.0: [0.9]}, "b": {1.0: [1.0], 2.0: [0.5]}}, r"\(one seed, no interval\)"),
-        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both at every rate asked"),
-        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither"),
+        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both up to the highest rate asked"),
+        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither, not even at the lowest"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [1.0, 1.0, 0.9]}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}},
+         r"more than 1\.\d+ x .* or more\] \(2 of 3 seeds beyond the rates asked\)"),
+        ({"a": {1.0: [1.0] * 2, 2.0: [1.0, 0.9]}, "b": {1.0: [1.0] * 2, 2.0: [0.9, 1.0]}},
+         r"about 1\.00 x the rate of b \(2 of 2 seeds beyond the rates asked, no interval\)"),
         ({"a": {1.0: [1.0] * 3, 2.0: [1.0] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}}, r"more than 1\.9\d"),
         ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}}, r"\+20\.00 points more than b \[\+20\.00, \+20"),
         ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}}, r"do not tell from chance \[-"),
@@ -435,6 +536,24 @@ def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[flo
     said = table.verdict(of, shown(of, "a", "b"), "both", 0.99)
     assert said is not None
     assert re.search(says, said), said
+
+
+def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
+    """a dips at the lowest rate and holds up to 4; b falls without a dip."""
+    of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
+                 "b": {1.0: [1.0], 2.0: [0.98], 4.0: [0.5], 8.0: [0.1]}})  # fmt: skip
+    view = shown(of, "a", "b")
+    head, *body = (" ".join(line.split()) for line in table.terminal(view, bold=False)[1:])
+    assert head.startswith("system pooled mean worst TTFT TPOT crosses fails at dip %")
+    a, b = table.records(view)
+    assert a["rate_99_rps"] == pytest.approx(2 * (4 + 4 * (0.992 - 0.99) / (0.992 - 0.5)))  # .992 is the fit up to 4
+    assert (a["rate_99_rps_sign"], a["rate_99_rps_cut"], a["fails_99_rps"]) == ("=", 0, 2.0)
+    assert a["dip_pct"] == pytest.approx(0.8)
+    assert (b["rate_99_rps"], b["fails_99_rps"], b["dip_pct"]) == (pytest.approx(3.0), 4.0, None)
+    assert " 8.03 2.00 0.8" in body[0]
+    assert " 3.00 4.00 -" in body[1]
+    smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
+    assert "dip" not in table.records(smooth)[0]  # no column without a dip
 
 
 def test_the_verdict_leaves_controls_out() -> None:
@@ -461,7 +580,10 @@ def test_the_aa_line_says_whether_0_is_covered() -> None:
         (Estimate(99.123, 98.9, 99.3, 5), "%", "99.1 ±0.2"),
         (Estimate(0.01234, None, None, 1), "s", "0.0123"),
         (Estimate(12.34, 11.34, 13.34, 5), "ms", "12.3 ±1.0"),
-        (Estimate(80.0, None, None, 5, ">"), "req/s", ">80.0"),
+        (Estimate(80.0, None, None, 5, ">", 5, 79.0), "req/s", ">80.0"),
+        (Estimate(11.2, 0.5, None, 2, ">", 1, 20.0), "x", "> 20.0 (1 of 2 seeds)"),
+        (Estimate(11.2, None, 30.0, 2, "<", 1, 1.25), "x", "< 1.25 (1 of 2 seeds)"),
+        (Estimate(11.2, None, None, 3, "~", 2), "x", "~ 11.2 (2 of 3 seeds)"),
         (Estimate(float("inf"), None, None, 5), "s", "never"),
         (None, "s", "-"),
     ],
@@ -473,7 +595,6 @@ def test_cells(e: Estimate | None, unit: str, cell: str) -> None:
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:
     text = ok("compare", "--systems", "dedicated,static:equal,chunked+tau=256", *MODELS, "--gpus", "1", "--seeds", "1",
               "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
-    for label in ("dedicated*", "static:equal", "chunked+tau=256"):
-        assert f"\n{label}" in text
-    assert "* dedicated on 2 GPUs" in text
+    for label in ("dedicated (2 GPUs)", "static:equal", "chunked+tau=256"):
+        assert f"\n{label}  " in text
     assert Spec("static", preset="equal").label == "static:equal"

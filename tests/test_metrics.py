@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from scipy.optimize import isotonic_regression
 
 from harness import metrics as m
 from harness.record import SCHEMA, STATES, WAITS, write_table
@@ -390,32 +391,84 @@ def test_pairing_by_seed() -> None:
     assert not m.wins(m.paired({0: 1.0}, {0: 0.0}))  # one run proves nothing
 
 
+CURVES = st.dictionaries(st.integers(1, 60).map(float), st.floats(0, 1), min_size=1, max_size=12)
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
+def test_the_fit_is_isotonic_regression(values: list[float]) -> None:
+    assert m.falling(values) == pytest.approx(list(isotonic_regression(values, increasing=False).x), abs=1e-12)
+
+
 @pytest.mark.parametrize(("attained", "expected"), [
     ([1.0, 1.0, 0.98, 0.5], (3.0, "=")),  # halfway from 1.0 at rate 2 to .98 at 4
     ([1.0, 0.99, 0.98, 0.5], (2.0, "=")),
-    ([1.0, 0.9, 1.0, 1.0], (1.1, "=")),  # a later recovery does not count
-    ([0.98, 1.0, 1.0, 1.0], (1.0, "<")),
+    ([0.985, 1.0, 1.0, 0.5], (4.0 + 4.0 / 99, "=")),  # .995 up to rate 4: a first dip is no capacity
+    ([1.0, 0.96, 0.995, 0.5], (1.0 + 10.0 / 22.5, "=")),  # .9775 at rates 2 and 4: a late success is none either
+    ([0.97, 0.995, 0.9, 0.5], (1.0, "<")),  # .9825 at the lowest two
+    ([0.98, 1.0, 1.0, 1.0], (8.0, ">")),
     ([1.0, 1.0, 1.0, 0.99], (8.0, ">")),
     ([1.0, 1.0, 1.0, math.nan], (4.04, "=")),
 ])  # fmt: skip
 def test_rate_at_by_hand(attained: list[float], expected: tuple[float, str]) -> None:
-    rate, sign = m.rate_at([1, 2, 4, 8], attained, 0.99)
+    rate, sign = m.rate_at(dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True)), 0.99)
     assert rate == pytest.approx(expected[0])
     assert sign == expected[1]
-    assert m.rate_at([8, 4, 2, 1], attained[::-1], 0.99) == (rate, sign)
+    assert m.rate_at(dict(zip([8.0, 4.0, 2.0, 1.0], attained[::-1], strict=True)), 0.99) == (rate, sign)
+
+
+@given(CURVES)
+def test_a_crossing_lies_between_a_rate_that_holds_and_the_next_that_fails(curve: dict[float, float]) -> None:
+    rate, sign = m.rate_at(curve, 0.5)
+    rates, last = sorted(curve), m.held(curve, 0.5)
+    if sign == "<":
+        assert (rate, last) == (rates[0], None)
+        assert curve[rate] < 0.5
+        return
+    assert last is not None
+    assert curve[last] >= 0.5 - 1e-12
+    if sign == ">":
+        assert rate == last == rates[-1]
+        return
+    after = rates[rates.index(last) + 1]
+    assert last <= rate <= after
+    assert curve[after] < 0.5 + 1e-12
+
+
+@given(CURVES)
+def test_a_curve_that_falls_crosses_at_its_first_failure_and_has_no_dip(curve: dict[float, float]) -> None:
+    falling = dict(zip(sorted(curve), sorted(curve.values(), reverse=True), strict=True))
+    c = m.crossing({0: falling}, 0.5)
+    assert c.dip == 0.0
+    assert c.fails == min((x for x, y in falling.items() if y < 0.5), default=None)
+    assert c.at.mean <= (c.fails or max(curve))
+    assert m.held(falling, 0.5) == max((x for x, y in falling.items() if y >= 0.5), default=None)
+
+
+def test_what_the_fit_smooths_over_stands_beside_it() -> None:
+    """A system that dips to 98.4 to 99.3 % at the lowest rate and holds up to 12 requests a second."""
+    dips = {0.7: 0.984, 1.4: 0.996, 2.8: 0.995, 5.7: 0.996, 11.3: 0.993, 22.6: 0.9}
+    good = dict.fromkeys(dips, 1.0) | {0.7: 0.993, 22.6: 0.9}
+    c = m.crossing({0: dips, 1: good}, 0.99)
+    assert 11.3 < c.at.mean < 13.0
+    assert c.fails == 0.7  # of any seed
+    assert c.dip == pytest.approx((0.984 + 0.996 + 0.995 + 0.996 + 0.993) / 5 - 0.984)  # the fit is flat up to 11.3
+    assert c.times(2.0).fails == 1.4
+    assert m.crossing({0: {1.0: 1.0}}, 0.99).fails is None
 
 
 def test_crossings_over_seeds() -> None:
     def curve(*y: float) -> dict[float, float]:
         return dict(zip([1.0, 2.0, 4.0], y, strict=True))
 
-    both = m.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99)
+    both = m.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99).at
     assert both.mean == pytest.approx(2.25)
-    assert (both.sign, both.n) == ("=", 2)
-    above = m.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99)
+    assert (both.sign, both.n, both.cut) == ("=", 2, 0)
+    above = m.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99).at
     assert (above.mean, above.sign, above.high) == (3.5, ">", None)
-    assert m.crossing({0: curve(0, 0, 0)}, 0.99) == m.Estimate(1.0, None, 1.0, 1, "<")
-    assert m.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).sign == "~"
+    assert (above.cut, above.edge) == (1, 4.0)  # one seed beyond 4
+    assert m.crossing({0: curve(0, 0, 0)}, 0.99).at == m.Estimate(1.0, None, 1.0, 1, "<", 1, 1.0)
+    mixed = m.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).at
+    assert (mixed.sign, mixed.cut, mixed.edge) == ("~", 2, None)
 
 
 def test_ratio_of_crossings_is_paired_by_seed() -> None:
@@ -429,6 +482,7 @@ def test_ratio_of_crossings_is_paired_by_seed() -> None:
     high = {0: {1.0: 1.0, 2.0: 1.0}}
     low = {0: {1.0: 1.0, 2.0: 0.5}}
     assert m.crossing_ratio(high, low, 1.0).sign == ">"
+    assert m.crossing_ratio(high | {1: low[0]}, low | {1: low[0]}, 1.0).cut == 1
     assert m.crossing_ratio(low, high, 1.0).sign == "<"
     assert m.crossing_ratio(high, high, 1.0).sign == "~"
 

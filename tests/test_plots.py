@@ -165,21 +165,39 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ looks
 
-LABELS = st.lists(
-    st.sampled_from([*style.SYSTEMS, "prism:released", "prism:v1", "mine", "yours", "a", "b", "c"]), max_size=12
-)
+VARIANTS = ["prism:released", "prism:v1", "prism+placement=fixed", "aegaeon:decode-first", "mine+k=2"]
+LABELS = st.lists(st.sampled_from([*style.SYSTEMS, *VARIANTS, "mine", "yours", "a", "b", "c"]), max_size=12)
 
 
 @given(LABELS)
 def test_no_two_systems_look_alike_in_a_figure(labels: list[str]) -> None:
     looks = style.looks(labels)
     assert looks == style.looks(reversed(labels))
-    assert len(set(looks.values())) == len(looks)
+    assert len({look.color for look in looks.values()}) == len(looks)
+    assert len({look.marker for look in looks.values()}) == len(looks)
     for label, look in looks.items():
         if label in style.SYSTEMS:
             assert look == style.SYSTEMS[label]  # the same in every figure
-        elif (base := label.split(":")[0]) in style.SYSTEMS:
-            assert look.color == style.SYSTEMS[base].color
+
+
+def lightness(color: str) -> float:
+    """CIE L* of an sRGB colour, 0 to 100: what is left of it in grey."""
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in mpl.colors.to_rgb(color)]
+    y = float(np.dot([0.2126, 0.7152, 0.0722], linear))
+    return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
+
+
+@pytest.mark.parametrize("system", style.SYSTEMS)
+def test_lines_of_one_system_differ_by_lightness_as_seen_by_everyone(system: str) -> None:
+    """Its four shades are at least 11 apart in CIE L*, of which about 2 can be told apart side by side."""
+    kin = [system, f"{system}:v1", f"{system}+placement=fixed", f"{system} (A/A)"]
+    looks = style.looks([*kin, *style.SYSTEMS])
+    shades = sorted(lightness(looks[label].color) for label in kin)
+    assert min(b - a for a, b in pairwise(shades)) >= 11
+    assert shades[-1] < 88  # visible on white
+    assert len({looks[label].line for label in kin}) == 4
+    alone = style.looks([f"{system}:v1"])[f"{system}:v1"]
+    assert alone == style.SYSTEMS[system]  # without the plain system
 
 
 def test_known_systems_differ_in_colour_and_in_grey() -> None:
@@ -191,8 +209,8 @@ def test_known_systems_differ_in_colour_and_in_grey() -> None:
 
 def test_the_caption_says_how_near_a_synthetic_trace_comes() -> None:
     runs = sweep({"tier": "synthetic", "fit": "off: idle P75 +48 %", "values": values(1.0)}).to_pandas()
-    assert style.caption(runs, [5]).startswith("t (synthetic, fit off: idle P75 +48 %) · heavy8 · ")
-    assert style.caption(sweep({"values": values(1.0)}).to_pandas(), [5]).startswith("t (replayed) · ")
+    assert style.caption(runs, [5]).startswith("t (synthetic, fit off: idle P75 +48 %) · models: heavy8 · ")
+    assert style.caption(sweep({"values": values(1.0)}).to_pandas(), [5]).startswith("t (replayed) · models: heavy8 · ")
 
 
 def test_the_caption_of_a_simulated_figure_says_that_its_tails_are_optimistic() -> None:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
 from harness import figure, metrics, record, reproduce
-from harness.metrics import Estimate
-from harness.reproduce import Reproduced, grid, judged, lines
+from harness.metrics import Crossing, Estimate
+from harness.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
 from harness.run import execute, resolve
 from harness.spec import Spec
 from harness.types import UserError
@@ -90,6 +90,9 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert len(scales.slo_scale) >= 5
     assert len(set(scales.slo_scale + scales.full)) >= 10
     assert {claim.paper for claim in fig7.claims} == {2.3, 3.5, "reached", "never", 4, 5}
+    unrated = [claim for claim in fig7.claims if not claim.comparable]  # the paper's third row states no rate
+    assert unrated == [claim for claim in fig7.claims if claim.axis == "gpus"]
+    assert all("no request rate" in claim.why for claim in unrated)
 
 
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
@@ -128,6 +131,8 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
             "row 2: no rate",
         ),
         ("paper = 2.3", "paper = [3, 2]", "claim 1: paper is [3, 2]"),
+        ("paper = 2.3", "paper = 2.3\ncomparable = false", 'claim 1: comparable is false, and the key "why"'),
+        ("paper = 2.3", 'paper = 2.3\ncomparable = "no"', "claim 1: comparable is 'no', not true or false"),
         ("paper = 2.3", "paper = 2.3\nrow = 2", "claim 1: row 2 is none along rate_scale"),
         ('axis = "gpus"', 'axis = "gpus"\nsystems = "static"', "row 3: systems are without chunked"),
         ('axis = "gpus"', 'axis = "gpus"\nsystems = ["chunked", "qlm"]', 'row 3: system "qlm" is none'),
@@ -195,24 +200,53 @@ def test_rates_are_finer_around_the_knee() -> None:
     assert len(grid(seen(0, 0), 6)) == 9  # fell at once: quarters of the two octaves above
 
 
+def test_a_dip_at_a_low_rate_is_not_the_knee() -> None:
+    """A system that attains 98.4 to 99.3 % at the lowest rates, holds 99 % at 8, and has fallen at 16."""
+    shares = {0.5: 0.984, 1.0: 0.993, 2.0: 0.996, 4.0: 0.999, 8.0: 0.995, 16.0: 0.8}
+    dips = {rate: {"ttft": share, "tpot": 1.0} for rate, share in shares.items()}
+    assert highest(dips.items(), 0.99) == 8.0
+    assert {8.0, 11.3, 16.0} <= set(grid(dips, 6))
+    assert set(grid(dips, 6)) - set(shares) == {11.3}  # no rate is spent on the dip
+    worse = {rate: scores | {"tpot": 1.0 if rate <= 2 else 0.9} for rate, scores in dips.items()}
+    assert highest(worse.items(), 0.99) == 2.0  # by every definition
+    unlucky = [*dips.items(), *((rate, {"ttft": 0.9, "tpot": 1.0}) for rate in shares)]
+    assert highest(unlucky, 0.99) is None  # of the mean over seeds
+
+
 # ------------------------------------------------------------------ crossings and claims
 
 
-def test_the_least_that_holds_with_all_that_is_larger() -> None:
+def test_the_least_scale_and_the_fewest_gpus_that_hold() -> None:
     curve = {1.0: 0.5, 2.0: 0.98, 4.0: 1.0, 8.0: 1.0}
-    assert metrics.least({0: curve}, 0.99).mean == pytest.approx(3.0)
-    assert metrics.fewest({0: curve}, 0.99) == Estimate(4.0, None, None, 1, "=")
-    assert metrics.least({0: curve | {8.0: 0.98}}, 0.99) == Estimate(8.0, 8.0, None, 1, ">")
-    assert metrics.fewest({0: curve | {8.0: 0.98}}, 0.99).sign == ">"
-    assert metrics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99) == Estimate(2.0, None, None, 1, "<")
-    assert metrics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).mean == 2.0  # of the mean over seeds
+    assert metrics.least({0: curve}, 0.99).at.mean == pytest.approx(3.0)
+    assert metrics.least({0: curve}, 0.99).fails == 2.0  # the largest scale that fails
+    assert metrics.fewest({0: curve}, 0.99).at == Estimate(4.0, None, None, 1, "=")
+    dip = {0: curve | {8.0: 0.98}}  # on average of 4 and 8 it is .99
+    assert metrics.least(dip, 0.985).at.mean == pytest.approx(2.0 + 2.0 * 0.5)
+    few = metrics.fewest(dip, 0.985)
+    assert (few.at, few.fails) == (Estimate(4.0, None, None, 1), 8.0)
+    assert few.dip == pytest.approx(0.01)
+    low = {0: curve | {8.0: 0.9}}
+    assert metrics.least(low, 0.99).at == Estimate(8.0, 8.0, None, 1, ">", 1, 8.0)
+    assert metrics.fewest(low, 0.99).at == Estimate(8.0, None, None, 1, ">", 1, 8.0)
+    assert metrics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99).at == Estimate(2.0, None, None, 1, "<", 1, 2.0)
+    assert metrics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).at.mean == 2.0  # of the mean over seeds
 
 
 @given(st.dictionaries(st.floats(1, 9), st.floats(0, 1), min_size=1, max_size=6))
-def test_least_mirrors_the_last_rate(curve: dict[float, float]) -> None:
+def test_least_mirrors_the_crossing(curve: dict[float, float]) -> None:
     up, down = metrics.least({0: curve}, 0.9), metrics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
-    assert up.mean == -down.mean
-    assert (up.sign, down.sign) in {("=", "="), ("<", ">"), (">", "<")}
+    assert up.at.mean == -down.at.mean
+    assert (up.at.sign, down.at.sign) in {("=", "="), ("<", ">"), (">", "<")}
+    assert (up.fails is None and down.fails is None) or up.fails == -(down.fails or 0.0)
+    assert up.dip == down.dip
+
+
+@given(st.dictionaries(st.integers(1, 9).map(float), st.floats(0, 1), min_size=1, max_size=6))
+def test_the_fewest_gpus_hold_by_themselves(curve: dict[float, float]) -> None:
+    at = metrics.fewest({0: curve}, 0.9).at
+    assert at.mean in curve
+    assert (curve[at.mean] >= 0.9 - 1e-12) == (at.sign != ">")
 
 
 VERDICTS = [  # of what is found, beside a claim of 2.3
@@ -224,6 +258,7 @@ VERDICTS = [  # of what is found, beside a claim of 2.3
     (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
     (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
     (Estimate(1.0, None, None, 5, "~"), "open"),
+    (Estimate(2.3, 1.2, None, 2, ">", 1, 2.5), "open"),  # no cut crossing stands beside "agrees"
     (None, "not run"),
 ]
 
@@ -238,6 +273,14 @@ def test_a_range_of_the_paper_is_met_in_part(here: Estimate | None, says: str) -
 @pytest.mark.parametrize(("here", "says"), VERDICTS)
 def test_the_paper_is_held_against_the_interval(here: Estimate | None, says: str) -> None:
     assert judged(2.3, here) == says
+
+
+@pytest.mark.parametrize("paper", ["reached", "never"])
+def test_a_claim_of_reach_is_judged_seed_by_seed(paper: str) -> None:
+    said = [judged_reach(paper, n, 3) for n in range(4)]
+    assert said == ["differs", "open", "open", "agrees"][:: 1 if paper == "reached" else -1]
+    assert judged_reach(paper, 0, 0) == "not run"
+    assert {*said, "not run"} < set(reproduce.SAYS)
 
 
 PANELS: list[dict[str, Any]] = [
@@ -255,6 +298,16 @@ CLAIMS: list[dict[str, Any]] = [
     {"axis": "slo_scale", "system": "prism", "over": None, "paper": "reached", "definition": "ttft", "trace": ""},
     {"axis": "slo_scale", "system": "static", "over": None, "paper": "never", "definition": "ttft", "trace": ""},
     {"axis": "gpus", "system": "prism", "over": None, "paper": 4, "definition": "ttft", "trace": ""},
+    {
+        "axis": "gpus",
+        "system": "prism",
+        "over": None,
+        "paper": 7,
+        "definition": "ttft",
+        "trace": "",
+        "comparable": False,
+        "why": "no rate is stated",
+    },
     {"axis": "gpus", "system": "static", "over": None, "paper": "never", "definition": "ttft", "trace": ""},
 ]
 ABOUT: dict[str, Any] = {
@@ -263,7 +316,7 @@ ABOUT: dict[str, Any] = {
     "level": 0.99,
     "definitions": ["ttft", "tpot"],
     "systems": ["prism", "static"],
-    "controls": ["ideal", "prism (A/A)"],
+    "controls": ["dedicated", "ideal", "prism (A/A)"],
     "seeds": 3,
     "panels": [{"models": "heavy8", "tier": "synthetic", "count": 8, "window_s": 600.0} | one for one in PANELS],
     "claims": CLAIMS,
@@ -285,8 +338,11 @@ def cells() -> Iterator[dict[str, Any]]:
             for x in (2.0, 3.0, 4.0, 5.0):
                 met = label == "prism" and x >= 4
                 none = infeasible if x == 2 else None
-                yield {"panel": "3/1/heavy8", "x": x, "label": label, "seed": seed, "infeasible": none,
+                yield {"panel": "3/1/heavy8", "x": x, "label": label, "seed": seed, "infeasible": none, "gpus": int(x),
                        "ttft": 1.0 if met else 0.0 if none else 0.8}  # fmt: skip
+    for seed in range(3):  # a GPU a model, whatever is asked
+        yield {"panel": "1/1/heavy8", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
+        yield {"panel": "3/1/heavy8", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
     for label in ("ideal", "prism (A/A)"):
         for seed in range(3):
             for x in (1.0, 16.0):
@@ -310,28 +366,60 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 ROWS = table(list(cells()))
 
 
+def said(rows: pa.Table, **about: Any) -> list[str]:
+    return [" ".join(line.split()) for line in lines(Reproduced(Path("x"), rows, ABOUT | about))]
+
+
 def test_crossings_stand_beside_the_papers() -> None:
-    text = "\n".join(lines(Reproduced(Path("x"), ROWS, ABOUT)))
-    said = [" ".join(line.split()) for line in text.splitlines()]
-    assert "hyperbolic-like heavy8 prism 12.2 ±0.0 >24.0 | 6 100.0 100.0 7 6 2" in said  # 8 + 1/50 of 8 octaves, x 1.5
-    assert "prism / static, rate at 99 % TTFT hyperbolic-like heavy8 2.3x 4.00x [4.00 - 4.00] differs" in said
-    assert sum("4x 4.00x" in line for line in said) == 1  # not of the other trace
-    assert any(line.startswith("prism, SLO scale for 99 % TTFT") and line.endswith("agrees") for line in said)
-    assert "static, SLO scale for 99 % TTFT hyperbolic-like heavy8 never >5.00 agrees" in said
-    assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 4 4 agrees" in said
-    assert "static, GPUs for 99 % TTFT hyperbolic-like heavy8 never >5 agrees" in said
-    assert "5 agrees, 1 differs" in said
-    assert any(line.startswith("A/A: prism against its copy") for line in said)
+    told = said(ROWS)
+    assert "trace models system 99 % TTFT fails at 99 % TPOT | at TTFT % TPOT % loads evicts moved" in told
+    line = "hyperbolic-like heavy8 prism 12.2 ±0.0 24.0 >24.0 | 6 100.0 100.0 7 6 2"
+    assert line in told  # 8 + 1/50 of 8 octaves, x 1.5; fails at 16
+    assert "hyperbolic-like heavy8 1.5 static >5 5 ≤2 | 4 80.0 100.0 7 6 2" in told
+    ratio = "prism / static, rate at 99 % TTFT hyperbolic-like heavy8 2.3x 4.00x [4.00 - 4.00]"
+    assert f"{ratio} differs our interval holds the paper's" in told
+    assert sum("4x 4.00x" in line for line in told) == 1  # not of the other trace
+    every = "hyperbolic-like heavy8 reached reached by 3 of 3 seeds agrees every seed reaches it"
+    assert f"prism, SLO scale for 99 % TTFT {every}" in told
+    none = "hyperbolic-like heavy8 never reached by 0 of 3 seeds agrees no seed reaches it"
+    assert f"static, SLO scale for 99 % TTFT {none}" in told
+    assert f"static, GPUs for 99 % TTFT {none}" in told
+    assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 4 4 agrees ours is the paper's" in told
+    assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 7 4 not comparable -" in told
+    assert "not comparable: no rate is stated" in told
+    counts = [f"{n} {one}: {reproduce.SAYS[one]}" for n, one in ((5, "agrees"), (1, "differs"), (1, "not comparable"))]
+    assert "; ".join(counts) in told
+    assert any(line.startswith("A/A: prism against its copy") for line in told)
 
 
-def test_a_never_that_some_seed_reaches_is_judged_by_the_mean() -> None:
+def test_a_dip_and_a_cut_crossing_are_shown() -> None:
+    """Prism's first seed dips at the lowest rate, its second holds up to the highest."""
+    lower = {(1.0, 0): 0.96, (16.0, 1): 1.0}
+    dips = [row | ({"ttft": lower[row["x"], row["seed"]]} if row["label"] == "prism" and row["panel"][0] == "1"
+                   and (row["x"], row["seed"]) in lower else {}) for row in cells()]  # fmt: skip
+    told = said(table(dips))
+    row = next(line for line in told if line.startswith("hyperbolic-like heavy8 prism"))
+    assert row.startswith("hyperbolic-like heavy8 prism > 24.0 (1 of 3 seeds) 1.50 3.0 >24.0")  # .96 below .99
+    claims = [line for line in told if line.startswith("prism / static")]
+    assert len(claims) == 2
+    assert all("> 7.84x (1 of 3 seeds) [" in line and " agrees our" not in line for line in claims)
+
+
+def test_what_some_seeds_reach_is_open() -> None:
     lucky = [
         row | ({"ttft": 1.0} if row["panel"][0] == "2" and row["x"] == 5 and row["seed"] == 0 else {})
         for row in cells()
     ]
     found = reproduce.verdicts(Reproduced(Path("x"), table(lucky), ABOUT))
     never = next(one for one in found if one.claim.paper == "never" and one.claim.axis == "slo_scale")
-    assert never.says == "agrees"
+    assert (never.here, never.says) == ("reached by 1 of 3 seeds", "open")
+
+
+def test_a_system_that_takes_its_own_gpus_says_how_many() -> None:
+    told = said(ROWS, systems=["prism", "static", "dedicated"], controls=["ideal", "prism (A/A)"], claims=[])
+    assert any(line.startswith("hyperbolic-like heavy8 dedicated (8 GPUs) ") for line in told)
+    assert any(line.startswith("hyperbolic-like heavy8 1.5 dedicated (8 GPUs) ≤8 ") for line in told)
+    assert not any("prism (" in line for line in told if "A/A" not in line)
 
 
 # ------------------------------------------------------------------ the figure
@@ -364,9 +452,9 @@ def drawing() -> Drawing:
 
 def test_the_figure_says_what_it_shows() -> None:
     said = " ".join(" ".join(text.get_text() for text in drawing().texts).split())
-    facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 x h100 | simulated | SLO 5 x P95
+    facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 to 5 x h100 | simulated | SLO 5 x P95
         | 3 seeds | plans from the trace | at 6 (heavy8, hyperbolic-like) | windows cut to 600 of 7200 s | Hollow
-        | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)"""
+        | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5) | models: heavy8"""
     for fact in map(str.strip, facts.split("|")):
         assert fact in said, fact
 
@@ -383,6 +471,27 @@ def test_crossings_are_dashed_and_infeasible_is_hollow() -> None:
     faces = {line.get_markerfacecolor() for line in figure.axes[4].lines}
     assert "white" in faces
     assert len(figure.axes) == 6  # 3 rows x (1 trace x 2 definitions)
+
+
+def test_lines_of_panels_are_called_by_their_set_and_measure() -> None:
+    assert [axis.get_ylabel() for axis in drawing().axes[::2]] == [
+        f"models: heavy8\n({letter}) SLO met (%)" for letter in "abc"
+    ]
+
+
+def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None:
+    figure = drawing()
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "crosses 99 %"]
+    axis = figure.axes[4]
+    shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
+    own = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
+    (place,) = {float(x) for line in own for x in np.asarray(line.get_xdata(), np.float64)}
+    assert all(line.get_transform() == axis.transData for line in own)  # at its place, not beside it
+    assert place > 5  # beyond those asked for
+    assert shown[place] == "8"
+    assert [text.get_text() for text in axis.texts] == ["//"]
+    assert not figure.axes[0].texts
 
 
 def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
@@ -504,7 +613,7 @@ def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
     assert ("2/1/aegaeon+models=3", "dedicated") not in xs  # the row is without it
     assert xs["1/1/aegaeon", "ideal"] == xs["1/1/aegaeon", "chunked"]  # controls stand at the ends
     here = reproduce.where(reproduce.of_panel(found.table, "1/2/aegaeon"), panels["1/2/aegaeon"], "static", "qos", 0.9)
-    assert here == Estimate(3.0, None, None, 1)  # ten do not fit, so three is what holds: not between
+    assert here == Crossing(Estimate(3.0, None, None, 1), 10.0, 0.0)  # ten do not fit: three hold, not between
     (one,) = reproduce.verdicts(found)
     assert (one.panel["panel"], one.says) == ("1/2/aegaeon", "differs")
     said = list(lines(found))
