@@ -33,6 +33,7 @@ class Row:
     full: tuple[float | str, ...] = ()  # more x for --full
     traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
     systems: tuple[str, ...] = ()  # of the figure's, its first among them; none: all
+    process: str = ""  # processes on a GPU, as in a spec; "": the figure's
 
     def along(self, full: bool = False) -> tuple[Any, ...]:
         """What is asked for along the axis; no rates: they are searched."""
@@ -173,7 +174,7 @@ def figure(name: str) -> Figure:
 
 def _row(i: int, data: Mapping[str, Any]) -> Row:
     lists = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
-    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis",) if key in data}})
+    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis", "process") if key in data}})
     if row.axis not in AXES:
         raise UserError(f'row {i}: axis is "{row.axis}"{meant(row.axis, AXES)} ({", ".join(AXES)})')
     for key in ("gpus", "slo_scale", "rate_scale"):
@@ -196,6 +197,13 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
     return claim
 
 
+def _process(i: int, asked: Any) -> None:
+    try:
+        from_dict({"system": "", "process": asked})
+    except UserError as error:
+        raise UserError(f"row {i}: {error}") from None
+
+
 def _whole(found: Figure) -> None:
     """UserError where rows or claims ask for what is not there."""
     axes = [row.axis for row in found.rows]
@@ -203,6 +211,8 @@ def _whole(found: Figure) -> None:
     if len(found.titles) not in {0, len(found.traces)}:
         raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):
+        if row.process:
+            _process(i, row.process)
         if len(row.traces) not in {0, len(found.traces)}:
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
         if unknown := next((one for one in row.systems if one not in found.systems), None):

@@ -278,7 +278,7 @@ class _Work:
         scores = self._attained(cells, f"knee of {first.label}")
         for panel in self._rate_panels():
             own = [(cell.x, score) for cell, score in zip(cells, scores, strict=True) if cell.panel == panel.key]
-            found[panel.trace, panel.models] = highest(own, self.figure.level)
+            found.setdefault((panel.trace, panel.models), highest(own, self.figure.level))  # of the first such row
         return found
 
     def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
@@ -304,6 +304,7 @@ class _Work:
             seed=entry.spec.seed + seed,
             window_s=panel.window_s if cut else None,
             warmup_s=self.figure.warmup_s if cut else None,
+            process=row.process or entry.spec.process,
         )
         if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
             scales = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
@@ -446,6 +447,7 @@ class _Work:
             "tier": trace.tier,
             "note": trace.note,
             "models": panel.name,
+            "process": row.process,
             "count": None if sized else panel.size,
             "gpus": None if row.axis == "gpus" else row.gpus[0],
             "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],
@@ -653,7 +655,8 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
-            if claim.row not in {0, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
+            anywhere = 0 if not panel["process"] else panel["row"] + 1  # the paper's rows have its own processes
+            if claim.row not in {anywhere, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
             here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])
             if not claim.comparable:
@@ -734,7 +737,8 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
     level = f"{100 * about['level']:g} %"
     holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
-    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus})"
+    processes = f", processes: {panels[0]['process']}" if panels[0]["process"] else ""
+    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{processes})"
     given = axis != "rate_scale"
     head = ["trace", "models", *["req/s each" if axis == "models" else "req/s"] * given, "system"]
     head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %")]

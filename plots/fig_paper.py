@@ -132,6 +132,7 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
                 axis.tick_params(labelleft=False)
             else:
                 called = f"{_called(models)}\n({LETTERS[i]}) SLO met (%)"
+                called = f"process: {panel['process']}, {called}" if panel.get("process") else called
                 axis.set_ylabel(called, fontsize=6, labelpad=1.5, linespacing=1.3)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:

@@ -77,7 +77,8 @@ def mine(tmp_path: Path) -> Path:
 def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = figure.figure("fig7")
     assert fig7.systems == ("prism", "muxserve:plusplus", "static", "qlm")
-    assert [row.axis for row in fig7.rows] == ["rate_scale", "slo_scale", "gpus"]
+    assert [row.axis for row in fig7.rows] == ["rate_scale", "slo_scale", "gpus", "rate_scale"]
+    assert [row.process for row in fig7.rows] == ["", "", "", "model"]
     assert {row.models for row in fig7.rows[:2]} == {("light8", "heavy8")}
     assert fig7.rows[2].gpus == tuple(range(2, 9))
     assert fig7.requests >= 700
@@ -99,7 +100,8 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     found = figure.figure("aegaeon")
     assert set(found.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm",
                                   "serverlessllm:plus", "muxserve:plusplus"}  # fmt: skip
-    assert [row.axis for row in found.rows] == ["models", "models", "rate_scale", "slo_scale"]
+    assert [row.axis for row in found.rows] == ["models", "models", "rate_scale", "slo_scale", "models"]
+    assert [row.process for row in found.rows] == ["", "", "", "", "model"]
     sizes = [[int(one.partition("=")[2]) for one in row.along(full=True)] for row in found.rows[:2]]
     assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
     assert found.rows[2].models == ("aegaeon+models=40",)
@@ -111,6 +113,7 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
     claims = [((2.0, 2.5), "qos"), ((65, 75), "qos"), (32, "qos")]  # 7 models a GPU, rounded, of 10
     assert [(c.paper, c.definition) for c in found.claims[::2]] == claims
     assert found.only(systems=("static",)).rows[1].systems == ()
+    assert found.rows[4].along() == found.rows[0].along()
     part = found.only(models=("aegaeon+models=40", "aegaeon+models=54"))
     assert [row.axis for row in part.rows] == ["models", "rate_scale"]
     assert [(c.axis, c.row) for c in part.claims] == [("rate_scale", 2)] * 2  # claims of a row go with it
@@ -146,6 +149,7 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
             'axis = "models"\nmodels = "llama-3.1-8b*5"\ngpus = 2\nslo_scale = 2.0',
             "row 3: no rate_scale",
         ),
+        ('axis = "gpus"', 'axis = "gpus"\nprocess = "two"', 'row 3: process is "two"'),
         ("requests = 100", 'requests = 100\ntitles = ["a", "b"]', "titles are 2, the figure has 1 traces"),
         ("[[row]]", "[[row", "mine.toml"),
     ],
@@ -169,6 +173,7 @@ def test_an_unknown_figure_or_set_is_named() -> None:
     assert [(row.axis, row.models, row.traces) for row in part.rows] == [
         ("rate_scale", ("heavy8",), ()),
         ("slo_scale", ("heavy8",), ()),
+        ("rate_scale", ("heavy8",), ()),
     ]
     assert part.quick.seeds == 1
 
@@ -585,6 +590,7 @@ models = "aegaeon+models=3"
 gpus = 2
 slo_scale = 1.0
 rate_scale = [2.0, 4.0]
+process = "model"
 
 [[claim]]
 axis = "models"
@@ -620,6 +626,12 @@ def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
     assert "where it differs: the models do not fit" in said
     assert any(line.startswith("models at which each system holds 90 %") for line in said)
     assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
+    processes = {
+        row["panel"][0]: record.meta(tmp_path / "out" / row["run"])["spec"]["process"]
+        for row in found.table.select(["panel", "run"]).to_pylist()
+    }
+    assert processes == {"1": "own", "2": "model"}
+    assert any("(SLO 1x, 2 GPUs, processes: model)" in line for line in said)
     paths = fig_paper.render(found.folder, tmp_path / "sizes", "x")
     assert [one.suffix for one in paths] == [".pdf", ".png", ".csv"]
     kept = [
