@@ -655,7 +655,7 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
-            anywhere = 0 if not panel["process"] else panel["row"] + 1  # the paper's rows have its own processes
+            anywhere = panel["row"] + 1 if panel.get("process") else 0  # the papers' rows have processes of their own
             if claim.row not in {anywhere, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
             here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])
@@ -737,7 +737,7 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
     level = f"{100 * about['level']:g} %"
     holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
-    processes = f", processes: {panels[0]['process']}" if panels[0]["process"] else ""
+    processes = f", processes: {process}" if (process := panels[0].get("process")) else ""
     yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{processes})"
     given = axis != "rate_scale"
     head = ["trace", "models", *["req/s each" if axis == "models" else "req/s"] * given, "system"]
