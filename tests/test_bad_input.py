@@ -280,10 +280,7 @@ WRONG = [  # what a policy does when it first hears of a request, and what is sa
     ("raise UserError('mine')", rf"UserError at mine\.py:\d+ \(mine\), {AT}"),
     ("view.request(99)", rf"KeyError at mine\.py:\d+ \('no request 99 yet'\), {AT}"),
     ("while True: pass", rf"no answer within 0\.2 s at mine\.py:\d+, {AT}"),
-    (
-        "while True: yield Wake(0.0)",
-        rf"(no answer within 0\.2 s at mine\.py:\d+|answered 1,000,000 actions at once), {AT}",
-    ),
+    ("while True: yield Wake(0.0)", rf"(no answer within 0\.2 s at mine\.py:\d+|answered 1,000,000 actions.*), {AT}"),
     ("yield 5", rf"answered 5, which is no action, {AT}"),
     ("yield None", rf"answered None, which is no action, {AT}"),
     ("yield 'Load'", rf"answered 'Load', which is no action, {AT}"),
@@ -295,11 +292,7 @@ WRONG = [  # what a policy does when it first hears of a request, and what is sa
     ("yield Wake(float('nan'))", rf"answered Wake\(at_s=nan\); a field is of the wrong type, {AT}"),
 ]
 AT_ONCE = [  # a file that goes wrong before anything is run: what stands in it instead of what, and what is said
-    (
-        "def __init__",
-        "import no_such_module\n    def __init__",
-        r"ModuleNotFoundError at mine\.py:\d+ \(No module named",
-    ),
+    ("def __init__", "import no_such_module\n    def __init__", r"ModuleNotFoundError at mine\.py:\d+ \(No module"),
     ("class Mine:", "raise SystemExit(0)\nclass Mine:", r"SystemExit at mine\.py:\d+ \(0\)"),
     ("self.cluster = cluster", "1 / 0", r"ZeroDivisionError at mine\.py:\d+ \(division by zero\)"),
     ("self.cluster = cluster", "raise SystemExit(0)", r"SystemExit at mine\.py:\d+ \(0\)"),
@@ -309,18 +302,21 @@ AT_ONCE = [  # a file that goes wrong before anything is run: what stands in it 
     ('options = {"kv": "paged"}', "", r"has no `options`, a mapping of names to values"),
     ('presets = {"slow": {"tau": 9}}', "", r"has no `presets`, a mapping of names to fields"),
     ("DECISION_S = 0.004", "DECISION_S = 'fast'", r"DECISION_S is 'fast', not seconds"),
+    ("def __init__", "gpus_needed = 3\n    def __init__", r"TypeError \('int' object is not callable\)"),
     (
-        "def __init__(self, cluster,",
-        "def __init__(self,",
-        r"TypeError \(.*unexpected keyword|TypeError \(.*multiple values",
+        "on(self, event, view)",
+        "on(self, event)",
+        r"TypeError \(.*positional arguments.*\), t = -60 s, Woke\(key='start'\)",
     ),
 ]
 
 
 def costs_its_row(path: Path, says: str, out: Path) -> None:
     """Compare a faulty policy with a sound one: the table of the sound one, one line about the other, exit code 2."""
-    args = (*COMPARE, "--systems", f"static,{path}", "--slo", "absolute:ttft=1,tpot=1", "--policy-limit-s", "0.2")
-    result = bench(*args, "-o", out)
+    sound = (*COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", out)
+    assert bench(*sound).exit_code == 0  # the limit is for `mine`: on a busy machine an import alone may take as long
+    limit = ("--policy-limit-s", "0.2") if "no answer" in says else ()
+    result = bench(*sound, "--systems", f"static,{path}", *limit)
     assert result.exit_code == 2, result.output
     lines = result.stdout.splitlines()
     assert re.match(r"static +100\.0", lines[4])
@@ -335,10 +331,8 @@ def costs_its_row(path: Path, says: str, out: Path) -> None:
 def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     names = "from harness.actions import Drop, Wake\nfrom harness.types import UserError\n\nDECISION_S"
-    text = HEARD.replace("DECISION_S", names, 1)
-    path.write_text(
-        text.replace("if event ==", f"if isinstance(event, Arrived):\n            {does}\n        if event ==")
-    )
+    does = f"if isinstance(event, Arrived):\n            {does}\n        if event =="
+    path.write_text(HEARD.replace("DECISION_S", names, 1).replace("if event ==", does))
     costs_its_row(path, says, tmp_path / "out")
 
 
@@ -354,7 +348,7 @@ def test_failures_reach_programs_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(HEARD.replace("self.cluster = cluster", "1 / 0"))
     both = ("--systems", f"static,{path}", "-o", tmp_path / "out")
-    told = f"mine: ZeroDivisionError at mine.py:21 (division by zero); bench check {path}"
+    told = f"mine: ZeroDivisionError at mine.py:20 (division by zero); bench check {path}"
     result = bench(*COMPARE, *both, "--json")
     assert (result.exit_code, result.stderr) == (2, told + "\n")
     assert json.loads(result.stdout)["failed"] == [told]

@@ -112,6 +112,46 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("old", "new", "law", "says"),
+    [
+        ("hears = ", "heard = ", "starts", "its default does not build: has no `hears`"),
+        ("self.cluster = cluster", "raise SystemExit(0)", "starts", "does not build: SystemExit at mine.py:14 (0)"),
+        ("class Mine:", "raise SystemExit(0)\nclass Mine:", "starts", "be imported: SystemExit at mine.py:7 (0)"),
+        ("for k, (m, model)", "raise SystemExit(0)\n        for k, (m, model)", "survives",
+         "raised SystemExit at mine.py:17 (0)"),
+        ("for k, (m, model)", "yield Load('x')\n        for k, (m, model)", "survives", "answered Load(inst='x')"),
+        ("for k, (m, model)", "yield 5\n        for k, (m, model)", "declared", "answered 5, which is no action"),
+        ("self.cluster = cluster", "self.cluster = cluster\n        1 / (len(cluster.gpus) - 3)", "survives",
+         "case crowd, without a request: raised ZeroDivisionError at mine.py:15 (division by zero)"),
+    ],
+)  # fmt: skip
+def test_whatever_a_system_does_is_a_finding(old: str, new: str, law: str, says: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    assert old in GOOD
+    path.write_text(GOOD.replace(old, new), encoding="utf-8")
+    (failure,) = check(str(path), only=law)
+    assert says in failure.message
+
+
+def test_a_file_that_is_not_text_is_a_finding(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_bytes(bytes(range(256)))
+    (failure,) = check(str(path))
+    assert failure.law == "starts"
+    assert "null bytes" in failure.message
+
+
+def test_a_system_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.py"
+    text = "print('hello')\n        import os\n        os.write(1, b'raw')\n        for k, (m, model)"
+    path.write_text(GOOD.replace("for k, (m, model)", text), encoding="utf-8")
+    assert {failure.law for failure in check(str(path), case="calm")} == {"pure"}
+    out, err = capfd.readouterr()
+    assert "hello" not in out
+    assert "hello" in err
+
+
+@pytest.mark.parametrize(
     ("answer", "longest_s", "says"),
     [
         ("while True: pass", 0.25, "thought for 0.25 s without an answer"),

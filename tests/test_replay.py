@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
+import signal
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from itertools import repeat
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Evict, Load, Run, Wake
+from harness import replay as loop
+from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.answers import fault
 from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
+from harness.guard import LIMIT_S, Fault
 from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
 from harness.shapes import weight_bytes
-from harness.types import Batch, Inst, Jobs, Option
+from harness.types import Batch, Host, Infeasible, Inst, Jobs, Option
 from harness.view import View
 from tests.test_kernel import one
 from tests.worlds import SHAPE
@@ -165,6 +171,109 @@ def test_deciding_for_ever_is_an_error() -> None:
     policy, (sim, jobs) = Policy(lambda e, v: [Wake(v.now_s, "again")]), engine([0.0])
     with pytest.raises(Livelock, match="1000 decisions at 0"):
         replay(policy, sim, jobs)
+
+
+def test_an_answer_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "MOST_ACTIONS", 1000)
+    policy, (sim, jobs) = Policy(lambda e, v: repeat(Wake(1.0))), engine([0.0])
+    with pytest.raises(Livelock, match=r"answered 1,000 actions at once, t = 0 s, Woke\(key='start'\)"):
+        replay(policy, sim, jobs)
+
+
+def forever() -> Iterable[Action]:
+    """A loop that survives every Exception, but not its time limit."""
+    while True:
+        with suppress(Exception):
+            math.sqrt(2.0)
+
+
+@pytest.mark.parametrize("at", [Woke("start"), Arrived])
+def test_a_call_without_end_is_interrupted_at_its_limit(at: Event | type) -> None:
+    def stuck(event: Event, view: View) -> Iterable[Action]:
+        return forever() if at in {event, type(event)} else serve(event, view)
+
+    policy, (sim, jobs) = Policy(stuck), engine([0.0])
+    before, token = signal.getsignal(signal.SIGALRM), LIMIT_S.set(0.1)
+    try:
+        with pytest.raises(Fault, match=r"^no answer within 0\.1 s at test_replay\.py:\d+, t = 0 s, "):
+            replay(policy, sim, jobs)
+    finally:
+        LIMIT_S.reset(token)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def raising(error: BaseException) -> Callable[[Event, View], Iterable[Action]]:
+    def answer(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if isinstance(event, Arrived) and event.request.id == 1:
+            raise error
+
+    return answer
+
+
+def test_a_fault_names_what_the_policy_did_and_when() -> None:
+    policy, (sim, jobs) = Policy(raising(SystemExit(0))), engine([0.0, 1.25])
+    told = r"^SystemExit at test_replay\.py:\d+ \(0\), t = 1\.25 s, Arrived\(id=1\)$"
+    with pytest.raises(Fault, match=told) as caught:
+        replay(policy, sim, jobs)
+    assert isinstance(caught.value.__cause__, SystemExit)
+
+
+@pytest.mark.parametrize("error", [Infeasible("too small"), KeyboardInterrupt()])
+def test_what_is_no_fault_comes_through(error: BaseException) -> None:
+    policy, (sim, jobs) = Policy(raising(error)), engine([0.0, 1.25])
+    with pytest.raises(type(error)):
+        replay(policy, sim, jobs)
+
+
+N: Any = np.int64(0)
+RIGHT: list[Any] = [
+    *(Load(A.inst), Load(A.inst, "pool"), Load(Inst("m0", Host())), Evict(A.inst, False), Limit("m0", 0, None)),
+    *(Limit("m0", N, N), Admit(0, A), Admit("m0", A), Drop(N), Run(A), Run(A, "decode", 1, 2, 3, 4, 5, 0.5, 6)),
+    *(Move(0, None), Move(A, (0, N)), Move(N, Host(0)), Wake(1), Wake(math.inf, "x"), Wake(float(N))),
+]
+X: Any = "x"
+WRONG: list[Any] = [
+    *(5, None, "Load", Load, (Load(A.inst),), Load(X), Load(Inst("m0", X)), Load(Inst("m0", (X,)))),
+    *(Load(("m0", (0,))), Load(Inst("m0", [0])), Load(Inst(N, (0,))), Load(A.inst, N), Evict(A.inst, X)),  # type: ignore[arg-type]
+    *(Limit(N, 0, None), Limit("m0", X, 1), Limit("m0", 0, 1.5), Admit(0, None), Admit(0.5, A)),  # type: ignore[arg-type]
+    *(Admit(0, (A.inst, 0)), Admit(0, Batch(X)), Admit(0, Batch(A.inst, X)), Drop(X), Drop(1.0)),  # type: ignore[arg-type]
+    *(Run(X), Run(A, X), Run(A, for_s=X), Run(A, for_s=math.nan), Run(A, steps=X), Run(A, seqs=2.5)),  # type: ignore[arg-type]
+    *(Run(A, chunk_tokens=X), Run(A, slice_layers=X), Run(A, op_s=X), Run(A, sms=X)),
+    *(Move(X, None), Move(0, N), Move(0, (X,)), Move(0, None, X), Wake(X), Wake(math.nan), Wake(1.0, N)),
+]
+
+
+@pytest.mark.parametrize("action", RIGHT, ids=str)
+def test_an_action_whose_fields_have_their_types_is_an_answer(action: Any) -> None:
+    assert fault([action]) is None
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_anything_else_is_none(wrong: Any) -> None:
+    told = fault([RIGHT[0], wrong])
+    assert told is not None
+    assert told.startswith("answered ")
+
+
+def test_every_class_of_action_has_its_types() -> None:
+    assert {type(action) for action in RIGHT} == set(get_args(Action))
+
+
+def test_refusals_are_counted_and_the_first_is_kept() -> None:
+    def asks(event: Event, view: View) -> Iterable[Action]:
+        yield from serve(event, view)
+        if isinstance(event, Arrived):
+            yield Evict(Inst("m0", (7,)))
+
+    policy, (sim, jobs) = Policy(asks), engine([1.5, 2.0, 9.0])
+    outcome = replay(policy, sim, jobs)
+    assert outcome.refused == 3
+    assert outcome.first_refused.startswith("Evict(inst=Inst(model='m0', place=(7,))) at t = 1.5 s: ")
+    policy, (sim, jobs) = Policy(serve), engine([1.5, 2.0, 9.0])
+    outcome = replay(policy, sim, jobs)
+    assert (outcome.refused, outcome.first_refused) == (0, "")
 
 
 def test_what_an_engine_lacks_is_named() -> None:
