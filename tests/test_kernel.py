@@ -173,7 +173,7 @@ def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
         ("    M.since = W.now\n", ""),  # counts the time with weights as well
         ("        load = out_s(S, q.model, t) - q.m_load\n", "        load = 0.0\n"),  # all of it is the policy's
         ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
-        ("        n.bound &= own_limits(S, lane, chunk)\n", "        pass\n"),  # the policy's limits as well
+        ("    n.bound &= n.own\n", ""),  # the policy's limits as well
         ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
         ("    if r >= 0 and not kvblock:\n", "    if r >= 0:\n"),  # who waits for memory as well
         ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
@@ -894,8 +894,8 @@ def test_the_batch_cap_binds_where_members_wait_behind_as_many() -> None:
     # the second comes within the first prefill: all eight decode steps keep it out
     assert bound(two, SERVE, batch_cap=1) == {"all": 10, "cap": 8}
     assert bound(two, SERVE, batch_cap=2) == {"all": 10}
-    # it goes at 0.5, within the second of them: the rest keeps nobody out
-    assert bound(two, [*SERVE, (0.5, Drop(1))], batch_cap=1) == {"all": 9, "cap": 2}
+    # it goes at 0.75, within the third of them, in a span: the rest keeps nobody out
+    assert bound(two, [*SERVE, (0.75, Drop(1))], batch_cap=1) == {"all": 9, "cap": 3}
     # what an order says is the policy's choice, unless it asks for more than the engine gives
     orders = {seqs: [*ADMIT, (NEVER, Run(M0, seqs=seqs))] for seqs in (1, 2)}
     assert bound(two, orders[1], batch_cap=2) == bound(two, orders[1], batch_cap=1) == {"all": 10}
@@ -908,7 +908,7 @@ def test_the_batch_cap_binds_where_members_with_kv_are_parked() -> None:
     # the second prefill ends at 0.25; the decode steps of the first begin at 0.125, 0.375, ...
     two = [(0.0, 0, 1, 9), (0.0, 0, 1, 9)]
     assert bound(two, APART, batch_cap=1) == {"all": 2 + 16, "cap": 1 + 7}
-    assert bound(two, [*APART, (0.5, Drop(1))], batch_cap=1) == {"all": 2 + 8, "cap": 1 + 1}
+    assert bound(two, [*APART, (0.75, Drop(1))], batch_cap=1) == {"all": 2 + 8, "cap": 1 + 2}
 
 
 def test_the_tokens_of_a_step_bind_where_a_prompt_is_cut_or_kept_out() -> None:
@@ -917,7 +917,7 @@ def test_the_tokens_of_a_step_bind_where_a_prompt_is_cut_or_kept_out() -> None:
     assert bound([(0.0, 0, 10, 1)], SERVE, chunk_tokens=10) == {"all": 1}
     # a decode takes the one token that there is, and the second prompt waits for its eight steps
     assert bound([(0.0, 0, 1, 9), (0.1, 0, 1, 1)], SERVE, chunk_tokens=1) == {"all": 10, "chunk": 8}
-    assert bound([(0.0, 0, 1, 9), (0.1, 0, 1, 1)], [*SERVE, (0.5, Drop(1))], chunk_tokens=1) == {"all": 9, "chunk": 2}
+    assert bound([(0.0, 0, 1, 9), (0.1, 0, 1, 1)], [*SERVE, (0.75, Drop(1))], chunk_tokens=1) == {"all": 9, "chunk": 3}
     # whole prompts: two of 5 fit 12 tokens, the third does not; one alone may be longer
     three = [(0.0, 0, 5, 1)] * 3
     assert bound(three, SERVE, prefill_tokens=12) == {"all": 2, "prefill": 1}

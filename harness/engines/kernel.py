@@ -1281,19 +1281,6 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
 
 @jit
-def own_limits(S: int, lane: int, chunk: int) -> int:
-    """The limits of a lane's steps that are the engine's own: not those that its order names."""
-    W = world(S)
-    n = lane_at(S, lane)
-    limits = BY_CAP if n.seqs < 0 or n.seqs > W.cap else 0
-    if chunk == 0:
-        limits |= BY_PREFILL
-    elif n.chunk < 0:
-        limits |= BY_CHUNK
-    return limits
-
-
-@jit
 def power_below(C: int) -> int:
     """The largest power of two <= C."""
     x = 1
@@ -1369,8 +1356,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         return
     if run == cap and B.count[PARKED] > 0:
         n.bound |= BY_CAP
-    if n.bound:
-        n.bound &= own_limits(S, lane, chunk)
+    n.bound &= n.own
     n.dec = run
     n.was = n.kind if pre else PREFILL
     n.t0 = W.now
@@ -2559,6 +2545,18 @@ def settle_turns(S: int) -> bool:
 
 
 @jit
+def own_limits(S: int, seqs: int, chunk: int) -> int:
+    """The limits that an order leaves to the engine; those that it names are the policy's choice."""
+    W = world(S)
+    limits = BY_CAP if seqs < 0 or seqs > W.cap else 0
+    if chunk == 0 or (chunk < 0 and W.chunk == 0):
+        limits |= BY_PREFILL
+    elif chunk < 0:
+        limits |= BY_CHUNK
+    return limits
+
+
+@jit
 def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int) -> None:
     """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
     lane = 2 * b + (phase == 2)
@@ -2586,6 +2584,7 @@ def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, s
         n.seqs = seqs
         n.chunk = chunk
         n.sms = sms
+        n.own = own_limits(S, seqs, chunk)
         if for_s < INF or steps > 0:
             open_turn(S, lane, for_s, steps)
     cut(S, lane)

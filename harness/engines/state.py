@@ -77,7 +77,8 @@ BATCH = _row(
 )
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal quota began until",
-    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext bound",
+    "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext "
+    "own bound",  # bits: the limits that are the engine's own; those that bind the step in flight
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
