@@ -494,6 +494,7 @@ def _name(text: str) -> str:
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
     from harness import sweep, table
+    from harness.spec import as_dict
 
     for line in _headline(found, shown):
         click.echo(line)
@@ -509,6 +510,7 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     notes += _refused(found, shown)
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
+    notes += table.limits(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
     notes += [
         line
@@ -574,8 +576,10 @@ def _explain(run: Path, under: Judge, *options: str) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
+    from harness import table
     from harness.checked import checked
     from harness.run import fit_of, models_of, trace_of
+    from harness.spec import as_dict
 
     trace = trace_of(found.reference.trace)
     return {
@@ -599,6 +603,7 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": _failed(found.failed),
+        "limits": table.limits(found.table, as_dict(found.reference)),
     }
 
 

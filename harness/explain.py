@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 CAUSES = {
-    "held": "held back by the policy, in no batch",
+    "held": "held back by the policy, in no batch, while its model's weights were in",
     "host": "in the engine's API, before the queue and after the last token",
-    "load": "its model's weights were not in",
+    "load": "its model's weights were out, or on their way in",
     "kv": "no KV memory for its prompt",
     "move": "its KV was on the way",
     "turn": "its lane was closed, full, or in another step",

@@ -648,6 +648,12 @@ def _cut(e: Estimate, signs: Sequence[str], values: Sequence[float]) -> Estimate
 # ------------------------------------------------------------------ the tidy table of a sweep
 
 WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
+LIMITS: Mapping[str, str] = {
+    "cap_bound": "batch_cap",
+    "chunk_bound": "chunk_tokens",
+    "prefill_bound": "prefill_tokens",
+}  # the share of steps that a field of the spec bound
+BINDS = 0.01  # above this share a limit is part of the result, and said
 
 
 @dataclass(frozen=True, slots=True)
@@ -820,7 +826,7 @@ def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
 
 
 def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
-    """Compute shares of what there was (KV bytes x seconds, GPU seconds) from an engine's statistics; counts as is.
+    """Compute shares of what there was (KV bytes x seconds, GPU seconds) from an engine's statistics; others as is.
 
     The engine's span is the whole run, warm-up and drain included.
     """
@@ -828,7 +834,7 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
-    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions") if name in stats}
+    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *LIMITS) if name in stats}
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
@@ -876,6 +882,38 @@ def summary(
         hollow = bool(group["infeasible"].notna().any())
         points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))
     return pd.DataFrame(points, columns=[*by, "mean", "low", "high", "n", "infeasible"])
+
+
+class Bound(NamedTuple):
+    """A limit of the engine that bound in more than `BINDS` of a system's steps, in the mean over seeds."""
+
+    limit: str  # the field of the spec
+    label: str
+    offered_rps: float  # the lowest rate at which it did
+    share: float  # of steps at that rate
+    most: float  # of steps at any point
+
+
+def bound(table: pa.Table) -> list[Bound]:
+    """Find the limits that bound, in the order of `LIMITS`, and in which systems, by name."""
+    names = pa.array([*LIMITS, "offered_rps"])
+    pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
+    wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))
+    frame = table.filter(wanted).to_pandas()
+    by = [*(name for name in ("panel", "x") if name in frame), *POINT]  # a paper's figure has panels
+    means = frame.groupby(by, dropna=False, observed=True)["value"].mean().reset_index()
+    means = means.sort_values(["label", "rate_scale"], kind="stable")
+    offered = (
+        means[means["definition"] == "offered_rps"].groupby(["label", "rate_scale"], observed=True)["value"].mean()
+    )
+    found = []
+    for name, limit in LIMITS.items():
+        binds = means[(means["definition"] == name) & (means["value"] > BINDS)]
+        for label, own in binds.groupby("label", observed=True):
+            first = own.iloc[0]
+            rate = float(offered.get((label, first["rate_scale"]), math.nan))
+            found.append(Bound(limit, str(label), rate, float(first["value"]), float(own["value"].max())))
+    return found
 
 
 def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:

@@ -578,7 +578,9 @@ def scored(
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    kept = pa.array([*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS], pa.string())
+    kept = pa.array(
+        [*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS, *metrics.LIMITS], pa.string()
+    )
     plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()])
     keys = [(task.spec.folder, cell.label, cell.under.rule) for cell, task in zip(cells, ready, strict=True)]
 

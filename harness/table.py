@@ -24,7 +24,7 @@ NONE = "-"
 CAUSES = {
     "held": "held back by the policy",
     "host": "host",
-    "load": "weights load",
+    "load": "waiting for weights",
     "kv": "KV wait",
     "move": "KV move",
     "turn": "waiting for a step",
@@ -272,6 +272,18 @@ def why(table: pa.Table, shown: View, definition: str, level: float) -> str | No
             cause = max(shares, key=lambda x: shares[x])
             found.append(f"{row.label} {100 * shares[cause]:.0f} % {CAUSES[cause]}")
     return "Why requests miss: " + ", ".join(found) if found else None
+
+
+def limits(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
+    """A line for each limit of the engine that bound in more than 1 % of steps: where, and how to lift it."""
+    bound = metrics.bound(table)
+    lines = []
+    for limit in dict.fromkeys(b.limit for b in bound):
+        mine = [b for b in bound if b.limit == limit]
+        where = ", ".join(f"{b.label} from {_three(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine)
+        over = f"more than {100 * metrics.BINDS:g} % of steps"
+        lines.append(f"{limit} = {spec[limit]} bound in {over}: {where}; --set {limit}={2 * spec[limit]}")
+    return lines
 
 
 def _mean(row: Row, key: str) -> float:

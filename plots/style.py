@@ -16,11 +16,13 @@ import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
+from harness import metrics
 from harness.checked import note
 from harness.record import write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -200,6 +202,16 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     ]
     told = [" · ".join(fact for fact in facts if fact) + ".", note, TAILS if "simulated" in each("fidelity") else ""]
     return " ".join(part for part in told if part)
+
+
+def limits(table: pa.Table) -> str:
+    """Say which limits of the engine bound in more than 1 % of the steps of a system, and in how many at most."""
+    bound = metrics.bound(table)
+    said = []
+    for limit in dict.fromkeys(b.limit for b in bound):
+        most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.limit == limit)
+        said.append(f"{limit} bound in more than {100 * metrics.BINDS:g} % of steps: {most}.")
+    return " ".join(said)
 
 
 def save(figure: Figure, stem: Path, points: pd.DataFrame, command: str) -> list[Path]:

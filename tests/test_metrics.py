@@ -493,7 +493,8 @@ def test_ratio_of_crossings_is_paired_by_seed() -> None:
 def run(name: str, seed: int = 0, **more: Any) -> m.Run:
     spec = {"system": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "rate_scale": 2.0,
             "seed": seed, "window_s": 10.0, "slo": "5xP95", "engine": "sim", "scaling": "rotate"}  # fmt: skip
-    stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0}
+    stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0,
+             "cap_bound": 0.03, "chunk_bound": 0.01, "prefill_bound": 0.0}  # fmt: skip
     late = {"arrival": 2.0, "first": 8.0, "done": 9.0, "made": 3, "model": "b", "kv": 5.0}
     good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
     warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
@@ -522,6 +523,7 @@ def test_the_table_of_one_run_by_hand() -> None:
     assert value(t, "missed_kv") == 1.0
     assert value(t, "kv_used") == 0.5
     assert value(t, "gpu_busy") == 0.2
+    assert [value(t, name) for name in m.LIMITS] == [0.03, 0.01, 0.0]
     assert {x["n"] for x in t.to_pylist() if x["over"] == "pooled"} == {2}
 
 
@@ -562,6 +564,22 @@ def test_summary_over_seeds() -> None:
     assert len(s) == 3
     both = s[(s["definition"] == "both") & (s["over"] == "pooled")].iloc[0]
     assert (both["mean"], both["low"], both["high"], both["n"]) == (0.5, 0.5, 0.5, 3)
+
+
+def test_a_limit_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seeds() -> None:
+    base = run("r")
+
+    def at(rate: float, cap: float, chunk: float, seed: int) -> m.Run:
+        spec, stats = base.meta["spec"], base.meta["stats"]
+        meta = {"spec": {**spec, "rate_scale": rate, "seed": seed},
+                "stats": {**stats, "cap_bound": cap, "chunk_bound": chunk}}  # fmt: skip
+        return replace(base, name=f"r-{rate}-{seed}", meta={**base.meta, **meta})
+
+    runs = [at(1.0, 0.0, 0.01, 0), at(2.0, 0.005, 0.01, 0), at(2.0, 0.025, 0.01, 1), at(4.0, 0.5, 0.0, 0)]
+    (found,) = m.bound(m.attainment(runs))
+    assert found._replace(share=0.0) == m.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
+    assert found.share == pytest.approx(0.015)
+    assert m.bound(m.attainment(runs[:1])) == []
 
 
 def test_nothing_offered_is_nothing_claimed() -> None:
