@@ -1057,17 +1057,18 @@ def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
 def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
     """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
     from harness import table
-    from harness import validate as measured
+    from harness import validate as judge
+    from harness.measured import cases
     from harness.types import UserError
 
     if folder is None:
         raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")
-    found = measured.cases(folder)
+    found = cases(folder)
     with Terminal() as teller:
-        frame = measured.points(found, lambda done, total: teller.progress("measured runs", done, total))
+        frame = judge.points(found, lambda done, total: teller.progress("measured runs", done, total))
     click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
-    click.echo("\n".join(table.aligned(measured.scores(frame))))
-    for note in measured.notes(frame):
+    click.echo("\n".join(table.aligned(judge.scores(frame))))
+    for note in judge.notes(frame):
         click.echo(note)
     sys.stdout.flush()
     if not no_plot:

@@ -1,18 +1,9 @@
-"""Measured end-to-end runs of real engines beside ours, under the conditions that each states.
-
-A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
-generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
-"""
+"""Measured end-to-end runs of real engines (`measured`) beside ours: errors by engine, GPU and metric."""
 
 from __future__ import annotations
 
-import csv
-import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -21,348 +12,57 @@ import pyarrow as pa
 from harness import metrics, system
 from harness.checked import checked
 from harness.engines import cost
-from harness.engines.sim import Config, Served, Sim, machine
+from harness.engines.sim import Sim, machine
+from harness.measured import METRICS, Batch, Case, Closed, Poisson, Setting
 from harness.record import WAITS
 from harness.replay import replay
-from harness.types import Jobs, UserError
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-BLOCK_TOKENS = 16
-WAVES = 10  # requests of each client of a closed loop, the first of which is not counted
-MODELS = {  # as sources name them; other names are shapes' own
-    "Qwen/Qwen3-32B": "qwen-3-32b",
-    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
-    "mistralai/Mistral-7B-v0.1": "mistral-7b",
-    "llama-3-70b": "llama-3.3-70b",  # all 70B of Llama 3 have one shape
-    "llama-3.1-70b": "llama-3.3-70b",
+Tell = Callable[[int, int], None]  # settings that ran, of how many
+SLOW = 1.3
+# Median and P95 in per cent, on rows that a refit left out. vLLM 0.15 has nine runs, too few for an aim.
+AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "vllm-0.12": {"tpot": (5, 15), "e2e": (5, 15)},
+    "sglang-0.5": {"ttft": (10, 25), "tpot": (5, 15), "e2e": (5, 15)},
+    "vllm-0.6": {"throughput": (6, 18)},
 }
-GPUS = {"h100_sxm": "h100", "h100-80g": "h100", "Nvidia H100 GPU": "h100"}
-# What servers do unless told otherwise, on an H100. vLLM: 8,192 tokens a step, 1,024 sequences (EngineArgs,
-# vllm/engine/arg_utils.py, for cards of 70 GiB and more that are no A100). SGLang: prompts go before decodes, 8,192
-# tokens a step (ServerArgs, server_args.py, for cards below 90 GB). vLLM 0.5 and 0.6: whole prompts before decodes, at
-# most as many tokens a step as the longest context.
-ENGINES: Mapping[str, Mapping[str, Any]] = {
-    "vllm-0.15": {},
-    "vllm-0.12": {"chunk_tokens": 8192, "batch_cap": 1024},
-    "sglang-0.5": {"chunk_tokens": 0, "prefill_tokens": 8192, "batch_cap": 1024},
-    "vllm-0.6": {"chunk_tokens": 0, "prefill_tokens": 4096},
-}
-STAND_INS = {  # until the tables have a profile of that name
-    "vllm-0.15": "vllm-graph",
-    "vllm-0.12": "vllm-graph",
-    "sglang-0.5": "vllm-graph",
-    "vllm-0.6": "vllm-eager",
-}
-STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*")
-METRICS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
 
 
-# ------------------------------------------------------------------ cases
-
-
-class Poisson(NamedTuple):
-    """Independent arrivals, a rate after the other; prompts are in the prefix cache but for their last block."""
-
-    stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
-    prompt: int
-    output: int
-
-    def jobs(self) -> Jobs:
-        """All stages, drawn from seed 0."""
-        draw, start_s, parts = np.random.default_rng(0), 0.0, []
-        for rate_rps, seconds in self.stages:
-            count = draw.poisson(rate_rps * seconds)
-            parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
-            start_s += seconds
-        hits = (self.prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-        return _alike(np.concatenate(parts), self.prompt, self.output, cached=hits)
-
-    def __str__(self) -> str:
-        return f"{'/'.join(f'{rate:g}' for rate, _ in self.stages)} req/s, {self.prompt}+{self.output}"
-
-
-class Closed(NamedTuple):
-    """A closed loop of clients that do not think."""
-
-    clients: int
-    prompt: int
-    output: int
-
-    def jobs(self) -> Jobs:
-        """`WAVES` requests a client."""
-        n = WAVES * self.clients
-        after = np.arange(n, dtype=np.int32) - self.clients
-        arrival_s = np.where(after < 0, 0.0, np.inf)
-        return _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
-
-    def __str__(self) -> str:
-        return f"{self.clients} clients, {self.prompt}+{self.output}"
-
-
-class Batch(NamedTuple):
-    """So many requests at once, and no others."""
-
-    size: int
-    prompt: int
-    output: int
-
-    def jobs(self) -> Jobs:
-        """All at 0."""
-        return _alike(np.zeros(self.size), self.prompt, self.output)
-
-    def __str__(self) -> str:
-        return f"batch {self.size}, {self.prompt}+{self.output}"
-
-
-def _alike(
-    arrival_s: NDArray[np.float64],
-    prompt: int,
-    output: int,
-    *,
-    cached: int = 0,
-    after: NDArray[np.int32] | None = None,
-) -> Jobs:
-    n = len(arrival_s)
-    each, never = np.ones(n, np.int32), np.full(n, np.inf)
-    return Jobs(
-        ("model",), arrival_s, 0 * each, prompt * each, output * each, never, never,
-        cached_tokens=cached * each if cached else None, after=after, think_s=None if after is None else np.zeros(n),
-    )  # fmt: skip
-
-
-class Setting(NamedTuple):
-    """What one run of ours needs to know; equal settings are run once."""
-
-    engine: str
-    gpu: str
-    model: str  # of workloads/shapes.toml
-    tp: int
-    load: Poisson | Closed | Batch | None  # none: only what memory is free
-    flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
-
-    @property
-    def host(self) -> str:
-        """The host profile that prices it."""
-        return self.engine if self.engine in cost.hosts() else STAND_INS[self.engine]
-
-    @property
-    def config(self) -> Config:
-        """The machine."""
-        from workloads.models import shape
-
-        served = (Served("model", shape(self.model), self.tp),)
-        flags = {**ENGINES[self.engine], **dict(self.flags)}
-        return Config(
-            served, gpu=self.gpu, gpus=self.tp, host=self.host, block_tokens=BLOCK_TOKENS,
-            noise=cost.noise(self.gpu, self.host), **flags,
-        )  # fmt: skip
-
-
-class Case(NamedTuple):
-    """A row: the setting, which of a load's stages (None: all) and what was measured, by the names of `METRICS`."""
-
-    file: str
-    row: int  # line of the file
-    setting: Setting
-    stage: int | None
-    measured: Mapping[str, float]
-    fitted: bool
-
-
-# ------------------------------------------------------------------ files
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of a CSV; every mistake in it is told with file, line and column."""
-
-    path: Path
-    line: int
-    values: Mapping[str, str]
-
-    def bad(self, column: str, want: str) -> UserError:
-        """The error of a value that is not what a column holds."""
-        return UserError(f'{self.path}:{self.line}: {column} is "{self.values[column]}", not {want}')
-
-    def number(self, column: str) -> float:
-        """A number above 0."""
-        try:
-            value = float(self.values[column])
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise self.bad(column, "a number above 0")
-        return value
-
-    def count(self, column: str) -> int:
-        """A whole number above 0."""
-        value = self.number(column)
-        if value != int(value):
-            raise self.bad(column, "a whole number")
-        return int(value)
-
-    def gpu(self, column: str) -> str:
-        """A GPU kind."""
-        name = self.values[column]
-        try:
-            return cost.gpu(GPUS.get(name, name)).kind
-        except UserError as error:
-            raise self.bad(column, f"a GPU kind ({error})") from None
-
-    def model(self, column: str) -> str:
-        """A shape's name."""
-        from workloads.models import shape
-
-        name = MODELS.get(self.values[column], self.values[column])
-        try:
-            return shape(name).name
-        except UserError as error:
-            raise self.bad(column, f"a model ({error})") from None
-
-    def engine(self, column: str, name: str, version: str) -> str:
-        """A generation: an engine's name and the first two numbers of its version."""
-        found = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
-        if found not in ENGINES:
-            raise self.bad(column, f"of a known engine ({', '.join(ENGINES)})")
-        return found
-
-    def stages(self, column: str) -> tuple[tuple[float, float], ...]:
-        """RATExSECONDS;... as pairs of numbers above 0."""
-        found = STAGES.fullmatch(self.values[column])
-        pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
-        stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
-        if not stages or min(map(min, stages)) <= 0:
-            raise self.bad(column, "RATExSECONDS;...")
-        return stages
-
-
-Found = tuple[Setting, int | None, dict[str, float]]
-
-
-def _poisson(row: Row) -> Found:
-    """Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): gaps are of chunks, some of two tokens."""
-    stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
-    load = Poisson(stages, row.count("system_tokens") + row.count("question_tokens"), output)
-    flags = {
-        "chunk_tokens": row.count("mbt"),
-        "mem_fraction": row.number("mem"),
-        "batch_cap": row.count("max_num_seqs"),
-    }
-    setting = Setting("vllm-0.15", row.gpu("gpu"), row.model("model"), row.count("tp"), load, tuple(flags.items()))
-    ttft_s, e2e_s = row.number("real_ttft_mean") / 1e3, row.number("real_e2e_mean") / 1e3
-    measured = {"ttft": ttft_s, "tpot": (e2e_s - ttft_s) / max(1, output - 1), "e2e": e2e_s}
-    text = row.values["stage"]
-    if text != "-1" and not (text.isdigit() and int(text) < len(stages)):
-        raise row.bad("stage", "-1 (all) or the number of a stage")
-    return setting, None if text == "-1" else int(text), measured
-
-
-def _closed(row: Row) -> Found:
-    """A closed loop at fixed lengths; ms. E2E, which is TTFT + (output - 1) x TPOT, is also clients / throughput."""
-    load = Closed(row.count("concurrency"), row.count("isl"), row.count("osl"))
-    engine = row.engine("backend_version", row.values["backend"], row.values["backend_version"])
-    setting = Setting(engine, row.gpu("system"), row.model("model_path"), row.count("tp_size"), load)
-    ttft_s, tpot_s = row.number("silicon_ttft_ms") / 1e3, row.number("silicon_tpot_ms") / 1e3
-    return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
-
-
-def _offline(row: Row) -> Found:
-    """No server (vLLM 0.5 and 0.6): one batch, as many tokens out as in; seconds of all of it."""
-    if row.values["Framework"] != "vLLM":
-        raise row.bad("Framework", "vLLM")
-    length, size = row.count("Input Output Length"), row.count("Batch Size")
-    setting = Setting(
-        "vllm-0.6", row.gpu("Hardware"), row.model("Model"), row.count("Num of Hardware"), Batch(size, length, length)
-    )
-    return setting, None, {"throughput": 2 * length * size / row.number("Latency")}
-
-
-def _pools(row: Row) -> Found:
-    """Blocks that an engine found free for KV."""
-    if row.count("block_tokens") != BLOCK_TOKENS:
-        raise row.bad("block_tokens", str(BLOCK_TOKENS))
-    name, _, version = row.values["engine"].partition(" ")
-    flags = {"chunk_tokens": row.count("max_num_batched_tokens"), "mem_fraction": row.number("gpu_memory_utilization")}
-    engine = row.engine("engine", name, version)
-    setting = Setting(engine, row.gpu("gpu"), row.model("model"), row.count("tp"), None, tuple(flags.items()))
-    return setting, None, {"kv_blocks": row.number("kv_blocks")}
-
-
-FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
-    _poisson: ("model", "gpu", "tp", "mbt", "mem", "stage", "real_e2e_mean", "real_ttft_mean", "stage_rates_s",
-               "system_tokens", "question_tokens", "output_tokens", "max_num_seqs"),
-    _closed: ("backend", "backend_version", "model_path", "system", "isl", "osl", "concurrency", "tp_size",
-              "silicon_ttft_ms", "silicon_tpot_ms"),
-    _offline: ("Hardware", "Num of Hardware", "Framework", "Model", "Input Output Length", "Batch Size", "Latency"),
-    _pools: ("model", "tp", "kv_blocks", "block_tokens", "gpu", "engine", "gpu_memory_utilization",
-             "max_num_batched_tokens"),
-}  # fmt: skip
-
-
-def cases(folder: Path) -> list[Case]:
-    """The cases of a CSV, or of all that lie in a folder or its `single/`; UserError names file, line and column."""
-    files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
-    if not files:
-        raise UserError(f"{folder}: no CSV of measured runs there (MEASURED_DIR, or bench validate FOLDER)")
-    found = [case for path in files for case in _read(path)]
-    if not found:
-        raise UserError(f"{folder}: no rows in its CSVs")
-    return found
-
-
-def _read(path: Path) -> Iterator[Case]:
-    try:
-        with path.open(newline="", encoding="utf-8") as source:
-            lines = csv.reader(source)
-            header = next(lines, [])
-            rows = [(lines.line_num, values) for values in lines if values]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    read = next((read for read, columns in FORMATS.items() if set(columns) <= set(header)), None)
-    if read is None:
-        near = max(FORMATS.values(), key=lambda columns: len(set(columns) & set(header)))
-        lacks = ", ".join(column for column in near if column not in header)
-        raise UserError(f"{path}:1: no known columns; the nearest form lacks {lacks}")
-    for line, values in rows:
-        if len(values) != len(header):
-            raise UserError(f"{path}:{line}: {len(values)} values for {len(header)} columns ({header[-1]} is the last)")
-        row = Row(path, line, dict(zip(header, values, strict=True)))
-        setting, stage, measured = read(row)
-        yield Case(path.name, line, setting, stage, measured, _fitted(setting.host, row))
-
-
-def _fitted(host: str, row: Row) -> bool:
-    """Whether a host profile was fitted on a row: its entry names the file, and values of columns that all hold."""
-    where = cost.fitted(host).get(row.path.name)
-    return where is not None and all(
-        row.values.get(column) in {f"{value:g}" if isinstance(value, float) else str(value) for value in values}
-        for column, values in where.items()
-    )
-
-
-# ------------------------------------------------------------------ ours
-
-
-def ours(setting: Setting, stage: int | None = None) -> dict[str, float]:
-    """What our engine makes of a setting, by the names of `METRICS`."""
-    if setting.load is None:
-        return {"kv_blocks": float(_blocks(setting))}
-    return _measures(setting, stage, rows(setting))
-
-
-def rows(setting: Setting) -> metrics.Rows:
+def ours(
+    found: Sequence[Case], host: cost.HostProfile | None = None, tell: Tell | None = None
+) -> list[dict[str, float]]:
+    """What our engine makes of each case, by the names of `METRICS`; equal settings run once.
+
+    `host` replaces the settings' own profile, in steps without noise: what a fit tries.
+    """
+    waiting = dict.fromkeys(case.setting for case in found)
+    ran: dict[Setting, metrics.Rows | None] = {}
+    for setting in waiting:
+        if tell is not None:
+            tell(len(ran), len(waiting))
+        ran[setting] = None if setting.load is None else rows(setting, host)
+    if tell is not None:
+        tell(len(ran), len(waiting))
+    return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
+
+
+def rows(setting: Setting, host: cost.HostProfile | None = None) -> metrics.Rows:
     """Run a setting on `dedicated`: what happened to each request."""
     assert setting.load is not None
     config = setting.config
-    engine = Sim(config, {"kv": "paged"}, machine(config))
+    priced = machine(config)
+    if host is not None:
+        config = replace(config, noise=0.0)
+        tables = cost.coefficients([(setting.shape, setting.tp)], cost.quantities(setting.gpu), priced.spec, host)
+        priced = priced._replace(tables=tables, host=host)
+    engine = Sim(config, {"kv": "paged"}, priced)
     replay(system.find("dedicated")(engine.cluster), engine, setting.load.jobs())
     return metrics.rows(pa.Table.from_batches(engine.rows()))
 
 
-def _measures(setting: Setting, stage: int | None, every: metrics.Rows) -> dict[str, float]:
+def _measures(setting: Setting, stage: int | None, every: metrics.Rows | None) -> dict[str, float]:
     load = setting.load
+    if every is None:
+        return {"kv_blocks": float(setting.kv_blocks)}
     if isinstance(load, Batch):  # there is no server between the batch and its engine
         host_s = every.waits_s[:, WAITS.index("host")]
         return {"throughput": (load.prompt + load.output) * load.size / float((every.e2e_s - host_s).max())}
@@ -382,40 +82,17 @@ def _measures(setting: Setting, stage: int | None, every: metrics.Rows) -> dict[
     }
 
 
-def _blocks(setting: Setting) -> int:
-    """KV blocks that fit beside weights and process."""
-    cluster = Sim(setting.config).cluster
-    gpu, model = cluster.gpus[0], cluster.models["model"]
-    return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)
-
-
-def points(found: Sequence[Case], progress: Callable[[int, int], None] | None = None) -> pd.DataFrame:
-    """Measured beside ours: a line for each case and metric, in the order of the cases. Equal settings run once."""
-    settings = {case.setting for case in found if case.setting.load is not None}
-    ran: dict[Setting, metrics.Rows] = {}
+def points(found: Sequence[Case], tell: Tell | None = None) -> pd.DataFrame:
+    """Measured beside ours: a line for each case and metric, in the order of the cases."""
     lines = []
-
-    def told() -> None:
-        if progress is not None:
-            progress(len(ran), len(settings))
-
-    told()
-    for case in found:
+    for case, values in zip(found, ours(found, tell=tell), strict=True):
         setting = case.setting
-        if setting.load is None:
-            values = ours(setting)
-        else:
-            if setting not in ran:
-                ran[setting] = rows(setting)
-                told()
-            values = _measures(setting, case.stage, ran[setting])
         for metric, measured in case.measured.items():
             lines.append(
                 {
                     "file": case.file,
                     "row": case.row,
                     "engine": setting.engine,
-                    "host": setting.host,
                     "gpu": setting.gpu,
                     "model": setting.model,
                     "tp": setting.tp,
@@ -443,9 +120,37 @@ def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     return lines
 
 
+def refits(frame: pd.DataFrame) -> list[str]:
+    """A line for each engine: errors on rows that a refit of its host profile left out, beside the aims."""
+    lines = []
+    for engine in sorted(frame["engine"].unique()):
+        parts = []
+        for metric, error in sorted(cost.held(engine).items(), key=lambda item: METRICS.index(item[0])):
+            aim = AIMS.get(engine, {}).get(metric)
+            verdict = f" ({'met' if within(error, aim) else 'missed'}: {aim[0]}/{aim[1]})" if aim else ""
+            parts.append(f"{metric} {100 * error['median']:.1f}/{100 * error['p95']:.1f}{verdict}")
+        lines.append(f"{engine} on rows left out of a refit, median/P95 % (aim): {', '.join(parts)}")
+    return lines
+
+
+def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
+    """Whether median and P95 of an error are within an aim in per cent."""
+    return 100 * error["median"] <= aim[0] and 100 * error["p95"] <= aim[1]
+
+
+def slow(frame: pd.DataFrame) -> tuple[int, int]:
+    """Cases that take `SLOW` times as long here or longer, by their E2E or throughput; and cases that have either."""
+    ratio = frame["ours"] / frame["measured"]
+    longer = pd.concat([ratio[frame["metric"] == "e2e"], 1 / ratio[frame["metric"] == "throughput"]])
+    return int((longer >= SLOW).sum()), len(longer)
+
+
 def notes(frame: pd.DataFrame) -> list[str]:
-    """What a reader of the scores must know: stand-ins, and pairs that the list of checked ones lacks."""
-    pairs = sorted(set(zip(frame["engine"], frame["host"], strict=True)))
-    said = [f"{engine} has no host profile yet: priced as {host}" for engine, host in pairs if engine != host]
+    """What a reader of the scores must know: errors of refits, runs that are far slower here, what is not checked."""
+    many, of = slow(frame)
     new = sorted({(e, g) for e, g in zip(frame["engine"], frame["gpu"], strict=True) if not checked(g, e)})
-    return said + [f"{engine} on {gpu} is not in harness/checked.toml" for engine, gpu in new]
+    return [
+        *refits(frame),
+        f"at least {100 * (SLOW - 1):.0f} % slower here than measured: {many} of {of} cases",
+        *(f"{engine} on {gpu} is not in harness/checked.toml" for engine, gpu in new),
+    ]

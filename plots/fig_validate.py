@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import NullFormatter
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from plots import style
 
@@ -19,63 +20,78 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-PANELS = {  # title; unit of both axes
-    "ttft": ("Mean TTFT", "s"),
-    "tpot": ("Mean TPOT", "s"),
-    "e2e": ("Mean E2E", "s"),
-    "throughput": ("Throughput", "tokens/s"),
-    "kv_blocks": ("KV memory", "blocks of 16 tokens"),
+PANELS = {  # title; unit of both axes; its factor
+    "ttft": ("Mean TTFT", "ms", 1e3),
+    "tpot": ("Mean TPOT", "ms", 1e3),
+    "e2e": ("Mean E2E", "s", 1.0),
+    "throughput": ("Throughput", "tokens/s", 1.0),
+    "kv_blocks": ("KV memory", "blocks of 16 tokens", 1.0),
 }
 COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY, style.GREY)
+SHAPES = "os^Dv<>p"
 BAND = 1.15
 ACROSS = 3
-SIDE_IN = 1.95
+SIDE_IN = 2.1
+LEAST_SPAN = 10**0.6  # of an axis
+Look = tuple[str, str]  # colour, marker
 
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.validate.points`."""
     shown = [metric for metric in PANELS if (frame["metric"] == metric).any()]
-    colors = dict(zip(sorted(frame["engine"].unique()), COLORS * (1 + len(frame) // len(COLORS)), strict=False))
+    engines = sorted(frame["engine"].unique())
+    looks = {engine: (COLORS[k % len(COLORS)], SHAPES[k % len(SHAPES)]) for k, engine in enumerate(engines)}
     down, across = -(-len(shown) // ACROSS), min(ACROSS, len(shown))
-    figure = Figure(figsize=(SIDE_IN * across, SIDE_IN * down + 0.5), layout="constrained")
-    cells = figure.subplots(down, across, squeeze=False).flat
+    figure = Figure(figsize=(SIDE_IN * across, (SIDE_IN + 0.1) * down + 0.6), layout="constrained")
+    cells = list(figure.subplots(down, across, squeeze=False).flat)
     for axes, metric in zip(cells, shown, strict=False):
-        _panel(axes, frame[frame["metric"] == metric], metric, colors)
-    for axes in list(figure.axes)[len(shown) :]:
-        axes.set_visible(False)
-    look: dict[str, Any] = {"marker": "o", "linestyle": "", "markersize": 3.5}
-    names = [Line2D([], [], color=color, label=engine, **look) for engine, color in colors.items()]
-    if frame["fitted"].any():
-        names.append(Line2D([], [], color="#606060", markerfacecolor="white", label="fitted", **look))
-    figure.legend(handles=names, loc="outside upper center", ncols=len(names), frameon=False, handletextpad=0.2)
-    text = textwrap.fill(_caption(frame), 50 * across)
+        _panel(axes, frame[frame["metric"] == metric], metric, looks)
+    for axes in cells[len(shown) :]:
+        axes.set_axis_off()
+    key = [
+        *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=engine)
+          for engine, (color, mark) in looks.items()),
+        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", label="fitted on"),
+        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
+               label="left out of the fit"),
+        Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
+        Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (BAND - 1):.0f} %"),
+    ]  # fmt: skip
+    if len(shown) < len(cells):
+        cells[-1].legend(handles=key, loc="center", frameon=False)
+    else:
+        figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
+    text = textwrap.fill(_caption(frame), 54 * across)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
 
-def _panel(axes: Axes, own: pd.DataFrame, metric: str, colors: Mapping[str, str]) -> None:
-    title, unit = PANELS[metric]
-    both = own[["measured", "ours"]].to_numpy(np.float64)
-    low, high = both.min() / 1.5, both.max() * 1.5
+def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]) -> None:
+    title, unit, factor = PANELS[metric]
+    both = factor * own[["measured", "ours"]].to_numpy(np.float64)
+    wider = max(1.3, (LEAST_SPAN * both.min() / both.max()) ** 0.5)
+    low, high = both.min() / wider, both.max() * wider
     line = np.array([low, high])
-    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.08, linewidth=0)
+    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.1, linewidth=0)
     axes.plot(line, line, color="#000000", linewidth=0.6)
     for (engine, fitted), rows in own.groupby(["engine", "fitted"]):
-        color = colors[str(engine)]
-        axes.plot(rows["measured"], rows["ours"], "o", markersize=2.2, markeredgewidth=0.5, color=color,
-                  markerfacecolor="white" if fitted else color, alpha=0.8)  # fmt: skip
+        color, mark = looks[str(engine)]
+        axes.plot(factor * rows["measured"], factor * rows["ours"], mark, markersize=2.6, markeredgewidth=0.5,
+                  color=color, markerfacecolor=color if fitted else "white", alpha=0.8)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
+    axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel=f"measured ({unit})", ylabel=f"ours ({unit})")
+    axes.set(xlabel=f"measured ({unit})", ylabel=f"simulated ({unit})")
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    """What is drawn, and what priced it."""
-    pairs = sorted(set(zip(frame["engine"], frame["gpu"], frame["host"], strict=True)))
-    which = ", ".join(f"{engine} on {gpu}" + (f" (priced as {host})" * (host != engine)) for engine, gpu, host in pairs)
+    """What is drawn."""
+    pairs = sorted(set(zip(frame["engine"], frame["gpu"], strict=True)))
+    which = ", ".join(f"{engine} on {gpu}" for engine, gpu in pairs)
     cases = frame.groupby(["file", "row"]).ngroups
-    return f"{cases} measured cases: {which}. Simulated. Grey: within {100 * (BAND - 1):.0f} %."
+    return f"{cases} measured cases: {which}. Each is replayed under its own conditions."
 
 
 def render(frame: pd.DataFrame, stem: Path, command: str) -> list[Path]:

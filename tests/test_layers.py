@@ -27,14 +27,14 @@ LAYERS = (
     {"metrics"},
     {"spec"},
     {"table", "run", "figure"},
-    {"sweep"},
+    {"sweep", "measured"},
     {"check", "explain", "new", "reproduce", "validate"},
-    {"cli"},
+    {"cli", "fit_hosts"},
     {"__main__"},
 )
 LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in names}
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
-ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.validate", "harness.cli"}
+ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.measured", "harness.validate", "harness.fit_hosts", "harness.cli"}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they

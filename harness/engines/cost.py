@@ -226,10 +226,19 @@ def host(name: str, kind: str) -> HostProfile:
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
 
-def fitted(name: str) -> Mapping[str, Mapping[str, Sequence[str | float]]]:
-    """The measured rows that a host profile was fitted on, by file: values of columns, all of which hold."""
-    rows: Mapping[str, Mapping[str, Sequence[str | float]]] = _read(TABLES / "hosts.toml")["host"][name].get("rows", {})
+def fitted(name: str) -> Sequence[Toml]:
+    """The measured rows that a host profile was fitted on: tables of a `file` and, by column, values that it has there.
+
+    A row is one of them if any table holds.
+    """
+    rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
     return rows
+
+
+def held(name: str) -> Mapping[str, Mapping[str, float]]:
+    """A host profile's errors on measured rows that a refit left out, by metric."""
+    parts: Toml = _read(TABLES / "hosts.toml")["host"][name].get("held_parts", {})
+    return {part.removesuffix(" held"): error for part, error in parts.items() if part.endswith(" held")}
 
 
 _host_profile = host  # `host` is also what callers call the name of one
