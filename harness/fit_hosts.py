@@ -57,8 +57,8 @@ def measured_rows() -> list[Case]:
 def usable(setting: Setting) -> bool:
     """Whether a host profile may be fitted on a row: not where KV memory is short, nor where a kernel has no table.
 
-    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first paged-attention
-    kernel, which reads grouped KV once for every query head.
+    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
+    paged-attention kernel, which reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):
