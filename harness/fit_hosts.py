@@ -57,8 +57,8 @@ def measured_rows() -> list[Case]:
 def usable(setting: Setting) -> bool:
     """Whether a host profile may be fitted on a row: not where KV memory is short, nor where a kernel has no table.
 
-    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first paged-attention
-    kernel, which reads grouped KV once for every query head.
+    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
+    paged-attention kernel, which reads grouped KV once for every query head.
     """
     load = setting.load
     if isinstance(load, Closed | Batch):
@@ -107,12 +107,6 @@ def whole(case: Case) -> str:
     return "e2e" if "e2e" in case.measured else "throughput"
 
 
-def ratios(found: Sequence[Case], host: cost.HostProfile, metric: Callable[[Case], str]) -> F8:
-    """Ours over measured, of one metric of each case."""
-    predicted = ours(found, host)
-    return np.array([own[metric(c)] / c.measured[metric(c)] for c, own in zip(found, predicted, strict=True)])
-
-
 def first_token(base: cost.HostProfile) -> Fit:
     """Fit what API and tokeniser add to a first token: the median of what is left of TTFT."""
 
@@ -132,8 +126,11 @@ def whole_requests(base: cost.HostProfile, start: Mapping[str, float]) -> Fit:
         return base._replace(**found)
 
     def fit(found: Sequence[Case]) -> cost.HostProfile:
+        y = np.array([c.measured[whole(c)] for c in found])
+
         def residuals(x: F8) -> F8:
-            return np.asarray(np.log(ratios(found, with_(x), whole)))
+            predicted = [own[whole(c)] for c, own in zip(found, ours(found, with_(x)), strict=True)]
+            return np.asarray(np.log(np.array(predicted) / y))
 
         steps = np.full(len(names), 0.05)  # wide: whole steps end whole requests
         got = least_squares(residuals, np.ones(len(names)), loss="soft_l1", f_scale=0.02, diff_step=steps, max_nfev=20)

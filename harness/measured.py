@@ -51,7 +51,8 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
         "mem_fraction": SGLANG_SHARE,
         "process_bytes": round(SGLANG_SHARE * (process.CONTEXT + process.COLLECTIVES)),
     },
-    # Whole prompts before decodes, 256 sequences (config.py). A step takes as many tokens as the longest request.
+    # Whole prompts before decodes, 256 sequences (config.py). A step takes as many tokens as the longest request: here
+    # at most 8,192, where Mistral-7B could have 32,768, which changes its throughput by less than 1 %.
     "vllm-0.6": {"chunk_tokens": 0, "batch_cap": 256},
 }
 STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*")

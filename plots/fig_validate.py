@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from plots import style
 
@@ -42,7 +42,8 @@ def draw(frame: pd.DataFrame) -> Figure:
     engines = sorted(frame["engine"].unique())
     looks = {engine: (COLORS[k % len(COLORS)], SHAPES[k % len(SHAPES)]) for k, engine in enumerate(engines)}
     down, across = -(-len(shown) // ACROSS), min(ACROSS, len(shown))
-    figure = Figure(figsize=(SIDE_IN * across, (SIDE_IN + 0.1) * down + 0.6), layout="constrained")
+    full = len(shown) == down * across  # no cell is left for the key
+    figure = Figure(figsize=(SIDE_IN * across, SIDE_IN * down + 0.15 + 0.4 * full), layout="constrained")
     cells = list(figure.subplots(down, across, squeeze=False).flat)
     for axes, metric in zip(cells, shown, strict=False):
         _panel(axes, frame[frame["metric"] == metric], metric, looks)
@@ -57,10 +58,10 @@ def draw(frame: pd.DataFrame) -> Figure:
         Line2D([], [], color="#000000", linewidth=0.6, label="equal"),
         Patch(color="#000000", alpha=0.1, linewidth=0, label=f"within ±{100 * (BAND - 1):.0f} %"),
     ]  # fmt: skip
-    if len(shown) < len(cells):
-        cells[-1].legend(handles=key, loc="center", frameon=False)
-    else:
+    if full:
         figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
+    else:
+        cells[-1].legend(handles=key, loc="center", frameon=False)
     text = textwrap.fill(_caption(frame), 54 * across)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
@@ -81,6 +82,7 @@ def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]
     axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
     axes.set_box_aspect(1)
     for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 20 * low else (1.0, 2.0, 5.0)))
         axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
         axis.set_minor_formatter(NullFormatter())
     axes.set(xlabel=f"measured ({unit})", ylabel=f"simulated ({unit})")

@@ -1,89 +1,108 @@
-"""The replay by which host profiles are fitted: worked numbers, and the same times as the simulator's own."""
+"""Fits of host profiles: the constants that made the rows are found, and which rows a fit may use and names."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from harness.actions import Admit, Load, Run
 from harness.engines import cost
-from harness.engines.fit_hosts import Case, Served, Times, errors, left_out, priced, replay, whole_requests
-from harness.engines.sim import Config, Sim
-from harness.engines.sim import Served as Model
-from harness.types import Batch, Inst, Jobs, Shape
+from harness.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
+from harness.measured import Batch, Case, Closed, Setting, cases
+from harness.validate import ours
 
-LLAMA = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192, True)
-HOSTS = ("vllm-0.15", "vllm-0.12", "vllm-0.6")
-
-
-def alone(host: cost.HostProfile, prompt: int, output: int) -> tuple[float, float]:
-    """First token and end of a lone request."""
-    row = priced(LLAMA, 1, host)
-    first = host.api_in_s + cost.step_s(row, p=prompt, n=1, area=prompt * prompt / 2) + host.api_out_s
-    return first, first + sum(cost.step_s(row, B=1, C=prompt + 1 + j) for j in range(output - 1))
+BASE = cost.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
+TRUE = BASE._replace(host0=2e-3, host1=8e-5)
+START = {"host0": 1e-3, "host1": 5e-5}
 
 
-@pytest.mark.parametrize("name", HOSTS)
-def test_a_lone_request_takes_the_sum_of_its_steps(name: str) -> None:
-    host = cost.host(name, "h100")
-    first, whole = alone(host, 500, 20)
-    got = replay(Served(500, 20, clients=1, rounds=3), priced(LLAMA, 1, host), host)
-    assert got.ttft == pytest.approx(first)
-    assert got.e2e == pytest.approx(whole, rel=1e-6)
-    assert got.tpot == pytest.approx((whole - first) / 19, rel=1e-6)
-
-
-def test_cached_tokens_are_attended_to_but_not_computed() -> None:
-    host = cost.host("none", "h100")
-    row = priced(LLAMA, 1, host)
-    got = replay(Served(500, 1, clients=1, rounds=1, cached=496), row, host)
-    assert got.ttft == pytest.approx(cost.step_s(row, p=4, n=1, area=4 * 498))
-
-
-@pytest.mark.parametrize("ahead", [0, 1])
-def test_a_prompt_waits_for_the_steps_scheduled_before_it(ahead: int) -> None:
-    host = cost.host("none", "h100")._replace(lookahead_steps=ahead)
-    row = priced(LLAMA, 1, host)
-    ends = np.cumsum([cost.step_s(row, p=64, n=1, area=2048), *(cost.step_s(row, B=1, C=65 + j) for j in range(9))])
-    arrival_s = np.array([0.0, (ends[2] + ends[3]) / 2])
-    got = replay(Served(64, 10, arrival_s), row, host)
-    joined = ends[3 + ahead]
-    own = cost.step_s(row, B=1, C=68 + ahead, p=64, n=1, area=2048)
-    assert got.ttft == pytest.approx((ends[0] + joined + own - arrival_s[1]) / 2)
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_it_serves_as_the_simulator_does(name: str) -> None:
-    host = cost.host(name, "h100")
-    arrival_s = np.cumsum(np.random.default_rng(5).exponential(0.2, 40))
-    n, far = len(arrival_s), np.full(len(arrival_s), math.inf)
-    sim = Sim(Config((Model("m", LLAMA),), host=name))
-    where = Batch(Inst("m", (0,)))
-    for action in (Load(where.inst), Admit("m", where), Run(where)):
-        sim.do(action)
-    whole = np.ones(n, np.int32)
-    sim.begin(Jobs(("m",), arrival_s, 0 * whole, 300 * whole, 40 * whole, far, far), frozenset(), False)
-    while sim.poll(math.inf) is not None:
-        pass
-    R = sim.S.R
-    got = replay(Served(300, 40, arrival_s, step_tokens=2048), priced(LLAMA, 1, host), host)
-    assert got.ttft == pytest.approx(float(np.mean(R["first"] - arrival_s)) + host.api_out_s, rel=0.01)
-    assert got.e2e == pytest.approx(float(np.mean(R["done"] - arrival_s)) + host.api_out_s, rel=0.01)
+def batches(host: cost.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
+    """Batches as a host profile would have made them."""
+    bare = [
+        Case("made.csv", k, Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)), None, {}, False,
+             {"Batch Size": str(size), "Length": "128"})
+        for k, size in enumerate(sizes)
+    ]  # fmt: skip
+    return [c._replace(measured=own) for c, own in zip(bare, ours(bare, host), strict=True)]
 
 
 def test_a_fit_finds_the_constants_that_made_its_rows_and_leaves_groups_out() -> None:
-    base = cost.host("vllm-0.12", "h100")._replace(host0=0.0, host1=0.0, scale_prefill=1.0)
-    true = base._replace(host0=2e-3, host1=8e-5)
-    runs = [Served(128, 64, clients=b, rounds=1) for b in (1, 4, 16, 64)]
-    cases = [Case(LLAMA, 1, r, replay(r, priced(LLAMA, 1, true), true), (f"batch {r.clients}",)) for r in runs]
-    fit = whole_requests(base, {"host0": 1e-3, "host1": 5e-5})
-    found = fit(cases)
-    assert found.host0 == pytest.approx(true.host0, rel=0.02)
-    assert found.host1 == pytest.approx(true.host1, rel=0.02)
-    rows, predicted = left_out(cases, fit)
-    assert [c.run.clients for c in rows] == [1, 4, 16, 64]
-    assert errors(rows, predicted)["e2e"]["p95"] < 0.01
-    wrong = np.array([Times(*(1.1 * x for x in c.measured)) for c in rows])
-    assert errors(rows, wrong)["e2e"] == {"median": 0.1, "p95": 0.1, "bias": 0.1, "n": 4}
+    found = batches(TRUE)
+    fit = whole_requests(BASE, START)
+    got = fit(found)
+    assert got.host0 == pytest.approx(TRUE.host0, rel=0.02)
+    assert got.host1 == pytest.approx(TRUE.host1, rel=0.02)
+    alike = [c._replace(setting=c.setting._replace(model=m)) for c in found for m in ("llama-3.1-8b", "mistral-7b")]
+    assert {g for c in alike for g in groups(c)} == {
+        "llama-3.1-8b",
+        "mistral-7b",
+        *(f"batch {b}" for b in (1, 4, 16, 64)),
+    }
+
+
+def test_rows_are_predicted_by_fits_without_them() -> None:
+    found = batches(TRUE)
+    seen: list[set[int]] = []
+
+    def fit(some: Sequence[Case]) -> cost.HostProfile:
+        seen.append({c.row for c in some})
+        return TRUE
+
+    sizes = [c._replace(setting=c.setting._replace(model=f"{c.row}")) for c in found]
+    assert [groups(c)[0] for c in sizes] == ["0", "1", "2", "3"]
+    rows, predicted = left_out(found[1:], fit)
+    # the model is all there is, then one size after the other
+    assert seen == [set(), {2, 3}, {1, 3}, {1, 2}]
+    assert [c.row for c in rows] == [1, 2, 3, 1, 2, 3]
+    assert errors(rows, predicted)["throughput"] == {"median": 0.0, "p95": 0.0, "bias": 0.0, "n": 6}
+    slower = [{k: v / 1.25 for k, v in own.items()} for own in predicted]
+    assert errors(rows, slower)["throughput"] == {"median": 0.2, "p95": 0.2, "bias": -0.2, "n": 6}
+
+
+def test_a_profile_keeps_its_errors_and_names_its_rows() -> None:
+    found = batches(TRUE, (1, 4))
+    short = found[0]._replace(setting=found[0].setting._replace(load=Batch(200, 4000, 4000)))
+    host, table = profile([*found, short], lambda _: TRUE, "made", "-", ("Batch Size",))
+    assert host == TRUE
+    assert table["source"] == "made; 2 rows of 3"
+    assert table["rows"] == [{"file": "made.csv", "Batch Size": [1, 4]}]
+    assert table["held"] == {"median": 0.0, "p95": 0.0, "n": 4}
+    assert set(table["held_parts"]) == {"throughput fit", "throughput held"}
+    assert whole(found[0]) == "throughput"
+
+
+def loop(clients: int, engine: str = "vllm-0.12") -> Setting:
+    return Setting(engine, "h100", "qwen-3-32b", 2, Closed(clients, 4096, 128))
+
+
+def test_rows_that_the_host_does_not_decide_are_not_fitted() -> None:
+    most = loop(1).kv_blocks * 16 // (4096 + 128)  # that fit its KV memory
+    assert usable(loop(most))
+    assert not usable(loop(most + 1))
+    assert not usable(loop(1)._replace(load=None))
+    old = Setting("vllm-0.6", "h100", "mistral-7b", 2, Batch(32, 64, 64))
+    assert usable(old)  # 32 sequences x 16 heads
+    assert not usable(old._replace(load=Batch(33, 64, 64)))
+    assert usable(old._replace(load=Batch(33, 64, 64), model="llama-2-7b"))
+    assert usable(old._replace(load=Batch(33, 64, 64), engine="vllm-0.15"))
+
+
+@given(st.sets(st.tuples(st.sampled_from("ab"), st.integers(1, 3), st.integers(1, 3)), min_size=1))
+def test_tables_hold_of_the_rows_that_they_are_made_of_and_of_no_others(chosen: set[tuple[str, int, int]]) -> None:
+    columns = ("model", "batch", "length")
+    setting = Setting("vllm-0.6", "h100", "llama-2-7b", 1, None)
+    rows = [dict(zip(columns, map(str, row), strict=True)) for row in sorted(chosen)]
+    made = tables([Case("f", 1, setting, None, {}, False, values) for values in rows], columns)
+    held: list[Any] = [row for box in made for row in product(*(box[column] for column in columns))]
+    assert sorted(held) == sorted(chosen)  # each of them once
+
+
+def test_the_profiles_name_the_rows_that_they_were_fitted_on(measured_dir: Path) -> None:
+    """Conditions that change which rows are usable want a new fit."""
+    found = [c for c in cases(measured_dir) if c.setting.load is not None]
+    assert [c.fitted for c in found] == [usable(c.setting) for c in found]

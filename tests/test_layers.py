@@ -34,7 +34,7 @@ LAYERS = (
 )
 LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in names}
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
-ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.measured", "harness.validate", "harness.fit_hosts", "harness.cli"}
+ASSEMBLE = {f"harness.{name}" for name in ("run", "sweep", "check", "measured", "validate", "fit_hosts", "cli")}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they
