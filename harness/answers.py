@@ -20,16 +20,16 @@ LONGEST = 160  # characters of an answer that is quoted
 
 
 def _inst(x: Any) -> bool:
-    return type(x) is Inst and isinstance(x.model, str) and (_gpus(x.place) or isinstance(x.place, Host))
+    return type(x) is Inst and isinstance(x.model, str) and _home(x.place)
 
 
 def _batch(x: Any) -> bool:
     return type(x) is Batch and _inst(x.inst) and isinstance(x.tag, WHOLE)
 
 
-def _gpus(x: Any) -> bool:
+def _home(x: Any) -> bool:
     if not isinstance(x, tuple):
-        return False
+        return isinstance(x, Host)
     for gpu in x:  # noqa: SIM110 - `all` of a generator takes twice as long
         if not isinstance(gpu, WHOLE):
             return False
@@ -59,11 +59,9 @@ RIGHT: Mapping[type, Callable[[Any], bool]] = {
     Drop: lambda a: isinstance(a.rid, WHOLE),
     Run: _run,
     Move: lambda a: (
-        (isinstance(a.who, WHOLE) or _batch(a.who))
-        and (a.to is None or _gpus(a.to) or isinstance(a.to, Host))
-        and isinstance(a.attend, bool)
+        (isinstance(a.who, WHOLE) or _batch(a.who)) and (a.to is None or _home(a.to)) and isinstance(a.attend, bool)
     ),
-    Wake: lambda a: a.at_s is not None and _time(a.at_s) and isinstance(a.key, str),
+    Wake: lambda a: isinstance(a.at_s, REAL) and a.at_s == a.at_s and isinstance(a.key, str),  # no NaN
 }
 
 

@@ -24,7 +24,7 @@ from harness.view import View
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
 MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
 
-PLACING = (Load, Evict, Limit, Move)
+PLACING = frozenset({Load, Evict, Limit, Move})
 
 
 class Unsupported(Exception):
@@ -241,11 +241,11 @@ def replay(
                 outcome.first_refused = f"{brief(done.action)} at t = {view.now_s:.6g} s: {done.failed}"
 
     def apply(actions: Sequence[Action], delay_s: float) -> None:
-        placing = delay_s > 0.0 and any(isinstance(a, PLACING) for a in actions)
+        placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
         for action in actions:
             if isinstance(action, Wake):
                 agenda.wake(max(action.at_s, view.now_s), action.key)
-            elif placing and (isinstance(action, PLACING) or is_turn(action)):
+            elif placing and (type(action) in PLACING or is_turn(action)):
                 agenda.later(view.now_s + delay_s, (action,))
             else:
                 engine.do(action)
@@ -261,7 +261,7 @@ def replay(
                 actions = decide(heard.popleft())
                 if decision_s > 0.0:
                     thinking, free_s = actions, view.now_s + decision_s
-                else:
+                elif actions:
                     apply(actions, control_s)
                 continue
             due_s = min(agenda.next_s(), free_s)

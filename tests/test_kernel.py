@@ -81,7 +81,7 @@ def apart(w: World) -> list[str]:
         found += [
             f"request {q.id} waited {r[cause]} for {cause}, not {q.waits[cause]}"
             for cause in CAUSES
-            if not same(float(r[cause]), q.waits[cause], 1e-8)
+            if not same(float(r[cause]), q.waits[cause])
         ]
     steps = {"all": int(sim.S.B["steps"].sum())} | {limit: int(sim.S.s[f"by_{limit}"]) for limit in LIMITS}
     found += [f"{n} steps {limit}, not {want.steps[limit]}" for limit, n in steps.items() if n != want.steps[limit]]

@@ -16,14 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness import figure, metrics, record, reproduce
+from harness import explain, figure, metrics, record, reproduce, sweep
 from harness.metrics import Crossing, Estimate
 from harness.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
-from harness.run import execute, resolve
-from harness.spec import Spec
+from harness.run import Failed, execute, resolve
+from harness.spec import Spec, from_dict
 from harness.types import UserError
 from plots import fig_paper, style
-from tests.test_sweep import files
+from tests.test_sweep import SYSTEM, files
 
 # ------------------------------------------------------------------ figures as data
 
@@ -532,6 +532,50 @@ class Heard:
 
     def progress(self, what: str, done: int, total: int) -> None:
         self.ran += done < total
+
+
+def test_a_system_that_fails_leaves_the_figure(mine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text((SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in"))
+    asked = replace(figure.figure(str(mine)), rows=figure.figure(str(mine)).rows[::2])
+    for systems in ((str(path), "chunked"), ("chunked", str(path))):  # whoever stands first
+        heard = Heard()
+        found = reproduce.reproduce(asked.only(systems=systems, seeds=1), tmp_path / "out", workers=1, teller=heard)
+        assert found.failed["bad"].startswith("ValueError at bad.py:24 (planted), t = -10 s, Woke(key='start')")
+        assert found.about["systems"] == ["chunked"]
+        assert set(found.table["label"].to_pylist()) == {"chunked", "dedicated", "ideal", "chunked (A/A)"}
+        assert len(heard.said) == len(set(heard.said))
+        assert not list((tmp_path / "out").glob("bad-*"))
+    alone = reproduce.reproduce(asked.only(systems=("chunked",), seeds=1), tmp_path / "out", workers=1)
+    assert (alone.folder, alone.table, alone.failed) == (found.folder, found.table, {})
+    with pytest.raises(Failed, match=r"^bad: ValueError"):
+        reproduce.reproduce(asked.only(systems=(str(path),), seeds=1), tmp_path / "out", workers=1)
+
+
+def test_a_figure_goes_on_with_a_system_that_is_in_every_row() -> None:
+    aegaeon = figure.figure("aegaeon")
+    left = aegaeon.without({"aegaeon"})
+    assert left is not None
+    assert left.systems[0] == "serverlessllm"  # prefill first and decode first are in one row only
+    assert set(left.systems) == set(aegaeon.systems) - {"aegaeon"}
+    assert all("aegaeon" not in row.systems for row in left.rows)
+    common = {"aegaeon", "serverlessllm", "serverlessllm:plus", "muxserve:plusplus"}
+    assert aegaeon.without(common) is None
+
+
+def test_explain_judges_a_figures_run_as_its_panels_do(mine: Path, tmp_path: Path) -> None:
+    asked = figure.figure(str(mine)).only(systems=("static",), seeds=1)
+    found = reproduce.reproduce(replace(asked, rows=asked.rows[:2]), tmp_path / "out", workers=1)
+    rows = [r for r in found.table.to_pylist() if r["label"] == "static" and r["panel"][0] == "2"]
+    (run,) = {r["run"] for r in rows}  # one for every SLO scale
+    judges = {one.under.rule: one for one in sweep.rulings(tmp_path / "out" / run)}
+    assert set(judges) == {"1xP95", "2xP95"}
+    spec, table = from_dict(record.meta(tmp_path / "out" / run)["spec"]), record.read(tmp_path / "out" / run)
+    for row in (r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"):
+        limits = sweep.limits(spec, judges[row["slo"]].under)
+        line = next(explain.misses(table, spec.window_s or math.inf, limits, row["definition"], ""))
+        missed, offered = map(int, line.split()[:3:2])
+        assert 1 - missed / offered == pytest.approx(row["value"])
 
 
 def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
