@@ -62,11 +62,13 @@ def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
 
 def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
     name = "closed+clients=2+requests=8+prompt=64+output=8+think_s=0.1"
-    said = ok("compare", "--systems", "dedicated,static", "--models", "llama-3.2-1b*2", "--trace", name, "--seeds", "1",
-              "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    args = ("compare", "--systems", "dedicated,static", "--models", "llama-3.2-1b*2", "--trace", name, "--seeds", "1",
+            "--rate-scale", "1,2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    said = ok(*args)
     assert "2 clients a model, 8 requests, 0.1 s between them" in said
     assert "by clients" in said
-    assert "unchecked end to end" in said
+    assert "unchecked end to end" not in said  # the default host on h100
+    assert "unchecked end to end" in ok(*args, "--gpu", "a100-80g")
 
 
 # ------------------------------------------------------------------ help
