@@ -125,17 +125,18 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
-	@$(BENCH) validate
+	@mkdir -p plots/gallery
+	@$(BENCH) validate && cp plots/out/validate.png plots/gallery/
 
 ci: ## what .ci/run runs
 	$(call stage,600,setup)
-	$(call stage,60,lint)
-	$(call stage,300,types)
-	$(call stage,600,test-fast)
-	$(call stage,1200,test-slow)
-	$(call stage,60,smoke)
+	$(call stage,240,lint)
+	$(call stage,600,types)
+	$(call stage,1500,test-fast)
+	$(call stage,2100,test-slow)
+	$(call stage,240,smoke)
 	$(call stage,480,torch)
-	$(call stage,300,test-torch)
+	$(call stage,600,test-torch)
 
 lock: ## resolve requirements.lock anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
