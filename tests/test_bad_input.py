@@ -143,7 +143,7 @@ def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
         (("--models", "none.toml"), "none.toml"),
         (
             ("--models", "llama-3.3-70b", "--gpu", "a100-40g"),
-            "llama-3.3-70b/1 needs 131.9 GiB on each GPU, a100-40g has",
+            "llama-3.3-70b/1 needs 132.7 GiB on each GPU, a100-40g has",
         ),
         (("--gpu", "h10"), "did you mean h100?"),
         (("--gpus", "0"), "gpus is 0"),

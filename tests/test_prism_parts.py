@@ -25,7 +25,8 @@ def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = ()
     mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
     plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
     fraction = mem / cost.gpu("h100").mem_bytes
-    return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, plan=plan)
+    # loads below are sized for this host: on one that schedules a step ahead a prompt waits for another step
+    return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, host="vllm-graph", plan=plan)
 
 
 def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int, int]]) -> Jobs:
