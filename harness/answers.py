@@ -55,7 +55,7 @@ RIGHT: Mapping[type, Callable[[Any], bool]] = {
     Load: lambda a: _inst(a.inst) and isinstance(a.way, str),
     Evict: lambda a: _inst(a.inst) and isinstance(a.drain, bool),
     Limit: lambda a: isinstance(a.model, str) and isinstance(a.gpu, WHOLE) and _count(a.kv_bytes),
-    Admit: lambda a: isinstance(a.who, (int, str, Integral)) and _batch(a.batch),
+    Admit: lambda a: isinstance(a.who, (int, str)) and _batch(a.batch),  # engines tell the two apart
     Drop: lambda a: isinstance(a.rid, WHOLE),
     Run: _run,
     Move: lambda a: (

@@ -237,7 +237,7 @@ X: Any = "x"
 WRONG: list[Any] = [
     *(5, None, "Load", Load, (Load(A.inst),), Load(X), Load(Inst("m0", X)), Load(Inst("m0", (X,)))),
     *(Load(("m0", (0,))), Load(Inst("m0", [0])), Load(Inst(N, (0,))), Load(A.inst, N), Evict(A.inst, X)),  # type: ignore[arg-type]
-    *(Limit(N, 0, None), Limit("m0", X, 1), Limit("m0", 0, 1.5), Admit(0, None), Admit(0.5, A)),  # type: ignore[arg-type]
+    *(Limit(N, 0, None), Limit("m0", X, 1), Limit("m0", 0, 1.5), Admit(0, None), Admit(N, A), Admit(0.5, A)),  # type: ignore[arg-type]
     *(Admit(0, (A.inst, 0)), Admit(0, Batch(X)), Admit(0, Batch(A.inst, X)), Drop(X), Drop(1.0)),  # type: ignore[arg-type]
     *(Run(X), Run(A, X), Run(A, for_s=X), Run(A, for_s=math.nan), Run(A, steps=X), Run(A, seqs=2.5)),  # type: ignore[arg-type]
     *(Run(A, chunk_tokens=X), Run(A, slice_layers=X), Run(A, op_s=X), Run(A, sms=X)),
