@@ -470,7 +470,7 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     notes += _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
-    notes += table.limits(found.table, as_dict(found.reference))
+    notes += table.caps(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
     notes += [
         line
@@ -532,7 +532,7 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "folder": str(found.folder),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
-        "limits": table.limits(found.table, as_dict(found.reference)),
+        "caps": table.caps(found.table, as_dict(found.reference)),
     }
 
 
