@@ -510,7 +510,7 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     notes += _refused(found, shown)
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
-    notes += table.limits(found.table, as_dict(found.reference))
+    notes += table.caps(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
     notes += [
         line
@@ -603,7 +603,7 @@ def _about(found: Compared, rule: str) -> dict[str, Any]:
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": _failed(found.failed),
-        "limits": table.limits(found.table, as_dict(found.reference)),
+        "caps": table.caps(found.table, as_dict(found.reference)),
     }
 
 

@@ -648,12 +648,12 @@ def _cut(e: Estimate, signs: Sequence[str], values: Sequence[float]) -> Estimate
 # ------------------------------------------------------------------ the tidy table of a sweep
 
 WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
-LIMITS: Mapping[str, str] = {
+CAPS: Mapping[str, str] = {
     "cap_bound": "batch_cap",
     "chunk_bound": "chunk_tokens",
     "prefill_bound": "prefill_tokens",
-}  # the share of steps that a field of the spec bound
-BINDS = 0.01  # above this share a limit is part of the result, and said
+}  # the share of steps that this field of the spec bound
+BINDS = 0.01  # above this share a cap is part of the result, and told
 
 
 @dataclass(frozen=True, slots=True)
@@ -834,7 +834,7 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
-    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *LIMITS) if name in stats}
+    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS) if name in stats}
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
@@ -885,9 +885,9 @@ def summary(
 
 
 class Bound(NamedTuple):
-    """A limit of the engine that bound in more than `BINDS` of a system's steps, in the mean over seeds."""
+    """A cap of the engine that bound more than `BINDS` of a system's steps, in the mean over seeds."""
 
-    limit: str  # the field of the spec
+    cap: str  # the field of the spec
     label: str
     offered_rps: float  # the lowest rate at which it did
     share: float  # of steps at that rate
@@ -895,8 +895,8 @@ class Bound(NamedTuple):
 
 
 def bound(table: pa.Table) -> list[Bound]:
-    """Find the limits that bound, in the order of `LIMITS`, and in which systems, by name."""
-    names = pa.array([*LIMITS, "offered_rps"])
+    """Find the caps that bound, in the order of `CAPS`, and in which systems, by name."""
+    names = pa.array([*CAPS, "offered_rps"])
     pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
     wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))
     frame = table.filter(wanted).to_pandas()
@@ -907,12 +907,12 @@ def bound(table: pa.Table) -> list[Bound]:
         means[means["definition"] == "offered_rps"].groupby(["label", "rate_scale"], observed=True)["value"].mean()
     )
     found = []
-    for name, limit in LIMITS.items():
+    for name, cap in CAPS.items():
         binds = means[(means["definition"] == name) & (means["value"] > BINDS)]
         for label, own in binds.groupby("label", observed=True):
             first = own.iloc[0]
             rate = float(offered.get((label, first["rate_scale"]), math.nan))
-            found.append(Bound(limit, str(label), rate, float(first["value"]), float(own["value"].max())))
+            found.append(Bound(cap, str(label), rate, float(first["value"]), float(own["value"].max())))
     return found
 
 

@@ -579,7 +579,7 @@ def scored(
     import pyarrow.compute as pc
 
     kept = pa.array(
-        [*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS, *metrics.LIMITS], pa.string()
+        [*definitions, "both", "offered_rps", "undefined_tpot", *metrics.WEIGHTS, *metrics.CAPS], pa.string()
     )
     plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()])
     keys = [(task.spec.folder, cell.label, cell.under.rule) for cell, task in zip(cells, ready, strict=True)]

@@ -274,15 +274,15 @@ def why(table: pa.Table, shown: View, definition: str, level: float) -> str | No
     return "Why requests miss: " + ", ".join(found) if found else None
 
 
-def limits(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
-    """A line for each limit of the engine that bound in more than 1 % of steps: where, and how to lift it."""
+def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
+    """A line for each cap of the engine that bound more than 1 % of steps: where, and how to lift it."""
     bound = metrics.bound(table)
     lines = []
-    for limit in dict.fromkeys(b.limit for b in bound):
-        mine = [b for b in bound if b.limit == limit]
+    for cap in dict.fromkeys(b.cap for b in bound):
+        mine = [b for b in bound if b.cap == cap]
         where = ", ".join(f"{b.label} from {_three(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine)
         over = f"more than {100 * metrics.BINDS:g} % of steps"
-        lines.append(f"{limit} = {spec[limit]} bound in {over}: {where}; --set {limit}={2 * spec[limit]}")
+        lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
     return lines
 
 

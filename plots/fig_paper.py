@@ -323,7 +323,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         *_rates(facts["panels"]),
         "Markers without a line: controls, at the ends.",
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
-        style.limits(table),
+        style.caps(table),
         *facts["notes"],
         note,
         style.TAILS if "simulated" in set(own["fidelity"]) else "",

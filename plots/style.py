@@ -204,13 +204,13 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     return " ".join(part for part in told if part)
 
 
-def limits(table: pa.Table) -> str:
-    """Say which limits of the engine bound in more than 1 % of the steps of a system, and in how many at most."""
+def caps(table: pa.Table) -> str:
+    """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
     bound = metrics.bound(table)
     said = []
-    for limit in dict.fromkeys(b.limit for b in bound):
-        most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.limit == limit)
-        said.append(f"{limit} bound in more than {100 * metrics.BINDS:g} % of steps: {most}.")
+    for cap in dict.fromkeys(b.cap for b in bound):
+        most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.cap == cap)
+        said.append(f"{cap} bound more than {100 * metrics.BINDS:g} % of steps: {most}.")
     return " ".join(said)
 
 

@@ -115,7 +115,7 @@ class Step:
     top: float  # the rate at its SM share
     demand: tuple[float, float]  # compute, HBM at rate 1
     turn: Turn | None
-    bound: set[str]  # the engine's limits that kept out what it would else have had
+    bound: set[str]  # the engine's caps that kept out what it would else have had
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -153,7 +153,7 @@ class Grant(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A `Req` per job in order of id, every event told, with its time, and steps: all, and those that a limit bound."""
+    """A `Req` per job in order of id, every event told, with its time, and steps: all, and those that a cap bound."""
 
     requests: list[Req]
     told: list[tuple[float, Event]]

@@ -570,14 +570,14 @@ def test_why_names_the_cause_of_most_misses() -> None:
     assert table.why(of, shown(of, "a"), "both", 0.99) is None
 
 
-def test_limits_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
+def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
     rates = {"a": {1.0: [1.0] * 2, 2.0: [1.0] * 2}, "b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}}
     cap = {"a": {1.0: [0.02, 0.04], 2.0: [0.5, 0.5]}, "b": {1.0: [0.0, 0.02], 2.0: [0.1, 0.3]}}
     chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
     values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
-    says = "batch_cap = 256 bound in more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert table.limits(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert table.limits(scored(rates), values) == []
+    says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
+    assert table.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
+    assert table.caps(scored(rates), values) == []
 
 
 def test_the_aa_line_says_whether_0_is_covered() -> None:

@@ -27,7 +27,7 @@ from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
-LIMITS = ("cap", "chunk", "prefill")
+CAPS = ("cap", "chunk", "prefill")
 
 
 def same(a: float, b: float, tol: float = 1e-9) -> bool:
@@ -83,8 +83,8 @@ def apart(w: World) -> list[str]:
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause])
         ]
-    steps = {"all": int(sim.S.B["steps"].sum())} | {limit: int(sim.S.s[f"by_{limit}"]) for limit in LIMITS}
-    found += [f"{n} steps {limit}, not {want.steps[limit]}" for limit, n in steps.items() if n != want.steps[limit]]
+    steps = {"all": int(sim.S.B["steps"].sum())} | {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
+    found += [f"{n} steps {cap}, not {want.steps[cap]}" for cap, n in steps.items() if n != want.steps[cap]]
     return found
 
 
@@ -178,13 +178,13 @@ def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
         ("    M.since = W.now\n", ""),  # counts the time with weights as well
         ("        load = out_s(S, q.model, t) - q.m_load\n", "        load = 0.0\n"),  # all of it is the policy's
         ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
-        ("    n.bound &= n.own\n", ""),  # the policy's limits as well
+        ("    n.bound &= n.own\n", ""),  # the policy's caps as well
         ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
         ("    if r >= 0 and not kvblock:\n", "    if r >= 0:\n"),  # who waits for memory as well
         ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
     ],
 )
-def test_oracle_notices_a_wrong_wait_or_limit(pair: tuple[str, str]) -> None:
+def test_oracle_notices_a_wrong_wait_or_cap(pair: tuple[str, str]) -> None:
     assert plain(str(WILD), str(WILD + 30), *pair).split() != []
 
 
@@ -836,7 +836,7 @@ def test_the_older_lane_takes_the_last_block_at_a_boundary_of_both() -> None:
     assert R["done"].tolist() == [0.125 + 11 * 0.25, 1.375]
 
 
-# ---------------------------------------------------------------- whose fault a wait is, and which limits bind
+# ---------------------------------------------------------------- whose fault a wait is, and which caps bind
 
 
 def waited(script: Sequence[tuple[float, Action]], **more: Any) -> tuple[float, float]:
@@ -883,15 +883,15 @@ def test_a_group_of_gpus_has_the_weights_when_all_of_them_do() -> None:
 def bound(
     rows: Sequence[tuple[float, int, int, int]], script: Sequence[tuple[float, Action]], **config: Any
 ) -> dict[str, int]:
-    """Steps of a world, and those that a limit of the engine bound; kernel and oracle agree on them."""
+    """Steps of a world, and those that a cap of the engine bound; kernel and oracle agree on them."""
     w = small(rows, script, **config)
     assert apart(w) == []
     sim, _ = drive(w)
-    counts = {limit: int(sim.S.s[f"by_{limit}"]) for limit in LIMITS}
+    counts = {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
     shares = sim.stats()
     steps = int(sim.S.B["steps"].sum())
-    assert [shares[f"{limit}_bound"] for limit in LIMITS] == [n / steps for n in counts.values()]
-    return {"all": steps} | {limit: n for limit, n in counts.items() if n}
+    assert [shares[f"{cap}_bound"] for cap in CAPS] == [n / steps for n in counts.values()]
+    return {"all": steps} | {cap: n for cap, n in counts.items() if n}
 
 
 def test_the_batch_cap_binds_where_members_wait_behind_as_many() -> None:

@@ -523,7 +523,7 @@ def test_the_table_of_one_run_by_hand() -> None:
     assert value(t, "missed_kv") == 1.0
     assert value(t, "kv_used") == 0.5
     assert value(t, "gpu_busy") == 0.2
-    assert [value(t, name) for name in m.LIMITS] == [0.03, 0.01, 0.0]
+    assert [value(t, name) for name in m.CAPS] == [0.03, 0.01, 0.0]
     assert {x["n"] for x in t.to_pylist() if x["over"] == "pooled"} == {2}
 
 
@@ -566,7 +566,7 @@ def test_summary_over_seeds() -> None:
     assert (both["mean"], both["low"], both["high"], both["n"]) == (0.5, 0.5, 0.5, 3)
 
 
-def test_a_limit_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seeds() -> None:
+def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seeds() -> None:
     base = run("r")
 
     def at(rate: float, cap: float, chunk: float, seed: int) -> m.Run:

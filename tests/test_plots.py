@@ -117,13 +117,13 @@ def test_a_figure_says_what_it_shows() -> None:
     one = words(sweep({"values": values(1.0)}))
     assert "one run, no interval" in one
     assert "Hollow" not in one
-    assert "bound in" not in one
+    assert "bound" not in one
 
 
-def test_a_figure_says_which_limits_of_the_engine_bound() -> None:
+def test_a_figure_says_which_caps_of_the_engine_bound() -> None:
     shares = ((1.0, 0.0), (2.0, 0.02), (4.0, 0.25))
     said = words(sweep(*({"rate_scale": x, "values": values(1.0, rate=x) | {"cap_bound": y}} for x, y in shares)))
-    assert "batch_cap bound in more than 1 % of steps: static up to 25 %." in said
+    assert "batch_cap bound more than 1 % of steps: static up to 25 %." in said
 
 
 def test_fidelities_never_mix_silently() -> None:

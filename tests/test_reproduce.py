@@ -464,7 +464,7 @@ def test_the_figure_says_what_it_shows() -> None:
         assert fact in said, fact
 
 
-def test_the_figure_says_which_limits_of_the_engine_bound() -> None:
+def test_the_figure_says_which_caps_of_the_engine_bound() -> None:
     static = [row for row in ROWS.to_pylist() if row["label"] == "static" and row["definition"] == "loads"]
     bound = pa.Table.from_pylist(
         [row | {"definition": "cap_bound", "value": 0.02 * row["x"]} for row in static], schema=ROWS.schema
@@ -472,7 +472,7 @@ def test_the_figure_says_which_limits_of_the_engine_bound() -> None:
     with style.theme():
         said = " ".join(text.get_text() for text in fig_paper.draw(pa.concat_tables([ROWS, bound]), ABOUT).texts)
     most = max(row["x"] for row in static)
-    says = f"batch_cap bound in more than 1 % of steps: static up to {2 * most:g} %."
+    says = f"batch_cap bound more than 1 % of steps: static up to {2 * most:g} %."
     assert says in " ".join(said.split())
 
 
@@ -594,7 +594,7 @@ def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
     panels = {panel["panel"]: panel for panel in one.about["panels"]}
     assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
     assert "Windows cut to 50 of 60 s." in one.about["notes"]
-    assert set(metrics.LIMITS) <= set(one.table["definition"].to_pylist())  # for the caption
+    assert set(metrics.CAPS) <= set(one.table["definition"].to_pylist())  # for the caption
     scores = metrics.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0

@@ -1138,7 +1138,7 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 @jit
 def unbound(S: int, b: int) -> None:
-    """The last who waited, or was parked, goes: from the next boundary on a limit keeps nobody out."""
+    """The last who waited, or was parked, goes: from the next boundary on no cap keeps anybody out."""
     for lane in (2 * b, 2 * b + 1):
         if lane_at(S, lane).bound:
             cut(S, lane)
@@ -1287,7 +1287,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
 
     `ran`: steps that the lane has made; a prompt that joins after more of them waits, and those behind it. Notes which
-    limits kept out what the step would else have had, but for what memory kept out before.
+    caps kept out what the step would else have had; a queue that stops for memory does not get that far.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -1607,7 +1607,7 @@ def retire(S: int, lane: int) -> None:
 
 @jit
 def tally(S: int, lane: int, k: int) -> None:
-    """Count steps of a lane that are over, and by which limits they were bound."""
+    """Count steps of a lane that are over, and those that a cap bound."""
     W = world(S)
     batch_at(S, lane >> 1).steps += k
     bound = lane_at(S, lane).bound
@@ -2635,15 +2635,15 @@ def settle_turns(S: int) -> bool:
 
 
 @jit
-def own_limits(S: int, seqs: int, chunk: int) -> int:
-    """The limits that an order leaves to the engine; those that it names are the policy's choice."""
+def own_caps(S: int, seqs: int, chunk: int) -> int:
+    """The caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
     W = world(S)
-    limits = BY_CAP if seqs < 0 or seqs > W.cap else 0
+    caps = BY_CAP if seqs < 0 or seqs > W.cap else 0
     if chunk == 0 or (chunk < 0 and W.chunk == 0):
-        limits |= BY_PREFILL
+        caps |= BY_PREFILL
     elif chunk < 0:
-        limits |= BY_CHUNK
-    return limits
+        caps |= BY_CHUNK
+    return caps
 
 
 @jit
@@ -2674,7 +2674,7 @@ def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, s
         n.seqs = seqs
         n.chunk = chunk
         n.sms = sms
-        n.own = own_limits(S, seqs, chunk)
+        n.own = own_caps(S, seqs, chunk)
         if for_s < INF or steps > 0:
             open_turn(S, lane, for_s, steps)
     cut(S, lane)

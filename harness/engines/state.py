@@ -37,7 +37,7 @@ NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
 NOTHING, TOLD, GROW, OVER = range(4)
-# limits of the engine that keep members, or tokens of theirs, out of a step: bits
+# caps on a step that keep members, or tokens of theirs, out of it: bits
 BY_CAP, BY_CHUNK, BY_PREFILL = 1, 2, 4
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
@@ -55,7 +55,7 @@ WORLD = _row(
     "grants dirty ev_i ev_n left lookahead cost grid gemm head share seqs dec_rate pre_rate route models points shares "
     "batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
-    "moves by_cap by_chunk by_prefill",  # by_*: steps in which that limit bound
+    "moves by_cap by_chunk by_prefill",  # by_*: steps that this cap bound
     walk=4,  # the next member to visit in each list of a batch
 )
 GPU = _row(
@@ -80,7 +80,7 @@ BATCH = _row(
 LANE = _row(
     "a b work wa ta rate end t0 comp hbm cap goal quota began until",
     "open kind seqs chunk sms busy was k dec pieces dirty dnext next frozen resized turn most took mine tnext ran "
-    "own bound",  # bits: the limits that are the engine's own; those that bind the step in flight
+    "own bound",  # bits: the caps that are the engine's own; those that bind the step in flight
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
