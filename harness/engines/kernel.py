@@ -1283,11 +1283,11 @@ def bring_back(S: int, b: int) -> None:
 
 
 @jit
-def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
+def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
 
-    `ran`: steps that the lane has made; a prompt that joins after more of them waits, and those behind it. Notes which
-    caps kept out what the step would else have had; a queue that stops for memory does not get that far.
+    A prompt that came after this step was scheduled stops the queue, unless nothing else was there to be scheduled. Notes
+    which caps kept out what the step would else have had; a queue that stops for memory does not get that far.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -1300,6 +1300,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     tokens = 0
     kvblock = int(B.swapped > 0)  # nobody passes those swapped out
     left = 0 if kvblock else budget
+    ran = n.ran
     short = 0  # of tokens
     r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
@@ -1307,7 +1308,9 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         nxt = q.next
         goal = target(S, r)
         if q.joins > ran:
-            break
+            if count > 0 or run > 0 or not new:
+                break
+            ran = ANY
         if q.home < 0:
             if not new:
                 break
@@ -1410,16 +1413,16 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.pieces = -1
     n.bound = 0
     if pre and not dec:
-        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, n.ran)
+        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
     elif pre and chunk == 0:
-        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1, n.ran)
+        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1)
         dec = pieces == 0
     elif pre:
         state = grow(S, b)
         grown = 1
         if state < 2:
             run = B.count[RUNNING]
-            pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0), n.ran)
+            pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0))
     if dec and not grown:
         state = grow(S, b)
     flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
@@ -1428,8 +1431,6 @@ def form(S: int, T: Tables, lane: int) -> None:
             dirty(S, lane)
         return
     run = B.count[RUNNING] if dec else 0
-    if pre and pieces == 0 and run == 0 and state == 0 and W.lookahead > 0:  # no other step was scheduled
-        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, ANY)
     if pieces == 0 and run == 0:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
