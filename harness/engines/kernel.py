@@ -1286,8 +1286,8 @@ def bring_back(S: int, b: int) -> None:
 def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
 
-    A prompt that came after this step was scheduled stops the queue, unless nothing else was there to be scheduled. Notes
-    which caps kept out what the step would else have had; a queue that stops for memory does not get that far.
+    A prompt that came after this step was scheduled stops the queue, unless nothing else was there to be scheduled.
+    Notes which caps kept out what the step would else have had; a queue that stops for memory does not get that far.
     """
     W = world(S)
     n = lane_at(S, lane)
