@@ -37,6 +37,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
+PROCESSES = {"model": "one process a model", "own": "own processes"}  # of a row that names them
 CAPTION = {style.COLUMN_IN: 104, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 
@@ -132,7 +133,6 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
                 axis.tick_params(labelleft=False)
             else:
                 called = f"{_called(models)}\n({LETTERS[i]}) SLO met (%)"
-                called = f"process: {panel['process']}, {called}" if panel.get("process") else called
                 axis.set_ylabel(called, fontsize=6, labelpad=1.5, linespacing=1.3)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
@@ -284,6 +284,7 @@ def _xlabel(panel: Mapping[str, Any]) -> str:
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['gpus']} GPUs"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
+    facts += [PROCESSES.get(panel["process"], panel["process"])] if panel.get("process") else []
     return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
 
 
