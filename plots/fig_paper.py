@@ -37,8 +37,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-PROCESSES = {"model": "one process a model", "own": "own processes"}  # of a row that names them
-CAPTION = {style.COLUMN_IN: 104, style.PAGE_IN: 200}  # characters of a line of the caption
+PROCESSES = {"model": "one process each", "own": "own processes"}  # of a row that names them
+CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 
 
