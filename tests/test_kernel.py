@@ -180,7 +180,7 @@ def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
         ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
         ("    n.bound &= n.own\n", ""),  # the policy's caps as well
         ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
-        ("    if r >= 0 and not kvblock:\n", "    if r >= 0:\n"),  # who waits for memory as well
+        ("    if r >= 0 and not kvblock and", "    if r >= 0 and"),  # who waits for memory as well
         ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
     ],
 )
