@@ -333,11 +333,20 @@ class Stand:
     def __init__(self, engine: Sim, refuse: int, note: Note) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
         self.fidelity, self.cluster = engine.fidelity, engine.cluster
+        self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
         self.refused: list[Action] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._told: deque[Event] = deque()
         self._count = 0
         self._start_loads: list[Action] | None = []  # None: past the start
+
+    def ready(self) -> None:
+        """See Engine."""
+        self._engine.ready()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._engine.close()
 
     def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """See Engine."""
@@ -379,6 +388,10 @@ class Stand:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """See Engine."""
         return self._engine.rows()
+
+    def stats(self) -> Mapping[str, float]:
+        """See Engine."""
+        return self._engine.stats()
 
     def _look(self) -> None:
         S = self._engine.S

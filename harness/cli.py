@@ -43,6 +43,7 @@ class Bench(click.Group):
 
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and turn what ends a command into its exit code."""
+        from harness.guard import Terminated
         from harness.types import UserError
 
         extra["standalone_mode"] = False
@@ -51,9 +52,9 @@ class Bench(click.Group):
         except UserError as error:
             click.echo(f"error: {error}", err=True)
             code = 2
-        except click.Abort:
+        except click.Abort as error:
             click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
-            code = 130
+            code = 143 if isinstance(error.__cause__, Terminated) else 130
         except click.ClickException as error:
             error.show()
             code = error.exit_code
@@ -458,7 +459,7 @@ def _headline(found: Compared, shown: View) -> Iterator[str]:
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{load} · {shown.gpus} x {spec.gpu} · {fidelity} · "
+        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'} · {fidelity} · "
         f"SLO {found.judge.rule}{base} · {seeds}{plans}"
     )
     rates = ", ".join(f"{rate:g}" for rate in found.rates)
@@ -832,21 +833,22 @@ def list_(ctx: click.Context) -> None:
     """List systems with their presets, and which engine can run them."""
     if ctx.invoked_subcommand is not None:
         return
-    from harness import run, system, table
+    from harness import engine, run, system, table
     from harness.engines import cost
     from harness.spec import Spec
     from workloads.models import sets
 
     gaps = []
-    lines = [("system", "presets", *run.ENGINES, "what it is")]
+    engines = engine.names()
+    lines = [("system", "presets", *engines, "what it is")]
     for name in system.names():
         with run.blamed(Spec(name)):
             presets = system.find(name).presets
         marks = []
-        for engine in run.ENGINES:
-            lacks = {preset: run.gaps(name, preset, engine) for preset in (None, *presets)}
+        for where in engines:
+            lacks = {preset: run.gaps(name, preset, where) for preset in (None, *presets)}
             marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
-            gaps += [f"{name}{f':{p}' if p else ''} on {engine}: no {', '.join(x)}" for p, x in lacks.items() if x]
+            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in lacks.items() if x]
         first = (system.module(name).__doc__ or "").strip().splitlines()[0]
         lines.append((name, ", ".join(presets) or "-", *marks, first))
     click.echo("\n".join(table.aligned(lines)))

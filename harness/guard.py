@@ -35,6 +35,27 @@ class Endless(BaseException):
     """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. What a Ctrl-C passes through, this does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes."""
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 class Watch:
     """Raises `Endless` into a call that exceeds the limit; `call` is the number of the call under way, 0: none.
 

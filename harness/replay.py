@@ -192,11 +192,17 @@ def replay(
 
     Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
     evictions, limits and moves take effect `control_s` later still, and with them the turns of the same answer, which
-    would else end before what they wait for is under way. Raises Unsupported, Infeasible, and Fault where the policy
-    raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time pass (Livelock).
+    would else end before what they wait for is under way. On a wall clock both are 0: thinking takes its own time.
+
+    The engine is made ready here, and closed by whoever made it. Raises Unsupported (before the engine is ready),
+    Infeasible, and Fault where the policy raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time
+    pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
+    if engine.wall_clock and (decision_s or control_s):
+        raise ValueError("no seconds can be added to a wall clock")
+    engine.ready()
     outcome, agenda, watch = Outcome(), Agenda(), Watch()
     view = engine.view()
     seen = log.watch(view) if log else view

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from harness import engine
 from harness.check import IMPURE_CALLS, IMPURE_NUMPY, STANDARD
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -41,6 +42,12 @@ GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # import its libraries at their start, and are themselves imported where they are used.
 PROBE = "harness.engines.gpu"
 DEVICE = {f"{PROBE}.{name}" for name in ("driver", "kernels", "rig", "compute", "memory", "sharing")}
+
+
+# Engines do not build on each other: what several need lies in modules that belong to none, which are not compiled.
+SIMULATOR = {f"harness.engines.{name}" for name in ("sim", "kernel", "state", "jit")}
+SHARED = {f"harness.engines.{name}" for name in ("machine", "rows", "cost", "process", "coef")}
+OTHER_ENGINES = {f"harness.engines.{name}" for name in engine.names()} - SIMULATOR
 
 
 class Rule(NamedTuple):
@@ -165,6 +172,8 @@ def ours(module: str, one: Import) -> str | None:
         return None if module in ASSEMBLE else f"{module} names {name}; only {names} do"
     if not any(under(name, prefix) for prefix in rule(module).ours):
         return f"{module} cannot import {name}"
+    if module in SHARED | OTHER_ENGINES and any(under(name, own) for own in SIMULATOR):
+        return f"{module} cannot import {name}, the simulator's own"
     low = layer(module)
     if low is not None:
         high = LAYER.get(".".join(name.split(".")[:2]))
@@ -225,6 +234,10 @@ PLANTED = [
     ("harness.metrics", "if TYPE_CHECKING:\n    from harness.spec import Spec", "not below"),
     ("harness.sweep", "from .cli import main", "not below"),
     ("harness.replay", "from harness.engines.sim import Sim", "only harness.check"),
+    ("harness.engine", "from harness.engines.machine import Config", "only harness.check"),
+    ("harness.engines.machine", "from harness.engines import kernel", "the simulator's own"),
+    ("harness.engines.rows", "def f():\n    from harness.engines.state import DONE", "the simulator's own"),
+    ("harness.engines.cost", "from harness.engines.sim import Sim", "the simulator's own"),
     ("harness.spec", "from systems.static import Static", "only harness.check"),
     ("harness.spec", "def f():\n    import workloads.build", "only harness.check"),
     ("harness.metrics", "from matplotlib import pyplot", "cannot import matplotlib"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -83,6 +85,8 @@ class Sim:
     """A deterministic engine in virtual time: same spec, same bytes."""
 
     fidelity: Fidelity = "simulated"
+    wall_clock = exclusive = False
+    measured_on: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
@@ -132,12 +136,15 @@ class Sim:
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
-        self.S = self._state(options)
+        self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
 
     # ------------------------------------------------------------ set-up
 
-    def _state(self, options: Mapping[str, Option]) -> State:
+    @cached_property
+    def S(self) -> State:  # noqa: N802 - capital as in the kernel
+        """The kernel's records, made when first needed: engines are also made to ask what they can do."""
+        options = self._options
         c, spec, tables = self.config, self._machine.spec, self._machine.tables
         nodes = -(-c.gpus // c.node_gpus)
         n = c.gpus + nodes
@@ -311,6 +318,12 @@ class Sim:
         return opened
 
     # ------------------------------------------------------------ the protocol
+
+    def ready(self) -> None:
+        """Nothing to start; see Engine."""
+
+    def close(self) -> None:
+        """Nothing to give back; see Engine."""
 
     def view(self) -> View:
         """Read-only queries; see Engine."""
@@ -742,3 +755,8 @@ class SimView:
         if not self._sim._oracle or self._sim._jobs is None:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
         return int(self._sim._jobs.output_tokens[rid])
+
+
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim:
+    """The engine of this file; see harness/engine.py."""
+    return Sim(config, options, machine)
