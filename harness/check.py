@@ -40,9 +40,9 @@ from harness.engines import cost, sim
 from harness.engines.sim import Config, Served, Sim
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.guard import Endless, Fault, quiet, said
-from harness.replay import Decision, Livelock, Read, Unsupported, positions, replay
+from harness.replay import Decision, Livelock, Read, positions, replay
 from harness.system import System
-from harness.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
+from harness.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, Unsupported, UserError
 from harness.view import View
 from workloads.models import shape
 

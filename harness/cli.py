@@ -848,7 +848,9 @@ def list_(ctx: click.Context) -> None:
         for where in engines:
             lacks = {preset: run.gaps(name, preset, where) for preset in (None, *presets)}
             marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
-            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in lacks.items() if x]
+            alike = len({tuple(one) for one in lacks.values()}) == 1
+            told = {None: lacks[None]} if alike else lacks
+            gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
         first = (system.module(name).__doc__ or "").strip().splitlines()[0]
         lines.append((name, ", ".join(presets) or "-", *marks, first))
     click.echo("\n".join(table.aligned(lines)))

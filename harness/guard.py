@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from harness.types import Infeasible
+from harness.types import Infeasible, Unsupported
 
 HERE = Path(__file__).resolve().parent
 # Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
@@ -103,7 +103,7 @@ def guarded() -> Iterator[None]:
         watch.call = 1
         try:
             yield
-        except (Fault, Infeasible, KeyboardInterrupt):
+        except (Fault, Infeasible, Unsupported, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise Fault(said(error)) from error

@@ -18,17 +18,13 @@ from harness.engine import Engine
 from harness.events import Arrived, Done, Event, Woke
 from harness.guard import Fault, Watch, quiet, said
 from harness.system import System
-from harness.types import Infeasible, Jobs
+from harness.types import Infeasible, Jobs, Unsupported
 from harness.view import View
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
 MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
 
 PLACING = (Load, Evict, Limit, Move)
-
-
-class Unsupported(Exception):
-    """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
 
 
 class Livelock(Fault):
@@ -223,7 +219,7 @@ def replay(
             watch.call = outcome.policy_calls
             actions = tuple(islice(system.on(event, seen), MOST_ACTIONS))
             watch.call = 0
-        except (Infeasible, KeyboardInterrupt):
+        except (Infeasible, Unsupported, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
             watch.call = 0

@@ -24,10 +24,10 @@ from harness import engine as engines
 from harness import record, system
 from harness.engines import machine
 from harness.guard import Fault, guarded, terminable
-from harness.replay import Log, Outcome, Unsupported, missing, replay
+from harness.replay import Log, Outcome, missing, replay
 from harness.spec import LINKS, Spec, as_dict, meant
 from harness.system import ROOT
-from harness.types import GIB, Cluster, Infeasible, Jobs, Option, UserError
+from harness.types import GIB, Cluster, Infeasible, Jobs, Option, Unsupported, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -572,8 +572,11 @@ def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     unique, back = np.unique(keys, axis=0, return_inverse=True)
     pairs = []
     for m, prompt, output in unique.tolist():
-        ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
-        pairs.append((ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2)))  # affine in the context
+        try:
+            ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
+            pairs.append((ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2)))  # affine in the context
+        except Unsupported as why:
+            raise UserError(f"no SLO by solo latency on {spec.engine}: it has no {why}") from None
     ttft_s, tpot_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
     return ttft_s, tpot_s
 

@@ -13,9 +13,9 @@ import pytest
 from harness.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
-from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
+from harness.replay import Decision, Livelock, Recorder, replay
 from harness.shapes import weight_bytes
-from harness.types import Batch, Inst, Jobs, Option
+from harness.types import Batch, Inst, Jobs, Option, Unsupported
 from harness.view import View
 from tests.test_kernel import one
 from tests.worlds import SHAPE
