@@ -1007,24 +1007,36 @@ def make(name: str, models: int | None, span_s: float | None, seed: int, out: Pa
 # ------------------------------------------------------------------ check, new
 
 
-@main.command(**_examples("bench check static", "bench check ./mine.py --full"))
-@click.argument("system", shell_complete=_complete(_systems), metavar="NAME|FILE.py")
+@main.command(**_examples("bench check static", "bench check ./mine.py --full", "bench check --engine sim"))
+@click.argument("system", required=False, shell_complete=_complete(_systems), metavar="[NAME|FILE.py]")
+@click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
 @click.option("--full", is_flag=True, help="Every workload, also the long ones.")
 @click.option("--law", metavar="LAW", help="Only one law ...")
 @click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
-def check(system: str, full: bool, law: str | None, case: str | None) -> None:
-    """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice."""
-    from harness.check import check as conform
+def check(system: str | None, engine: str | None, full: bool, law: str | None, case: str | None) -> None:
+    """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.
 
-    failures = conform(system, quick=not full, only=law, case=case)
+    Systems are tried in the simulator; an engine with scripted policies.
+    """
+    from harness.check import check as conform
+    from harness.check_engine import check as conform_engine
+    from harness.types import UserError
+
+    if (system is None) == (engine is None):
+        raise UserError("name a system, or an engine by --engine NAME")
+    if engine is not None:
+        failures, name = conform_engine(engine, only=law, case=case), engine
+    else:
+        failures, name = conform(system or "", quick=not full, only=law, case=case), system or ""
     for one in failures:
         at = "" if one.event is None else f" (event {one.event})"
         click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
     if failures:
-        click.echo(f"{system}: {len(failures)} laws broken" if len(failures) > 1 else f"{system}: one law broken")
+        click.echo(f"{name}: {len(failures)} laws broken" if len(failures) > 1 else f"{name}: one law broken")
         sys.exit(1)
-    click.echo(f"{system}: all laws hold")
-    click.echo(f"next: bench compare --systems static,{shlex.quote(system)}")
+    click.echo(f"{name}: all laws hold")
+    if engine is None:
+        click.echo(f"next: bench compare --systems static,{shlex.quote(name)}")
 
 
 @main.command(**_examples(

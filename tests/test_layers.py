@@ -30,12 +30,13 @@ LAYERS = (
     {"table", "run", "figure"},
     {"sweep"},
     {"check", "explain", "new", "reproduce", "validate"},
+    {"check_engine"},
     {"cli"},
     {"__main__"},
 )
 LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in names}
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
-ASSEMBLE = {"harness.run", "harness.sweep", "harness.check", "harness.validate", "harness.cli"}
+ASSEMBLE = {f"harness.{name}" for name in ("run", "sweep", "check", "check_engine", "validate", "cli")}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they

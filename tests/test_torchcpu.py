@@ -14,6 +14,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
 from harness import engine, record, system  # noqa: E402
+from harness.check_engine import cases, run  # noqa: E402
 from harness.engines import llama  # noqa: E402
 from harness.engines.machine import Config, Served, machine  # noqa: E402
 from harness.replay import replay  # noqa: E402
@@ -107,6 +108,13 @@ def test_fifty_requests_of_two_models_under_static() -> None:
         assert row["token_ns"][-1] == row["done_ns"] - row["arrival_ns"] == sum(row[f"{w}_ns"] for w in record.WAITS)
         assert row["solo_ns"] > 0 == row["load_ns"]
     assert {row["gpus"] for row in rows} == {"0"}
+
+
+def test_a_member_without_room_takes_that_of_the_latest() -> None:
+    trial = run("torchcpu", cases()["squeezed"])
+    assert trial is not None
+    assert sum(row["preemptions"] for row in trial.rows) == trial.engine.stats()["preemptions"] > 0
+    assert {row["state"] for row in trial.rows} == {"done", "failed"}  # some are longer than the limit
 
 
 def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:

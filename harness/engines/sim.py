@@ -474,6 +474,8 @@ class Sim:
         return None
 
     def _load(self, action: Load, i: int, way: str) -> str | None:
+        if way not in self._ways:
+            return f'no way "{way}" to load'
         S, now = self.S, self._weights.item(i)
         if now in (state.IN, state.QUEUED, state.LOADING):
             if self._begun and Load in self._hears and now == state.IN:

@@ -198,7 +198,7 @@ class WallClock:
         return {
             "steps": float(sum(counts.steps for counts in self.counts.values())),
             "preemptions": float(self._R["npre"].sum()),
-            "gpu_busy_s": sum(counts.busy_s for counts in self.counts.values()),
+            "gpu_busy_s": float(sum(counts.busy_s for counts in self.counts.values())),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.now_s - self.config.start_s,
         }
