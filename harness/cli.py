@@ -478,12 +478,15 @@ def _gaps(found: Compared, shown: View) -> str:
     from dataclasses import replace
 
     from harness.run import cluster_of, jobs_of
-    from harness.types import Inst
+    from harness.types import Inst, Unsupported
     from workloads.build import idle_to_swap
 
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
     cluster = cluster_of(spec)
-    swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
+    try:
+        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
+    except Unsupported:  # an engine without a cost table
+        return ""
     ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 

@@ -594,14 +594,19 @@ def current(spec: Spec, out: Path, code_hash: str) -> bool:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links."""
+    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links.
+
+    Nothing of loads is said for an engine without a cost table.
+    """
     from harness import turns
     from harness.engines import cost
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
     fixed_s = {name: way.fixed_s for name, way in cost.ladder(spec.gpu).items()}
-    loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
+    loads: Mapping[str, tuple[float, float]] = {}
+    with suppress(Unsupported):
+        loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
     record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads})
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from harness.run import execute, resolve  # noqa: E402
 from harness.spec import Spec  # noqa: E402
 from harness.system import ROOT  # noqa: E402
 from harness.types import Jobs, Plan  # noqa: E402
+from tests.test_cli import ok  # noqa: E402
 from workloads.models import shape  # noqa: E402
 
 
@@ -128,6 +130,15 @@ def test_a_run_by_its_spec_says_what_it_is(tmp_path: Path) -> None:
     skipped = record.meta(execute(resolve(Spec("static", engine="torchcpu", trace="sample", models="llama-3.2-1b*2",
                                                gpus=2, slo="")), tmp_path, ""))  # fmt: skip
     assert skipped["skipped"] == "2 GPUs"
+
+
+def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
+    said = ok("compare", "--systems", "static,qlm", "--engine", "torchcpu", "--gpus", "1", "--models", "llama-3.2-1b*2",
+              "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1", "--rate-scale", "1", "--no-plot",
+              "--set", "window_s=1", "--set", "warmup_s=0.1", "-o", tmp_path)  # fmt: skip
+    assert f"torch {torch.__version__}, every model a tiny · emulated" in said
+    assert "h100" not in said.splitlines()[0]
+    assert re.search("qlm.*cost table", said)
 
 
 def test_it_imports_torch_when_it_is_made_ready() -> None:
