@@ -187,5 +187,6 @@ def test_an_engine_without_a_cost_table_leaves_out_who_asks_for_one(tmp_path: Pa
     for system, lacks in (("qlm", "cost table"), ("chunked", "Run.chunk_tokens")):
         folder = done(replace(SPEC, system=system, engine="torchcpu", gpus=1), tmp_path)
         assert record.meta(folder)["skipped"] == lacks
+    spec = resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1))
     with pytest.raises(UserError, match="no SLO by solo latency on torchcpu: it has no cost table"):
-        jobs_of(resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1, slo="5xsolo")))
+        run.solo(spec, jobs_of(spec))
