@@ -87,8 +87,8 @@ test-fast: $(READY) ## tests that take seconds
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
 	$(call loud,test-slow,$(PY) -m pytest -q -m "slow and not torch")
 
-test-torch: torch ## tests of what runs on a GPU, on a CPU: kernels compiled and interpreted, driver calls
-	$(call loud,test-torch,$(PY) -m pytest -q -m torch tests/gpu)
+test-torch: torch ## tests that need torch, on a CPU: the torchcpu engine; a GPU's kernels compiled and interpreted
+	$(call loud,test-torch,$(PY) -m pytest -q -m torch)
 
 torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock, for test-torch
 

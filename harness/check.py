@@ -20,9 +20,10 @@ import sys
 import tempfile
 import threading
 import zlib
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from hashlib import sha256
@@ -36,13 +37,15 @@ import pyarrow as pa
 from harness import shapes, system
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
 from harness.answers import fault
-from harness.engines import cost, sim
-from harness.engines.sim import Config, Served, Sim
+from harness.engine import Engine
+from harness.engines import cost, machine
+from harness.engines.machine import Config, Served
+from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.guard import Endless, Fault, quiet, said
-from harness.replay import Decision, Livelock, Read, Unsupported, positions, replay
+from harness.replay import Decision, Livelock, Read, positions, replay
 from harness.system import System
-from harness.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, UserError
+from harness.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, Unsupported, UserError
 from harness.view import View
 from workloads.models import shape
 
@@ -91,6 +94,7 @@ class Case(NamedTuple):
     size: int = 1  # how many times longer than its shortest form
 
 
+IDLE = Config(())
 SHAPE, MAX_TOKENS = "llama-3.2-1b", 8192  # small: 2.3 GiB of weights, 32 KiB of KV a token
 
 
@@ -130,8 +134,8 @@ def _case(
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
     """GPUs just large enough for what their models hold while idle, and so many of the longest requests each."""
     m = models[0]
-    process = sim.memory(Config((m,)), cost.gpu("h100")).process_bytes[0]
-    idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * sim.granule_bytes(Config(()), m, True)
+    process = machine.memory(Config((m,)), cost.gpu("h100")).process_bytes[0]
+    idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)
     each = idle + requests * m.shape.max_tokens * shapes.kv_token_bytes(m.shape)
     return Config(tuple(models), gpus=gpus, mem_fraction=-(-len(models) // gpus) * each / cost.gpu("h100").mem_bytes)
 
@@ -187,11 +191,11 @@ class Subject(NamedTuple):
         """A fresh policy. Raises Infeasible where it says so, Fault where it fails."""
         return system.build(self.make, cluster, self.make.presets[self.preset] if self.preset else {})
 
-    def assemble(self) -> tuple[System, Sim]:
+    def assemble(self) -> tuple[System, Engine]:
         """A fresh policy and its engine, whose page size the policy's options decide."""
         config = self.case.config
         priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
-        policy = self.policy(sim.cluster(config, priced=priced))
+        policy = self.policy(machine.cluster(config, priced=priced))
         engine = Sim(config, policy.options, priced)
         return self.policy(engine.cluster), engine
 
@@ -200,13 +204,13 @@ def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:
     """A subject; a system that brings its own number of GPUs gets it."""
     config = case.config
     if hasattr(make, "gpus_needed"):
-        config = replace(config, gpus=make.gpus_needed(sim.cluster(config).models, config.node_gpus))
+        config = replace(config, gpus=make.gpus_needed(machine.cluster(config).models, config.node_gpus))
     return Subject(make, preset, name, case._replace(config=config))
 
 
 @cache
-def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> sim.Machine:
-    return sim.machine(Config(tuple(Served("", *each) for each in shapes), gpu=gpu, host=host))
+def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machine.Machine:
+    return machine.machine(Config(tuple(Served("", *each) for each in shapes), gpu=gpu, host=host))
 
 
 class Trial(NamedTuple):
@@ -222,7 +226,7 @@ class Trial(NamedTuple):
     rows: Sequence[Mapping[str, Any]] = ()  # of requests.parquet
     refused: Sequence[Action] = ()  # by injection
     seen: int = 0  # requests that had come by the end
-    kv_blocks: int = 0  # held at the end
+    kv_bytes: int = 0  # held at the end, on GPUs
 
 
 Note = Callable[[str, str], None]  # law, what breaks it
@@ -327,17 +331,38 @@ class Probe:
                 self.note("memory", f"answered {brief(action)}, and the GPU has {have} bytes")
 
 
-class Stand:
-    """The simulator, refusing some actions; its memory is looked at after whatever happens."""
+def held_bytes(engine: Engine) -> list[tuple[int, int]]:
+    """What a policy can see of each GPU's memory: bytes of the weights that are in or coming, and of KV."""
+    view, models = engine.view(), engine.cluster.models
+    found = []
+    for g in range(len(engine.cluster.gpus)):
+        insts = [inst for inst in view.insts(g) if view.weights(inst) not in {"out", "waiting"}]
+        weights = sum(models[inst.model].weight_bytes for inst in insts)
+        found.append((weights, sum(view.kv(m, g).used_bytes for m in models)))
+    return found
 
-    def __init__(self, engine: Sim, refuse: int, note: Note) -> None:
+
+class Stand:
+    """An engine that refuses some actions; its memory is looked at after whatever happens."""
+
+    def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
         self.fidelity, self.cluster = engine.fidelity, engine.cluster
+        self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
         self.refused: list[Action] = []
         self._engine, self._refuse, self._note = engine, refuse, note
+        self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
         self._told: deque[Event] = deque()
         self._count = 0
         self._start_loads: list[Action] | None = []  # None: past the start
+
+    def ready(self) -> None:
+        """See Engine."""
+        self._engine.ready()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._engine.close()
 
     def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """See Engine."""
@@ -350,7 +375,7 @@ class Stand:
         event = self._engine.poll(until_s)
         if self._start_loads and isinstance(event, Done) and event.failed and event.action in self._start_loads:
             self._note("memory", f"answered {brief(event.action)} to the start: {event.failed}")
-        elif self._engine.view().now_s > self._engine.config.start_s:
+        elif self._engine.view().now_s > self._start_s:
             self._start_loads = None
         self._look()
         return event
@@ -358,7 +383,7 @@ class Stand:
     def do(self, action: Action) -> None:
         """See Engine."""
         self._count += 1
-        draw = sha256(f"{self._engine.config.seed}/{self._count}".encode()).digest()[0]
+        draw = sha256(f"{self._seed}/{self._count}".encode()).digest()[0]
         if self._refuse and isinstance(action, REFUSABLE) and draw % self._refuse == 0:
             self.refused.append(action)
             self._told.append(Done(action, "refused by the test"))
@@ -380,12 +405,15 @@ class Stand:
         """See Engine."""
         return self._engine.rows()
 
+    def stats(self) -> Mapping[str, float]:
+        """See Engine."""
+        return self._engine.stats()
+
     def _look(self) -> None:
-        S = self._engine.S
-        used, cap = S.G["used"], S.G["cap"]
-        bad = (used < 0) | ((used > cap) & (not S.s["unlimited"]))
-        if bad.any() or (S.I["blocks"] < 0).any():
-            self._note("memory", f"GPUs, then hosts, hold {used.tolist()} of {cap.tolist()} bytes")
+        for g, (weights, kv) in enumerate(held_bytes(self._engine)):
+            have = self.cluster.gpus[g].mem_bytes
+            if kv < 0 or (weights + kv > have and not self._limitless):
+                self._note("memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}")
 
 
 @contextmanager
@@ -418,7 +446,8 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     except Fault as fault:
         return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
     probe = Probe(policy, engine.cluster, len(jobs))
-    stand = Stand(engine, case.refuse, probe.note)
+    limitless = policy.options.get("memory") == "unlimited"
+    stand = Stand(engine, case.refuse, probe.note, case.config, limitless)
     if end_s is None:
         end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
@@ -431,9 +460,21 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     return trial._replace(
         rows=[row for batch in stand.rows() for row in batch.to_pylist()],
         refused=stand.refused,
-        seen=int(engine.S.s["nxt"]),
-        kv_blocks=int(engine.S.I["blocks"].sum()),
+        seen=_seen(engine, len(jobs)),
+        kv_bytes=sum(kv for _, kv in held_bytes(engine)),
     )
+
+
+def _seen(engine: Engine, n: int) -> int:
+    """How many of n requests have come; those that have are the first ones."""
+    view = engine.view()
+
+    def there(r: int) -> bool:
+        with suppress(KeyError):
+            return bool(view.request(r))
+        return False
+
+    return bisect_left(range(n), True, key=lambda r: not there(r))
 
 
 def patience_s(uses: frozenset[str], size: int = 1) -> float:
@@ -600,8 +641,8 @@ def survives(trial: Trial) -> Iterator[Breach]:
 def memory(trial: Trial) -> Iterator[Breach]:
     """What GPUs hold stays between nothing and the card; no plan asks for more; at the end no KV is left."""
     yield from _noted(trial, "memory")
-    if trial.kv_blocks and all(row["state"] != "unfinished" for row in trial.rows):
-        yield Breach(f"{trial.kv_blocks} blocks of KV are held although every request has ended")
+    if trial.kv_bytes and all(row["state"] != "unfinished" for row in trial.rows):
+        yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
 
 
 def served(trial: Trial) -> Iterator[Breach]:
@@ -804,8 +845,8 @@ def check(name: str, *, quick: bool = True, only: str | None = None, case: str |
 
     `only` one law, only one case. Raises UserError where there is no such system, law or case.
     """
-    _known("law", only, LAWS)
-    _known("case", case, cases())
+    known("law", only, LAWS)
+    known("case", case, cases())
     wanted = {only} if only else set(LAWS)
     found: dict[str, Failure] = {}
 
@@ -869,7 +910,8 @@ def _prefix(n: int) -> str:
     return {0: "without a request", 1: "its first request"}.get(n, f"its first {n} requests")
 
 
-def _known(kind: str, name: str | None, names: Iterable[str]) -> None:
+def known(kind: str, name: str | None, names: Iterable[str]) -> None:
+    """UserError, with a suggestion, for a name that is none of these."""
     if name is not None and name not in (have := list(names)):
         near = difflib.get_close_matches(name, have, 1)
         raise UserError(f'no {kind} "{name}"{f"; did you mean {near[0]}?" if near else ""} ({", ".join(have)})')

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from harness.types import Infeasible
+from harness.types import Infeasible, Unsupported
 
 HERE = Path(__file__).resolve().parent
 # Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
@@ -33,6 +33,27 @@ class Fault(Exception):
 
 class Endless(BaseException):
     """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. What a Ctrl-C passes through, this does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes."""
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Watch:
@@ -82,7 +103,7 @@ def guarded() -> Iterator[None]:
         watch.call = 1
         try:
             yield
-        except (Fault, Infeasible, KeyboardInterrupt):
+        except (Fault, Infeasible, Unsupported, KeyboardInterrupt):
             raise
         except BaseException as error:
             raise Fault(said(error)) from error

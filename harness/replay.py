@@ -18,17 +18,13 @@ from harness.engine import Engine
 from harness.events import Arrived, Done, Event, Woke
 from harness.guard import Fault, Watch, quiet, said
 from harness.system import System
-from harness.types import Infeasible, Jobs
+from harness.types import Infeasible, Jobs, Unsupported
 from harness.view import View
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
 MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
 
 PLACING = frozenset({Load, Evict, Limit, Move})
-
-
-class Unsupported(Exception):
-    """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
 
 
 class Livelock(Fault):
@@ -192,11 +188,17 @@ def replay(
 
     Each decision takes `decision_s`; a policy decides one event at a time and sees the view of its start. Loads,
     evictions, limits and moves take effect `control_s` later still, and with them the turns of the same answer, which
-    would else end before what they wait for is under way. Raises Unsupported, Infeasible, and Fault where the policy
-    raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time pass (Livelock).
+    would else end before what they wait for is under way. On a wall clock both are 0: thinking takes its own time.
+
+    The engine is made ready here, and closed by whoever made it. Raises Unsupported (before the engine is ready),
+    Infeasible, and Fault where the policy raises, answers what is no action, exceeds `guard.LIMIT_S`, or lets no time
+    pass (Livelock).
     """
     if lacks := missing(system, engine):
         raise Unsupported(", ".join(lacks))
+    if engine.wall_clock and (decision_s or control_s):
+        raise ValueError("no seconds can be added to a wall clock")
+    engine.ready()
     outcome, agenda, watch = Outcome(), Agenda(), Watch()
     view = engine.view()
     seen = log.watch(view) if log else view
@@ -217,7 +219,7 @@ def replay(
             watch.call = outcome.policy_calls
             actions = tuple(islice(system.on(event, seen), MOST_ACTIONS))
             watch.call = 0
-        except (Infeasible, KeyboardInterrupt):
+        except (Infeasible, Unsupported, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
             watch.call = 0

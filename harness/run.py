@@ -6,7 +6,6 @@ Which sources decided the rows is read from the imports, so that editing one sys
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import math
 import os
@@ -14,31 +13,29 @@ import platform
 import shlex
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness import engine as engines
 from harness import record, system
-from harness.guard import Fault, guarded
-from harness.replay import Log, Outcome, Unsupported, missing, replay
+from harness.engines import machine
+from harness.guard import Fault, guarded, terminable
+from harness.replay import Log, Outcome, missing, replay
 from harness.spec import LINKS, Spec, as_dict, meant
 from harness.system import ROOT
-from harness.types import GIB, Cluster, Infeasible, Jobs, Option, UserError
+from harness.types import GIB, Cluster, Infeasible, Jobs, Option, Unsupported, UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from harness.engine import Engine
     from traces.fit import Target
     from traces.load import Trace
     from workloads.models import ModelSet
 
-# name -> (module, class). A module has `Config`, `Served`, `machine(config)` and `cluster(config, elastic, machine)`;
-# the class takes (config, options, machine).
-ENGINES = {"sim": ("harness.engines.sim", "Sim")}
 PACKAGES = ("harness", "systems", "workloads", "traces")
 DATA = ("harness/engines/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 TP = (2, 4, 8)  # tensor-parallel degrees to propose
@@ -189,26 +186,16 @@ def _fitting(make: Any, name: str, value: Option, default: Any) -> Option:
     return value
 
 
-def engine_of(name: str) -> tuple[Any, Any]:
-    """Module and class of an engine; UserError where there is none."""
-    if name not in ENGINES:
-        raise UserError(f'no engine "{name}"{meant(name, ENGINES)} (there is: {", ".join(ENGINES)})')
-    module, attribute = ENGINES[name]
-    found = importlib.import_module(module)
-    return found, getattr(found, attribute)
-
-
-def config_of(spec: Spec) -> Any:
-    """The engine's `Config` of a spec."""
+def config_of(spec: Spec) -> machine.Config:
+    """What engines are told of a spec."""
     from workloads.build import plan
 
-    module, _ = engine_of(spec.engine)
     trace, models = trace_of(spec.trace), models_of(spec.models)
     slo = {model: pair for model, *pair in spec.slo_s}
     longest = longest_tokens(trace)
-    return module.Config(
+    return machine.Config(
         models=tuple(
-            module.Served(
+            machine.Served(
                 m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
             )
             for m in models.members
@@ -224,7 +211,7 @@ def config_of(spec: Spec) -> Any:
         prefill_tokens=spec.prefill_tokens,
         watermark=spec.watermark,
         mem_fraction=spec.mem_fraction,
-        process=spec.process,
+        process=spec.process,  # type: ignore[arg-type]  # checked by Spec
         process_bytes=spec.process_bytes,
         **links_of(spec),
         noise=spec.noise or 0.0,
@@ -235,30 +222,33 @@ def config_of(spec: Spec) -> Any:
     )
 
 
-def machine_of(spec: Spec) -> Any:
-    """The engine's cost tables of a spec, computed once for all runs of a process."""
-    return _machine(spec.engine, spec.gpu, spec.host, spec.models, spec.table, tuple(links_of(spec).items()))
+def machine_of(spec: Spec) -> machine.Machine:
+    """The cost tables of a spec, computed once for all runs of a process."""
+    return _machine(spec.gpu, spec.host, spec.models, spec.table, tuple(links_of(spec).items()))
 
 
 @cache
 def _machine(
-    engine: str, gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
-) -> Any:
-    module, _ = engine_of(engine)
-    served = tuple(module.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
-    return module.machine(module.Config(models=served, gpu=gpu, host=host, table=table, **dict(links)))
+    gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
+) -> machine.Machine:
+    served = tuple(machine.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
+    rates: dict[str, Any] = dict(links)
+    return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, **rates))
 
 
-def links_of(spec: Spec) -> dict[str, float | None]:
+def links_of(spec: Spec) -> dict[str, Any]:
     """The link rates of a spec, by the name of their field."""
     return {name: getattr(spec, name) for name in LINKS}
 
 
-def cluster_of(spec: Spec, layout: str = "model") -> Cluster:
-    """What policies may know of a spec's machine, with pages as small as they come and processes laid out so."""
-    module, _ = engine_of(spec.engine)
-    found: Cluster = module.cluster(config_of(spec), False, machine_of(spec), layout)
-    return found
+def engine_of(spec: Spec, options: Mapping[str, Option] | None = None) -> engines.Engine:
+    """The engine of a spec, made and no more, with a system's options; UserError where there is none of that name."""
+    return engines.find(spec.engine)(config_of(spec), options or {}, machine_of(spec))
+
+
+def cluster_of(spec: Spec) -> Cluster:
+    """What policies may know of a spec's machine, with pages as small as they come and a process a model."""
+    return engine_of(spec).cluster
 
 
 def longest_tokens(trace: Trace) -> int:
@@ -271,51 +261,68 @@ def longest_tokens(trace: Trace) -> int:
     return 1 << (longest - 1).bit_length()
 
 
-def assemble(spec: Spec) -> tuple[system.System, Engine]:
-    """The policy and the engine of a spec. Raises Infeasible where the policy says so at once, Fault where it fails."""
-    _, build = engine_of(spec.engine)
+def assemble(spec: Spec) -> tuple[system.System, engines.Engine]:
+    """The policy and the engine of a spec, which is not ready yet.
+
+    Raises Unsupported where the engine has fewer GPUs, Infeasible where the policy says so at once, Fault where it
+    fails.
+    """
     make, config = system.find(spec.system), config_of(spec)
     keywords = fields_of(make, spec)
+
+    def made(options: Mapping[str, Option]) -> engines.Engine:
+        return engines.find(spec.engine)(config, options, machine_of(spec))
+
     if big := next((m for m in config.models if m.tp > spec.gpus), None):
         raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
-    cluster = cluster_of(spec)
+    cluster = made({}).cluster
+    if len(cluster.gpus) < spec.gpus:
+        raise Unsupported(f"{spec.gpus} GPUs")
     try:
         policy = system.build(make, cluster, keywords)
     except Infeasible as why:  # one process a GPU takes least memory, and only a policy that exists can ask for it
         try:
-            cluster = cluster_of(spec, "gpu")
+            cluster = made({"process": "gpu"}).cluster
             policy = system.build(make, cluster, keywords)
         except Infeasible:
             raise why from None
-    engine: Engine = build(config, policy.options, machine_of(spec))
-    if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
-        policy = system.build(make, engine.cluster, keywords)  # options decide the pages and processes it may know of
-    return policy, engine
+    found = made(policy.options)
+    if (found.cluster.gpus, found.cluster.models) != (cluster.gpus, cluster.models):
+        policy = system.build(make, found.cluster, keywords)  # options decide the pages and processes it may know of
+    return policy, found
 
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
     """What an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
-    gpus = traits(spec).gpus
     with blamed(spec):
-        return missing(*assemble(replace(spec, gpus=gpus)))
+        spec = replace(spec, gpus=min(spec.gpus, len(cluster_of(spec).gpus)))
+        try:
+            return missing(*assemble(replace(spec, gpus=traits(spec).gpus)))
+        except Unsupported as why:
+            return [str(why)]
+        except Infeasible as why:
+            return [f"room: {why}"]
 
 
 # ------------------------------------------------------------------ open numbers
 
 
 class Traits(NamedTuple):
-    """What a spec needs to know of its system."""
+    """What a spec needs to know of its system and its engine."""
 
     gpus: int
     reads_slo: bool
     decision_s: float
+    wall_clock: bool
+    measured_on: Mapping[str, str]
 
 
 def traits(spec: Spec) -> Traits:
     """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it.
 
-    Raises Failed where the system's file does.
+    Of the engine: whether its time is real, and where. Nothing is started for it. Raises Failed where the system's
+    file does.
     """
     same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
                    slo_s=(), workload="trace", noise=None, token_times=False)  # fmt: skip
@@ -334,11 +341,12 @@ def _traits(spec: Spec) -> Traits:
         models = cluster_of(spec).models
         with guarded():
             spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
+    bare = engine_of(spec)
     try:
-        policy, _engine = assemble(spec)
-    except Infeasible:
-        return Traits(spec.gpus, False, float(decision_s))
-    return Traits(spec.gpus, "Request.slo" in policy.uses, float(decision_s))
+        reads_slo = "Request.slo" in assemble(spec)[0].uses
+    except (Infeasible, Unsupported):
+        reads_slo = False
+    return Traits(spec.gpus, reads_slo, float(decision_s), bare.wall_clock, bare.measured_on)
 
 
 def resolve(spec: Spec) -> Spec:
@@ -349,6 +357,7 @@ def resolve(spec: Spec) -> Spec:
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),
+        engine=_located(spec.engine, ".py"),
         trace=_located(sized(spec.trace, models_of(spec.models)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),
@@ -364,6 +373,11 @@ def resolve(spec: Spec) -> Spec:
         raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, names)}')
     _fit(spec)
     known = traits(spec)
+    if known.wall_clock:
+        spec = _timed(spec)
+    measured_on = ", ".join(f"{key} {value}" for key, value in known.measured_on.items())
+    if spec.measured_on not in {"", measured_on}:
+        raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
     host = cost.host(spec.host, spec.gpu)
     span_s = trace.span_s / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
@@ -383,7 +397,16 @@ def resolve(spec: Spec) -> Spec:
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
         control_s=host.api_in_s if spec.control_s is None else spec.control_s,
         noise=cost.noise(spec.gpu, spec.host) if spec.noise is None else spec.noise,
+        measured_on=measured_on,
     )
+
+
+def _timed(spec: Spec) -> Spec:
+    """The spec of a run on a wall clock, where decisions, calls and noise take the time that they take."""
+    for name in ("decision_s", "control_s", "noise"):
+        if getattr(spec, name):
+            raise UserError(f"{name} is {getattr(spec, name):g}: on {spec.engine} time is real, and none can be added")
+    return replace(spec, decision_s=0.0, control_s=0.0, noise=0.0)
 
 
 def _located(name: str, suffix: str) -> str:
@@ -395,17 +418,16 @@ def _fit(spec: Spec) -> None:
     """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness import shapes
 
-    module, _ = engine_of(spec.engine)
     card = machine_of(spec).spec
 
     def alone(m: Any, tp: int) -> tuple[int, int]:
         """Bytes that the model takes on each GPU, and those that engines may use."""
-        config = module.Config(
-            models=(module.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
+        config = machine.Config(
+            models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
             chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
             process_bytes=spec.process_bytes,
         )  # fmt: skip
-        held = module.memory(config, card)
+        held = machine.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 
     for m in models_of(spec.models).members:
@@ -432,9 +454,8 @@ def code(spec: Spec) -> str:
 
     Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names.
     """
-    engine = ROOT / (ENGINES[spec.engine][0].replace(".", "/") + ".py")
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
-    files = {*_closure((Path(__file__).resolve(), engine, policy)), *_data()}
+    files = {*_closure((Path(__file__).resolve(), engines.path(spec.engine), policy)), *_data()}
     files |= {Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")}
     total = sha256()
     for name, path in sorted((_relative(path), path) for path in files):
@@ -551,8 +572,11 @@ def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     unique, back = np.unique(keys, axis=0, return_inverse=True)
     pairs = []
     for m, prompt, output in unique.tolist():
-        ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
-        pairs.append((ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2)))  # affine in the context
+        try:
+            ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
+            pairs.append((ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2)))  # affine in the context
+        except Unsupported as why:
+            raise UserError(f"no SLO by solo latency on {spec.engine}: it has no {why}") from None
     ttft_s, tpot_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
     return ttft_s, tpot_s
 
@@ -570,14 +594,19 @@ def current(spec: Spec, out: Path, code_hash: str) -> bool:
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
-    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links."""
+    """`execute`, and store the turns beside the rows (turns.FILE); its metadata say what loads took on idle links.
+
+    Nothing of loads is said for an engine without a cost table.
+    """
     from harness import turns
     from harness.engines import cost
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
     fixed_s = {name: way.fixed_s for name, way in cost.ladder(spec.gpu).items()}
-    loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
+    loads: Mapping[str, tuple[float, float]] = {}
+    with suppress(Unsupported):
+        loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
     record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads})
     return folder
 
@@ -586,16 +615,16 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
     """Run a resolved spec and write its folder below `out`; returns the folder.
 
     What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
-    writes nothing, where the policy fails.
+    writes nothing, where the policy fails. The engine is closed however the run ends; SIGTERM ends it as Ctrl-C does.
     """
     begun = time.time()
     t, cpu = time.perf_counter(), time.process_time()
-    trace = trace_of(spec.trace)
+    trace, bare = trace_of(spec.trace), engine_of(spec)
     about: dict[str, Any] = {
         "spec": as_dict(spec),
         "spec_hash": spec.hash8,
         "code_hash": code_hash,
-        "fidelity": engine_of(spec.engine)[1].fidelity,
+        "fidelity": bare.fidelity,
         "tier": trace.tier,
         "fit": fit_of(trace, models_of(spec.models)),
         "plan_origin": spec.plan,
@@ -606,43 +635,47 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
         "first_refused": "",
         "end_s": None,
     }
+    if bare.measured_on:
+        about["measured_on"] = dict(bare.measured_on)
     jobs = jobs_of(spec)
     outcome, rows = Outcome(), iter(())
-    try:
-        with blamed(spec):
-            policy, engine = assemble(spec)
-            end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
-            outcome = replay(
-                policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0, control_s=spec.control_s or 0.0,
-                log=log,
-            )  # fmt: skip
-        about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
-        rows = _rows(engine, about)
-    except Infeasible as why:
-        about["infeasible"] = str(why)
-    except Unsupported as why:
-        about["skipped"] = str(why)
-    folder = out / spec.folder
-    side = {
-        "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
-        "host": platform.node(),
-        "machine": platform.machine(),
-        "cpus": os.cpu_count(),
-        "python": platform.python_version(),
-        "requests": len(jobs),
-        "replay_s": time.perf_counter() - t,
-        "cpu_s": time.process_time() - cpu,
-        "policy_s": outcome.policy_s,
-        "policy_calls": outcome.policy_calls,
-        "slowest_s": outcome.slowest_s,
-    }
-    record.write(folder, rows, about, side=side)
+    with ExitStack() as stack:
+        stack.enter_context(terminable())
+        try:
+            with blamed(spec):
+                policy, engine = assemble(spec)
+                stack.callback(engine.close)
+                end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
+                outcome = replay(
+                    policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0,
+                    control_s=spec.control_s or 0.0, log=log,
+                )  # fmt: skip
+            about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
+            rows = _rows(engine, about)
+        except Infeasible as why:
+            about["infeasible"] = str(why)
+        except Unsupported as why:
+            about["skipped"] = str(why)
+        folder = out / spec.folder
+        side = {
+            "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
+            "host": platform.node(),
+            "machine": platform.machine(),
+            "cpus": os.cpu_count(),
+            "python": platform.python_version(),
+            "requests": len(jobs),
+            "replay_s": time.perf_counter() - t,
+            "cpu_s": time.process_time() - cpu,
+            "policy_s": outcome.policy_s,
+            "policy_calls": outcome.policy_calls,
+            "slowest_s": outcome.slowest_s,
+        }
+        record.write(folder, rows, about, side=side)
     return folder
 
 
-def _rows(engine: Engine, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+def _rows(engine: engines.Engine, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     """The engine's rows; its statistics, whole only once these were asked for, go into `about`."""
     yield from engine.rows()
     about["end_s"] = engine.view().now_s
-    stats = getattr(engine, "stats", None)
-    about["stats"] = stats() if stats else {}
+    about["stats"] = dict(engine.stats())

@@ -104,6 +104,7 @@ class Spec:
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread
     token_times: bool = False
+    measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
     def __post_init__(self) -> None:
         for name, kind in _KINDS.items():
@@ -143,6 +144,8 @@ def digest(text: str) -> str:
 def as_dict(spec: Spec) -> dict[str, Any]:
     """The fields as JSON values; `from_dict` reads them back."""
     plain = dataclasses.asdict(spec)
+    if not spec.measured_on:
+        del plain["measured_on"]  # a simulated run is the same wherever it is made
     return plain | {
         "fields": dict(spec.fields),
         "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from harness import metrics, record
-from harness.guard import LIMIT_S
-from harness.run import Failed, code, current, execute, jobs_of, models_of, resolve, solo, trace_of
+from harness.guard import LIMIT_S, Terminated
+from harness.run import Failed, code, current, engine_of, execute, jobs_of, models_of, resolve, solo, trace_of
 from harness.spec import LINKS, Spec, canonical, digest, from_dict
 from harness.system import ROOT
 from harness.types import UserError
@@ -43,6 +43,7 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
 TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the knee is searched
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
+CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
 
 
@@ -122,7 +123,8 @@ Why = Mapping[str, str]  # what failed, as Failed has it; empty: nothing
 def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
     """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
 
-    The first is run here: it compiles what the others then find compiled.
+    The first is run here: it compiles what the others then find compiled. Those of exclusive engines are run here too,
+    one by one, when no worker is left.
     """
     if not todo:
         return
@@ -130,17 +132,19 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
-    if not compiled():
+    if any(task.spec.engine == "sim" for task in todo) and not compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     yield _tried(first, out)
+    exclusive = {name for name, spec in {t.spec.engine: t.spec for t in rest}.items() if engine_of(spec).exclusive}
+    shared = [task for task in rest if task.spec.engine not in exclusive]
     if workers is None:
         known = speeds(out)
-        few = sum(estimate_s(task.spec, known) for task in rest) < FEW_S
+        few = sum(estimate_s(task.spec, known) for task in shared) < FEW_S
         workers = 1 if few else cpus()
-    if workers > 1 and len(rest) > 1:
-        yield from _shared(rest, out, min(workers, len(rest)), failed)
-        return
+    if workers > 1 and len(shared) > 1:
+        yield from _shared(shared, out, min(workers, len(shared)), failed)
+        rest = [task for task in rest if task.spec.engine in exclusive]
     for task in rest:
         if task.spec.label not in failed:
             yield _tried(task, out)
@@ -207,8 +211,12 @@ def _shared(todo: Sequence[Task], out: Path, workers: int, failed: Why) -> Itera
                 idle.append((ready, process))
                 yield why
     finally:
-        for process in [p for _, p in idle] + [p for p, _ in crew.values()]:
+        processes = [p for _, p in idle] + [p for p, _ in crew.values()]
+        for process in processes:
             process.terminate()
+        for process in processes:
+            process.join(CLOSE_S)
+            process.kill()
             process.join()
 
 
@@ -238,6 +246,8 @@ def _serve(pipe: Connection, out: Path, limit_s: float) -> None:
                 pipe.send(_tried(task, out))
             except UserError as error:
                 pipe.send(error)
+            except Terminated:  # by the parent
+                return
             except BaseException as error:  # whatever it is, the parent shows it
                 pipe.send(_portable(error))
 

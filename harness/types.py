@@ -30,6 +30,10 @@ class UserError(Exception):
     """A user's mistake: one line that names the culprit and the way out. The command line exits with 2."""
 
 
+class Unsupported(Exception):
+    """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""
+
+
 class Infeasible(Exception):
     """A system cannot hold its models on these GPUs: recorded as a run of attainment 0, with this reason."""
 

@@ -228,7 +228,7 @@ class Overfills(Sim):
     def do(self, action: Action) -> None:
         super().do(action)
         if isinstance(action, Admit):
-            self.S.G["used"][0] = self.S.G["cap"][0] + 1
+            self.S.I["blocks"][-1] = 1 << 40
 
 
 class Repeats(Sim):
@@ -249,7 +249,11 @@ class Repeats(Sim):
 
 @pytest.mark.parametrize(
     ("engine", "law", "says"),
-    [(Leaks, "memory", "blocks of KV"), (Overfills, "memory", "hold"), (Repeats, "served", "finished twice")],
+    [
+        (Leaks, "memory", "bytes of KV are held although"),
+        (Overfills, "memory", "holds"),
+        (Repeats, "served", "finished twice"),
+    ],
 )
 def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "Sim", engine)

@@ -410,6 +410,8 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     assert text.splitlines()[0].split()[:3] == ["system", "presets", "sim"]
     for name, presets in (("static", "rate, equal"), ("ideal", "-")):
         assert re.search(rf"^{name} +{presets} +yes", text, re.MULTILINE)
+    assert text.splitlines()[0].split()[3] == "torchcpu"  # listed without torch, too
+    assert "qlm on torchcpu: no cost table" in text.splitlines()
     assert "heavy8, light8" in text
 
 

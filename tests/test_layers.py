@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from harness import engine
 from harness.check import IMPURE_CALLS, IMPURE_NUMPY, STANDARD
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,18 +30,27 @@ LAYERS = (
     {"table", "run", "figure"},
     {"sweep", "measured"},
     {"check", "explain", "new", "reproduce", "validate"},
+    {"check_engine"},
     {"cli", "fit_hosts"},
     {"__main__"},
 )
 LAYER = {f"harness.{name}": k for k, names in enumerate(LAYERS) for name in names}
 # These name concrete systems, engines, workloads, traces and plots; `run` is the part of a sweep that does one spec.
-ASSEMBLE = {f"harness.{name}" for name in ("run", "sweep", "check", "measured", "validate", "fit_hosts", "cli")}
+ASSEMBLE = {
+    f"harness.{name}" for name in ("run", "sweep", "check", "check_engine", "measured", "validate", "fit_hosts", "cli")
+}
 
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they
 # import its libraries at their start, and are themselves imported where they are used.
 PROBE = "harness.engines.gpu"
 DEVICE = {f"{PROBE}.{name}" for name in ("driver", "kernels", "rig", "compute", "memory", "sharing")}
+
+
+# Engines do not build on each other: what several need lies in modules that belong to none, which are not compiled.
+SIMULATOR = {f"harness.engines.{name}" for name in ("sim", "kernel", "state", "jit")}
+SHARED = {f"harness.engines.{name}" for name in ("machine", "rows", "cost", "process", "coef")}
+OTHER_ENGINES = {f"harness.engines.{name}" for name in engine.names()} - SIMULATOR
 
 
 class Rule(NamedTuple):
@@ -165,6 +175,8 @@ def ours(module: str, one: Import) -> str | None:
         return None if module in ASSEMBLE else f"{module} names {name}; only {names} do"
     if not any(under(name, prefix) for prefix in rule(module).ours):
         return f"{module} cannot import {name}"
+    if module in SHARED | OTHER_ENGINES and any(under(name, own) for own in SIMULATOR):
+        return f"{module} cannot import {name}, the simulator's own"
     low = layer(module)
     if low is not None:
         high = LAYER.get(".".join(name.split(".")[:2]))
@@ -225,6 +237,10 @@ PLANTED = [
     ("harness.metrics", "if TYPE_CHECKING:\n    from harness.spec import Spec", "not below"),
     ("harness.sweep", "from .cli import main", "not below"),
     ("harness.replay", "from harness.engines.sim import Sim", "only harness.check"),
+    ("harness.engine", "from harness.engines.machine import Config", "only harness.check"),
+    ("harness.engines.machine", "from harness.engines import kernel", "the simulator's own"),
+    ("harness.engines.rows", "def f():\n    from harness.engines.state import DONE", "the simulator's own"),
+    ("harness.engines.cost", "from harness.engines.sim import Sim", "the simulator's own"),
     ("harness.spec", "from systems.static import Static", "only harness.check"),
     ("harness.spec", "def f():\n    import workloads.build", "only harness.check"),
     ("harness.metrics", "from matplotlib import pyplot", "cannot import matplotlib"),

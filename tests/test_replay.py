@@ -19,9 +19,9 @@ from harness.answers import fault
 from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
 from harness.guard import LIMIT_S, Fault
-from harness.replay import Decision, Livelock, Recorder, Unsupported, replay
+from harness.replay import Decision, Livelock, Recorder, replay
 from harness.shapes import weight_bytes
-from harness.types import Batch, Host, Infeasible, Inst, Jobs, Option
+from harness.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
 from harness.view import View
 from tests.test_kernel import one
 from tests.worlds import SHAPE

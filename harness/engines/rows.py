@@ -1,4 +1,4 @@
-"""What happened to each request: the simulator's request records as rows of requests.parquet."""
+"""What happened to each request: an engine's request records as rows of requests.parquet."""
 
 from __future__ import annotations
 
@@ -9,47 +9,69 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.engines import state
-from harness.record import SCHEMA, to_ns
+from harness.record import SCHEMA, WAITS, to_ns
 from harness.types import Gpus, Jobs
 
 SLICE = 65_536
 NAMES = ("unfinished", "done", "dropped", "failed")
+FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
+    [
+        ("arr", "f8"),  # seconds: when the engine saw it; infinite where it never came
+        ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
+        ("first", "f8"),  # first token
+        ("done", "f8"),  # last token, or other end
+        *((cause, "f8") for cause in WAITS if cause != "host"),  # seconds of its latency, by cause
+        ("made", "i8"),  # tokens
+        ("npre", "i8"),  # preemptions
+        ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
+        ("last_inst", "i8"),
+    ]
+)
+
+
+def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """The intended arrival of each request, in seconds."""
+    if jobs.after is None:
+        return jobs.arrival_s
+    # what a client could not send yet is none of the window's, at the run's end
+    return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arr"] - api_in_s, end_s))
 
 
 def batches(
     R: NDArray[Any],
+    ends: NDArray[Any],
     jobs: Jobs,
     places: Sequence[Gpus],
     *,
+    arrivals_s: NDArray[np.float64],
     fidelity: str,
     end_s: float,
-    api_in_s: float,
+    api_in_s: float | NDArray[np.float64],
     api_out_s: float,
-    log: NDArray[Any] | None,
+    tokens: pa.Array | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once."""
-    arrivals_s = jobs.arrival_s
-    if jobs.after is not None:  # what a client could not send yet is none of the window's, at the run's end
-        arrivals_s = np.where(jobs.after < 0, arrivals_s, np.minimum(R["arr"] - api_in_s, end_s))
-    tokens = token_times(R, arrivals_s, log, api_out_s) if log is not None else None
+    """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
+
+    `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
+    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens.
+    """
     models = pa.array(jobs.models, pa.string())
+    api_in_s = np.broadcast_to(api_in_s, len(R))
     for a in range(0, len(R), SLICE):
         q, z = R[a : a + SLICE], slice(a, min(a + SLICE, len(R)))
         n = len(q)
         arrival_s = arrivals_s[z]
         came = q["arr"] <= end_s  # the engine saw it
-        over = q["state"] >= state.DONE
-        done = q["state"] == state.DONE
+        code = ends[z].astype(np.int32)
+        over, done = code > 0, code == NAMES.index("done")
         until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
-        host_s = np.where(came, api_in_s, until_s - arrival_s) + np.where(done, api_out_s, 0.0)
+        host_s = np.where(came, api_in_s[z], until_s - arrival_s) + np.where(done, api_out_s, 0.0)
         waits = np.stack([q["held"], host_s, q["load"], q["kv"], q["move"], q["turn"], q["solo"], q["slow"]])
         arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
         total_ns = np.rint(until_s * 1e9).astype(np.int64) - arrival_ns
         waits_ns = np.rint(waits * 1e9).astype(np.int64)
         # rounding eight parts leaves a few ns; the longest part takes them, so that the parts sum to the latency
         waits_ns[np.argmax(waits_ns, axis=0), np.arange(n)] += total_ns - waits_ns.sum(axis=0)
-        code = np.where(over, q["state"] - state.DONE + 1, 0).astype(np.int32)
         first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
         codes, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
         paths, again = np.unique([path(places, int(code)) for code in codes], return_inverse=True)

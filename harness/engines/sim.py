@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,37 +15,54 @@ from numpy.typing import NDArray
 from harness import shapes
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.engines import cost, kernel, process, state
-from harness.engines.coef import Tables
+from harness.engines.machine import (
+    PIECE_BYTES,
+    Config,
+    Machine,
+    Served,
+    block_bytes,
+    cluster,
+    granule_bytes,
+    machine,
+    memory,
+    profile,
+)
 from harness.engines.state import State
 from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.types import (
     FRAGMENTED,
     GIB,
     KEPT_PAGES,
-    MIB,
     Batch,
-    Cluster,
     Fidelity,
-    Gpu,
     Gpus,
     Host,
     Inst,
     Jobs,
-    Model,
     Option,
     Phase,
-    Plan,
     Request,
-    Shape,
 )
 from harness.view import BatchState, KvState, RequestState, View, Weights
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
-# above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
-PIECE_BYTES = 64 * MIB
+__all__ = [
+    "PIECE_BYTES",
+    "Config",
+    "Machine",
+    "Served",
+    "Sim",
+    "SimView",
+    "block_bytes",
+    "cluster",
+    "granule_bytes",
+    "machine",
+    "memory",
+    "profile",
+]
+
 TELLS: dict[type, int] = {
     Finished: state.E_FINISHED,
     Prefilled: state.E_PREFILLED,
@@ -63,142 +81,12 @@ PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
 
-class Served(NamedTuple):
-    """A model as this run serves it."""
-
-    name: str
-    shape: Shape
-    tp: int = 1
-    ttft_slo_s: float = math.inf
-    tpot_slo_s: float = math.inf
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Everything of a simulated machine that is equal for all systems."""
-
-    models: tuple[Served, ...]
-    gpu: str = "h100"
-    gpus: int = 1
-    node_gpus: int = 8
-    host: str = "vllm-0.15"
-    table: str | None = None
-    pcie_gbps: float | None = None  # of links, in one direction; None: the card's
-    nvlink_gbps: float | None = None
-    net_gbps: float | None = None
-    disk_gbps: float | None = None
-    block_tokens: int = 16
-    batch_cap: int = 256
-    chunk_tokens: int = 2048
-    prefill_tokens: int = 16384  # most tokens of a step of whole prompts
-    piece_bytes: int = PIECE_BYTES
-    watermark: float = 0.01
-    mem_fraction: float = 0.90
-    process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
-    buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
-    noise: float = 0.0
-    seed: int = 0
-    start_s: float = 0.0
-    token_times: bool = False
-    plan: Mapping[str, Plan] = field(default_factory=dict)
-
-
-class Machine(NamedTuple):
-    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs."""
-
-    tables: Tables
-    spec: cost.GpuSpec
-    ladder: Mapping[str, cost.Way]
-    host: cost.HostProfile
-
-
-def machine(config: Config) -> Machine:
-    """The machine that a configuration names."""
-    rows = [(m.shape, m.tp) for m in config.models]
-    c, spec = config, cost.gpu(config.gpu)
-    rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
-    links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
-    return Machine(
-        cost.tables(rows, config.gpu, config.host, config.table),
-        spec._replace(**links),
-        cost.ladder(config.gpu),
-        cost.host(config.host, config.gpu),
-    )
-
-
-def block_bytes(config: Config, model: Served) -> int:
-    """Bytes of one KV block on each GPU of a model's group."""
-    return config.block_tokens * shapes.kv_token_bytes(model.shape, model.tp)
-
-
-def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
-    """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
-    return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
-
-
-def memory(config: Config, spec: cost.GpuSpec, layout: process.Layout = "model") -> process.Memory:
-    """What engines may use of each GPU, and what the process of each model takes of it."""
-    if config.process == "model":
-        layout = "kept" if layout == "gpu" else "model"
-    tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-    parts = [
-        process.Parts(config.process_bytes, 0)
-        if config.process_bytes is not None
-        else process.parts(m.shape, m.tp, tokens, config.batch_cap, graphs)
-        for m in config.models
-    ]
-    tps = [m.tp for m in config.models]
-    return process.memory(spec.mem_bytes, config.mem_fraction, list(zip(parts, tps, strict=True)), config.gpus, layout)
-
-
-def cluster(
-    config: Config, elastic: bool = False, priced: Machine | None = None, layout: process.Layout = "model"
-) -> Cluster:
-    """What policies may know of this machine before the start."""
-    priced = priced or machine(config)
-    spec, held = priced.spec, memory(config, priced.spec, layout)
-    gpus = tuple(
-        Gpu(
-            config.gpu,
-            g // config.node_gpus,
-            held.gpu_bytes,
-            spec.sms,
-            tuple(range(spec.sm_step, spec.sms, spec.sm_step)),
-        )
-        for g in range(config.gpus)
-    )
-    models = {
-        m.name: Model(
-            m.shape.layers,
-            m.tp,
-            shapes.weight_bytes(m.shape, m.tp) + process_bytes,
-            shapes.kv_token_bytes(m.shape, m.tp),
-            granule_bytes(config, m, elastic),
-            m.shape.max_tokens,
-            m.ttft_slo_s,
-            m.tpot_slo_s,
-        )
-        for m, process_bytes in zip(config.models, held.process_bytes, strict=True)
-    }
-    return Cluster(gpus, models, dict(config.plan), profile(config, priced))
-
-
-def profile(config: Config, priced: Machine) -> cost.TableProfile:
-    """The cost table as policies may ask it."""
-    return cost.TableProfile(
-        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(config.models)},
-        priced.spec,
-        priced.ladder,
-        {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
-        min(config.node_gpus, config.gpus),
-    )
-
-
 class Sim:
     """A deterministic engine in virtual time: same spec, same bytes."""
 
     fidelity: Fidelity = "simulated"
+    wall_clock = exclusive = False
+    measured_on: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
@@ -248,12 +136,15 @@ class Sim:
         self._logs: list[NDArray[Any]] = []
         self._view = SimView(self)
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
-        self.S = self._state(options)
+        self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
 
     # ------------------------------------------------------------ set-up
 
-    def _state(self, options: Mapping[str, Option]) -> State:
+    @cached_property
+    def S(self) -> State:  # noqa: N802 - capital as in the kernel
+        """The kernel's records, made when first needed: engines are also made to ask what they can do."""
+        options = self._options
         c, spec, tables = self.config, self._machine.spec, self._machine.tables
         nodes = -(-c.gpus // c.node_gpus)
         n = c.gpus + nodes
@@ -428,6 +319,12 @@ class Sim:
 
     # ------------------------------------------------------------ the protocol
 
+    def ready(self) -> None:
+        """Nothing to start; see Engine."""
+
+    def close(self) -> None:
+        """Nothing to give back; see Engine."""
+
     def view(self) -> View:
         """Read-only queries; see Engine."""
         return self._view
@@ -577,6 +474,8 @@ class Sim:
         return None
 
     def _load(self, action: Load, i: int, way: str) -> str | None:
+        if way not in self._ways:
+            return f'no way "{way}" to load'
         S, now = self.S, self._weights.item(i)
         if now in (state.IN, state.QUEUED, state.LOADING):
             if self._begun and Load in self._hears and now == state.IN:
@@ -746,17 +645,23 @@ class Sim:
         from harness.engines import rows
 
         self.finish()
-        log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
-        assert self._jobs is not None
+        R, jobs, host, end_s = self.S.R, self._jobs, self._host, float(self.S.s["now"])
+        assert jobs is not None
+        arrivals_s, tokens = rows.arrivals(R, jobs, end_s, host.api_in_s), None
+        if self.config.token_times:
+            log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
+            tokens = rows.token_times(R, arrivals_s, log, host.api_out_s)
         yield from rows.batches(
-            self.S.R,
-            self._jobs,
+            R,
+            np.maximum(R["state"] - state.DONE + 1, 0),
+            jobs,
             self._places,
+            arrivals_s=arrivals_s,
             fidelity=self.fidelity,
-            end_s=float(self.S.s["now"]),
-            api_in_s=self._host.api_in_s,
-            api_out_s=self._host.api_out_s,
-            log=log if self.config.token_times else None,
+            end_s=end_s,
+            api_in_s=host.api_in_s,
+            api_out_s=host.api_out_s,
+            tokens=tokens,
         )
 
 
@@ -852,3 +757,8 @@ class SimView:
         if not self._sim._oracle or self._sim._jobs is None:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
         return int(self._sim._jobs.output_tokens[rid])
+
+
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim:
+    """The engine of this file; see harness/engine.py."""
+    return Sim(config, options, machine)

@@ -1,0 +1,152 @@
+"""A run's machine: the models that it serves, its GPUs and settings, what it is priced with, what policies may know.
+
+Every engine is configured by it. Nothing here runs anything, and nothing here is compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from harness import shapes
+from harness.engines import cost, process
+from harness.engines.coef import Tables
+from harness.types import MIB, Cluster, Gpu, Model, Plan, Shape
+
+# What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
+# above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
+PIECE_BYTES = 64 * MIB
+
+
+class Served(NamedTuple):
+    """A model as this run serves it."""
+
+    name: str
+    shape: Shape
+    tp: int = 1
+    ttft_slo_s: float = math.inf
+    tpot_slo_s: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything of a run's machine that is equal for all systems."""
+
+    models: tuple[Served, ...]
+    gpu: str = "h100"
+    gpus: int = 1
+    node_gpus: int = 8
+    host: str = "vllm-0.15"
+    table: str | None = None
+    pcie_gbps: float | None = None  # of links, in one direction; None: the card's
+    nvlink_gbps: float | None = None
+    net_gbps: float | None = None
+    disk_gbps: float | None = None
+    block_tokens: int = 16
+    batch_cap: int = 256
+    chunk_tokens: int = 2048
+    prefill_tokens: int = 16384  # most tokens of a step of whole prompts
+    piece_bytes: int = PIECE_BYTES
+    watermark: float = 0.01
+    mem_fraction: float = 0.90
+    process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
+    process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
+    buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
+    noise: float = 0.0
+    seed: int = 0
+    start_s: float = 0.0
+    token_times: bool = False
+    plan: Mapping[str, Plan] = field(default_factory=dict)
+
+
+class Machine(NamedTuple):
+    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs."""
+
+    tables: Tables
+    spec: cost.GpuSpec
+    ladder: Mapping[str, cost.Way]
+    host: cost.HostProfile
+
+
+def machine(config: Config) -> Machine:
+    """The machine that a configuration names."""
+    rows = [(m.shape, m.tp) for m in config.models]
+    c, spec = config, cost.gpu(config.gpu)
+    rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
+    links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
+    return Machine(
+        cost.tables(rows, config.gpu, config.host, config.table),
+        spec._replace(**links),
+        cost.ladder(config.gpu),
+        cost.host(config.host, config.gpu),
+    )
+
+
+def block_bytes(config: Config, model: Served) -> int:
+    """Bytes of one KV block on each GPU of a model's group."""
+    return config.block_tokens * shapes.kv_token_bytes(model.shape, model.tp)
+
+
+def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
+    """Bytes in which KV memory is taken: one block, or one page id in every layer (kvcached)."""
+    return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
+
+
+def memory(config: Config, spec: cost.GpuSpec, layout: process.Layout = "model") -> process.Memory:
+    """What engines may use of each GPU, and what the process of each model takes of it."""
+    if config.process == "model":
+        layout = "kept" if layout == "gpu" else "model"
+    tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
+    parts = [
+        process.Parts(config.process_bytes, 0)
+        if config.process_bytes is not None
+        else process.parts(m.shape, m.tp, tokens, config.batch_cap, graphs)
+        for m in config.models
+    ]
+    tps = [m.tp for m in config.models]
+    return process.memory(spec.mem_bytes, config.mem_fraction, list(zip(parts, tps, strict=True)), config.gpus, layout)
+
+
+def cluster(
+    config: Config, elastic: bool = False, priced: Machine | None = None, layout: process.Layout = "model"
+) -> Cluster:
+    """What policies may know of this machine before the start."""
+    priced = priced or machine(config)
+    spec, held = priced.spec, memory(config, priced.spec, layout)
+    gpus = tuple(
+        Gpu(
+            config.gpu,
+            g // config.node_gpus,
+            held.gpu_bytes,
+            spec.sms,
+            tuple(range(spec.sm_step, spec.sms, spec.sm_step)),
+        )
+        for g in range(config.gpus)
+    )
+    models = {
+        m.name: Model(
+            m.shape.layers,
+            m.tp,
+            shapes.weight_bytes(m.shape, m.tp) + process_bytes,
+            shapes.kv_token_bytes(m.shape, m.tp),
+            granule_bytes(config, m, elastic),
+            m.shape.max_tokens,
+            m.ttft_slo_s,
+            m.tpot_slo_s,
+        )
+        for m, process_bytes in zip(config.models, held.process_bytes, strict=True)
+    }
+    return Cluster(gpus, models, dict(config.plan), profile(config, priced))
+
+
+def profile(config: Config, priced: Machine) -> cost.TableProfile:
+    """The cost table as policies may ask it."""
+    return cost.TableProfile(
+        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(config.models)},
+        priced.spec,
+        priced.ladder,
+        {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
+        min(config.node_gpus, config.gpus),
+    )

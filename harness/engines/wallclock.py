@@ -1,0 +1,374 @@
+"""What engines in real time share: the clock, arrivals, membership, who waits for what, stamps, and rows of them.
+
+An engine on a wall clock derives from `WallClock` and adds what it does itself: `step`, the actions, its memory.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from harness.actions import Action, Admit
+from harness.engines import rows
+from harness.engines.machine import Config
+from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.record import SCHEMA
+from harness.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported, UserError
+from harness.view import BatchState, RequestState
+
+ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # of what is told of an instant
+
+
+@dataclass(slots=True)
+class Live:
+    """A request that came and has not ended."""
+
+    rid: int
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+    since_s: float  # of its cause of waiting
+    cause: str = "held"  # one of record.WAITS
+    batch: Batch | None = None
+    made: int = 0
+    kv_tokens: int = 0  # whose KV is held; 0: its prompt is still to be computed
+
+    @property
+    def ctx_tokens(self) -> int:
+        """The prompt and what was made."""
+        return self.prompt_tokens + self.made
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a batch did since the start."""
+
+    steps: int = 0
+    decoded_tokens: int = 0
+    prefilled_tokens: int = 0
+    busy_s: float = 0.0
+
+
+class WallClock:
+    """The requests of an engine in real time; see Engine."""
+
+    fidelity: Fidelity
+    cluster: Cluster
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.now_s = config.start_s  # when the clock was last read: it stands still while a policy decides
+        self.live: dict[int, Live] = {}
+        self.batches: dict[Batch, list[Live]] = {}  # in order of Admit
+        self.counts: dict[Batch, Counts] = {}
+        self.routes: dict[str, Batch] = {}
+        self.oracle = False
+        self._hears: frozenset[type] = frozenset()
+        self._told: deque[Event] = deque()
+        self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, none before `begin`; the run's end
+        self._R = np.zeros(0, rows.FIELDS)
+        self._places: dict[Gpus, int] = {}
+        self._future: list[tuple[float, int]] = []  # a heap of arrivals
+        self._heirs: dict[int, int] = {}  # of closed loops: who comes after whom
+
+    # ------------------------------------------------------------ what an engine adds
+
+    def step(self) -> bool:
+        """Do one step of something that can run, and tell what came of it; False: nothing can."""
+        raise NotImplementedError
+
+    def waits_for(self, one: Live) -> str:
+        """Why a member of a batch is not stepping: a cause of record.WAITS."""
+        raise NotImplementedError
+
+    def release(self, one: Live) -> None:
+        """Take the KV of a request that leaves its batch or ends."""
+        raise NotImplementedError
+
+    def kv_bytes(self, one: Live) -> int:
+        """The bytes of a request's KV."""
+        raise NotImplementedError
+
+    def act(self, action: Action) -> str | None:
+        """Start an action; the reason where it cannot be."""
+        raise NotImplementedError
+
+    # ------------------------------------------------------------ the run
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Take the workload and start the clock."""
+        if jobs.cached_tokens is not None:
+            raise UserError("prefix hits can be simulated, not forced on an engine in real time")
+        n = len(jobs)
+        self.jobs, self._hears, self.oracle, self._end_s = jobs, hears, oracle, end_s
+        self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
+        for name, none in (("arr", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
+            self._R[name] = none
+        self._R["first_inst"] = self._R["last_inst"] = -1
+        self._stamps_s: list[list[float]] = [[] for _ in range(n)]
+        opened = range(n) if jobs.after is None else np.flatnonzero(jobs.after < 0).tolist()
+        self._future = [(jobs.arrival_s.item(r), r) for r in opened]
+        heapq.heapify(self._future)
+        if jobs.after is not None:
+            self._heirs = {before: r for r, before in enumerate(jobs.after.tolist()) if before >= 0}
+        self._zero_s = time.perf_counter() - self.config.start_s
+
+    @property
+    def begun(self) -> bool:
+        """Whether the clock runs."""
+        return self._zero_s < math.inf
+
+    @property
+    def over(self) -> bool:
+        """Whether the run's end has come."""
+        return self.now_s >= self._end_s
+
+    def clock(self) -> float:
+        """Read the clock; it stops at the run's end."""
+        if self.begun:
+            self.now_s = min(time.perf_counter() - self._zero_s, self._end_s)
+        return self.now_s
+
+    def poll(self, until_s: float) -> Event | None:
+        """See Engine: requests that are due come, then one step after the other is done until something is told."""
+        until_s = min(until_s, self._end_s)
+        while True:
+            self.clock()
+            while self._future and self._future[0][0] <= self.now_s:
+                self._arrive(*heapq.heappop(self._future))
+            if self._told:
+                return self._told.popleft()
+            if self.now_s >= until_s or self.idle():
+                return None
+            if self.step():
+                continue
+            self.charge(())
+            next_s = min(until_s, self._future[0][0]) if self._future else until_s
+            if next_s == math.inf:
+                return None
+            time.sleep(max(0.0, next_s - self.clock()))
+
+    def do(self, action: Action) -> None:
+        """See Engine."""
+        self.clock()
+        if (why := self.act(action)) is not None:
+            self._told.append(Done(action, why))
+
+    def tell(self, events: Iterable[Event]) -> None:
+        """Queue what happened at one instant, for a policy that wants it."""
+        wanted = (e for e in events if type(e) in self._hears or (type(e) is Done and self._wanted(e)))
+        self._told.extend(sorted(wanted, key=lambda event: ORDER.index(type(event))))
+
+    def _wanted(self, done: Done) -> bool:
+        return done.failed is not None or type(done.action) in self._hears
+
+    def _arrive(self, due_s: float, r: int) -> None:
+        jobs = self.jobs
+        model, prompt = jobs.models[jobs.model.item(r)], jobs.prompt_tokens.item(r)
+        self._due_s[r], self._R["arr"][r] = due_s, self.now_s
+        self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), self.now_s)
+        if model in self.routes:
+            self.admit(Admit(r, self.routes[model]))
+        slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
+        self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
+
+    def charge(self, stepping: Iterable[Live]) -> None:
+        """Close the books at the clock's time: from here on these step, and the others wait."""
+        solo = {one.rid for one in stepping}
+        for one in self.live.values():
+            self._R[one.cause][one.rid] += self.now_s - one.since_s
+            one.since_s = self.now_s
+            one.cause = "solo" if one.rid in solo else "held" if one.batch is None else self.waits_for(one)
+
+    def stats(self) -> dict[str, float]:
+        """See Engine."""
+        return {
+            "steps": float(sum(counts.steps for counts in self.counts.values())),
+            "preemptions": float(self._R["npre"].sum()),
+            "gpu_busy_s": float(sum(counts.busy_s for counts in self.counts.values())),
+            "gpus": float(len(self.cluster.gpus)),
+            "span_s": self.now_s - self.config.start_s,
+        }
+
+    # ------------------------------------------------------------ requests
+
+    def used_bytes(self, model: str) -> int:
+        """KV of a model's requests."""
+        return sum(self.kv_bytes(one) for one in self.live.values() if one.model == model)
+
+    def gone(self, rid: int) -> str | None:
+        """Why nothing can be done to a request, if so."""
+        if rid in self.live:
+            return None
+        came = 0 <= rid < len(self._R) and self._R["arr"][rid] < math.inf
+        return "the request has ended" if came else f"no request {rid}"
+
+    def state(self, rid: int) -> RequestState:
+        """Where a request stands; KeyError where it has not come."""
+        one = self.live.get(rid)
+        if one is None:
+            if not (0 <= rid < len(self._R) and self._R["arr"][rid] < math.inf):
+                raise KeyError(f"no request {rid} yet")
+            return RequestState(None, len(self._stamps_s[rid]), 0, None)
+        home = one.batch.inst.place if one.batch is not None and one.kv_tokens else None
+        return RequestState(one.batch, one.made, self.kv_bytes(one), home)
+
+    def admit(self, action: Admit) -> str | None:
+        """Make a request, or all later ones of a model, members of a batch; the reason where it cannot be."""
+        who, batch = action.who, action.batch
+        if isinstance(who, str):
+            if who != batch.inst.model:
+                return f"a batch of {batch.inst.model} cannot serve {who}"
+            self.routes[who] = batch
+            return None
+        if failed := self.gone(who):
+            return failed
+        one = self.live[who]
+        if one.model != batch.inst.model:
+            return f"a batch of {batch.inst.model} cannot serve request {who}"
+        if np.isnan(self._R["admit"][who]):
+            self._R["admit"][who] = self.now_s
+        if one.batch != batch:
+            self._leave(one)
+            one.batch = batch
+            self.batches.setdefault(batch, []).append(one)
+            self.charge(())
+        return None
+
+    def _leave(self, one: Live) -> None:
+        if one.batch is not None:
+            self.release(one)
+            self.batches[one.batch].remove(one)
+
+    def stepped(self, batch: Batch, stepping: Iterable[Live], begun_s: float) -> None:
+        """A step that began then ended now: each of these has its next token, and KV of all before it."""
+        counts, events = self.counts.setdefault(batch, Counts()), list[Event]()
+        counts.steps += 1
+        counts.busy_s += self.now_s - begun_s
+        for one in stepping:
+            fresh = not one.kv_tokens
+            counts.prefilled_tokens += one.ctx_tokens * fresh
+            counts.decoded_tokens += not fresh
+            one.kv_tokens = one.ctx_tokens
+            self._token(one, batch)
+            if one.made == one.output_tokens:
+                events.append(self.end(one, "done"))
+            elif fresh:
+                events.append(Prefilled(one.rid, batch))
+        self.tell(events)
+
+    def _token(self, one: Live, batch: Batch) -> None:
+        r, place = one.rid, batch.inst.place
+        assert not isinstance(place, Host)
+        last = self._places.setdefault(place, len(self._places))
+        if not one.made:
+            self._R["first"][r], self._R["first_inst"][r] = self.now_s, last
+        one.made += 1
+        self._R["last_inst"][r] = last
+        self._stamps_s[r].append(self.now_s)
+
+    def preempted(self, one: Live) -> Preempted:
+        """A request lost its KV; its prompt is computed anew."""
+        assert one.batch is not None
+        self._R["npre"][one.rid] += 1
+        return Preempted(one.rid, one.batch)
+
+    def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
+        """A request ends now; who comes after it in a closed loop thinks first."""
+        self.charge(())
+        self._R["done"][one.rid], self._ends[one.rid] = self.now_s, rows.NAMES.index(state)
+        self._leave(one)
+        del self.live[one.rid]
+        if (heir := self._heirs.get(one.rid)) is not None and self.jobs.think_s is not None:
+            heapq.heappush(self._future, (self.now_s + self.jobs.think_s.item(heir), heir))
+        return Finished(one.rid, one.batch, state)
+
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return not (self._told or self.live or self._future)
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """What happened to each request."""
+        self.charge(())
+        R, tokens = self._R, None
+        R["made"] = [len(stamps) for stamps in self._stamps_s]
+        late_s = np.where(np.isfinite(R["arr"]), R["arr"] - self._due_s, 0.0)  # seen between two steps
+        arrivals_s = rows.arrivals(R, self.jobs, self.now_s, late_s)
+        if self.config.token_times:
+            pairs = zip(self._stamps_s, arrivals_s.tolist(), strict=True)
+            ns = [[round(t * 1e9) - round(due * 1e9) for t in stamps] for stamps, due in pairs]
+            tokens = pa.array(ns, SCHEMA.field("token_ns").type)
+        yield from rows.batches(
+            R, self._ends, self.jobs, list(self._places), arrivals_s=arrivals_s, fidelity=self.fidelity,
+            end_s=self.now_s, api_in_s=late_s, api_out_s=0.0, tokens=tokens,
+        )  # fmt: skip
+
+
+class WallView:
+    """The part of a View that speaks of requests alone."""
+
+    def __init__(self, engine: WallClock) -> None:
+        self._requests = engine
+
+    @property
+    def now_s(self) -> float:
+        """See View."""
+        return self._requests.now_s
+
+    def batch(self, batch: Batch) -> BatchState:
+        """See View."""
+        counts, members = self._requests.counts.get(batch, Counts()), self._requests.batches.get(batch, [])
+        prompts = [one.ctx_tokens for one in members if not one.kv_tokens]
+        decodes = [one.ctx_tokens for one in members if one.kv_tokens]
+        return BatchState(
+            len(prompts), len(decodes), 0, sum(prompts), sum(decodes), counts.steps, counts.decoded_tokens,
+            counts.prefilled_tokens, counts.busy_s,
+        )  # fmt: skip
+
+    def members(self, batch: Batch) -> tuple[int, ...]:
+        """See View."""
+        return tuple(one.rid for one in self._requests.batches.get(batch, ()))
+
+    def request(self, rid: int) -> RequestState:
+        """See View."""
+        return self._requests.state(rid)
+
+    def oracle_tokens(self, rid: int) -> int:
+        """See View."""
+        if not self._requests.oracle:
+            raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        return int(self._requests.jobs.output_tokens[rid])
+
+
+class NoProfile:
+    """Stands where the cost table would be of a machine on which nobody has measured one."""
+
+    def _none(self, *_: Any, **__: Any) -> float:
+        raise Unsupported("cost table")
+
+    prefill_s = step_s = load_s = move_s = _none
+
+
+def machine_facts(*libraries: str) -> dict[str, str]:
+    """Host, processors and versions of libraries, for `measured_on`; no device is touched for it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text("utf-8").splitlines() if info.is_file() else []
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+    versions = {}
+    for library in libraries:
+        with suppress(metadata.PackageNotFoundError):
+            versions[library] = metadata.version(library)
+    return {"host": platform.node(), "cpu": f"{os.cpu_count()} x {name}", **versions}

@@ -1,0 +1,131 @@
+"""The laws of engines: the simulator keeps them, each wrong engine is told which one it breaks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import engine
+from harness.check_engine import LAWS, OF_ENGINE, cases, check, run
+from harness.types import UserError
+
+
+def test_the_simulator_conforms() -> None:
+    assert check("sim") == []
+
+
+@pytest.mark.torch
+def test_the_engine_on_the_processor_conforms() -> None:
+    pytest.importorskip("torch")
+    assert check("torchcpu") == []
+
+
+def test_cases_are_as_hard_as_they_say() -> None:
+    tried = {name: run("sim", case) for name, case in cases().items()}
+    assert sum(row["preemptions"] for row in tried["squeezed"].rows) > 0  # type: ignore[union-attr]
+    assert {row["state"] for row in tried["squeezed"].rows} == {"done", "failed"}  # type: ignore[union-attr]
+    assert {row["state"] for row in tried["dropped"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
+    assert tried["swapped"].engine.stats()["evicts"] > 2  # type: ignore[union-attr]
+    assert all(row["arrival_ns"] > 0 for row in tried["closed"].rows[2:])  # type: ignore[union-attr]
+
+
+HEAD = """
+from harness.engines.sim import Sim, more
+from harness.actions import *
+from harness.events import *
+from dataclasses import replace
+import numpy as np, pyarrow as pa, subprocess, sys
+
+class Wrong(Sim):
+%s
+
+def make(config, options, machine):
+    return Wrong(config, options, machine)
+"""
+
+
+def column(name: str, change: str) -> str:
+    """A method `rows` that changes one column; `x` is its list."""
+    return f'''
+    def rows(self):
+        for batch in super().rows():
+            x = batch.column("{name}").to_pylist()
+            at, field = batch.schema.get_field_index("{name}"), batch.schema.field("{name}")
+            array = pa.array({change}, field.type if not pa.types.is_dictionary(field.type) else pa.string())
+            array = array.cast(field.type) if array.type != field.type else array
+            columns = [array if k == at else batch.column(k) for k in range(batch.num_columns)]
+            yield pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+'''
+
+
+WRONG = {
+    "inert": "    fidelity = 'real'",
+    "able": "    def do(self, action):\n        getattr(action, 'attend', False) or super().do(action)",
+    "repeats": "    start = 0\n    def begin(self, jobs, *more, **named):\n        Wrong.start += 1\n"
+    "        super().begin(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start), *more, **named)",
+    "ends": column("state", "[{'done': 'unfinished'}.get(s, s) for s in x]"),
+    "tokens": column("made_tokens", "[max(0, n - 1) for n in x]"),
+    "stamps": column("admit_ns", "[None if a is None else a + 10**10 for a in x]"),
+    "waits": column("held_ns", "[n + 100 for n in x]"),
+    "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
+    "        return replace(event, request=replace(event.request, arrival_s=1e6)) if type(event) is Arrived else event",
+    "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
+    "            self.S.I['blocks'][-1] += 1\n        return event",
+    "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
+    "view": "    def begin(self, jobs, hears, oracle, end_s):\n        super().begin(jobs, hears, True, end_s)",
+    "rows": column("fidelity", "['real'] * len(x)"),
+    "closes": "    def close(self):\n        CHILDREN.append(subprocess.Popen("
+    "[sys.executable, '-c', 'input()'], stdin=subprocess.PIPE))\nCHILDREN = []",
+}
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Callable[[str], str]:
+    def write(law: str) -> str:
+        path = tmp_path / f"wrong_{law}.py"
+        path.write_text(HEAD % WRONG[law])
+        return str(path)
+
+    return write
+
+
+def test_every_law_has_an_engine_that_breaks_it() -> None:
+    assert set(WRONG) == set(LAWS)
+
+
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"closes"}))
+def test_a_wrong_engine_is_told_the_law(law: str, wrong: Callable[[str], str]) -> None:
+    name = wrong(law)
+    (failure,) = check(name, only=law)
+    words = shlex.split(failure.command)
+    assert words[:6] == ["bench", "check", "--engine", name, "--law", law]
+    assert ("--case" in words) != (law in OF_ENGINE)
+    again = check(name, only=law, case=words[7] if "--case" in words else None)
+    assert [failure.law for failure in again] == [law]
+
+
+def test_a_process_that_outlives_its_engine_is_found(wrong: Callable[[str], str]) -> None:
+    name = wrong("closes")
+    try:
+        (failure,) = check(name, only="closes", case="no-requests")
+    finally:
+        for child in engine.find(name).__globals__["CHILDREN"]:  # type: ignore[attr-defined]
+            child.communicate()
+    assert "process" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"name": "simm"}, 'no engine "simm"; did you mean sim?'),
+        ({"name": "sim", "only": "end"}, 'no law "end"; did you mean ends?'),
+        ({"name": "sim", "case": "brust"}, 'no case "brust"; did you mean burst?'),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(args: dict[str, str], says: str) -> None:
+    with pytest.raises(UserError, match=re.escape(says)):
+        check(**args)
