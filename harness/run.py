@@ -509,15 +509,15 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """The module that a dotted name is, or lies in."""
+    """The module or package that a dotted name is, or lies in."""
     parts = name.split(".")
     if parts[0] in PACKAGES:
         for k in (len(parts), len(parts) - 1):
             stem = ROOT.joinpath(*parts[:k])
-            path = stem.with_suffix(".py")
-            if k > 1 and path.is_file():
-                yield path
-                return
+            for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if k > 1 and path.is_file():
+                    yield path
+                    return
 
 
 # ------------------------------------------------------------------ the run

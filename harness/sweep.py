@@ -170,7 +170,7 @@ def compiled() -> bool:
     """Tell whether the simulator's machine code is on disk, as far as can be seen without loading it."""
     from harness.engines.jit import CACHE, DISABLED
 
-    return DISABLED or any(CACHE.rglob("kernel.advance-*.nbi"))
+    return DISABLED or any(CACHE.rglob("loop.advance-*.nbi"))
 
 
 def cpus() -> int:

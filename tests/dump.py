@@ -7,30 +7,31 @@ first seed on which the two differ is printed instead.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from harness.engines import sim
+from harness.engines import sim as sim  # the kernel comes with it
 from tests.worlds import drive, world
 
 
 def mutate(pairs: list[str]) -> None:
-    """Put a changed kernel in the place of the real one. Raises ValueError when a text to replace is not there."""
-    spec = importlib.util.find_spec("harness.engines.kernel")
-    assert spec is not None
-    assert spec.origin is not None
-    source = Path(spec.origin).read_text()
+    """Put a changed kernel in the place of the real one. Raises ValueError when a text to replace is not there.
+
+    Its modules are made anew in the order in which they import each other, so that all of them call what was changed.
+    """
+    names = [name for name in sys.modules if name.startswith("harness.engines.kernel")]
+    files = {name: Path(str(sys.modules[name].__file__)) for name in names}
+    sources = {name: files[name].read_text() for name in names}
     for old, new in zip(pairs[::2], pairs[1::2], strict=True):
-        if old not in source:
+        if not any(old in source for source in sources.values()):
             raise ValueError(f"not in the kernel: {old!r}")
-        source = source.replace(old, new)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["harness.engines.kernel"] = module
-    setattr(sim, "kernel", module)  # noqa: B010 - a module is not meant to be assigned to
-    exec(compile(source, spec.origin, "exec"), module.__dict__)
+        sources = {name: source.replace(old, new) for name, source in sources.items()}
+    package = "harness.engines.kernel"
+    for name in (*(name for name in names if name != package), package):  # as they were imported: the package came last
+        module = sys.modules[name]
+        exec(compile(sources[name], files[name], "exec"), module.__dict__)
 
 
 def digest(seed: int) -> str:

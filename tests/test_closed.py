@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from harness import metrics, record
 from harness.actions import Admit, Load, Run
-from harness.engines import kernel, state
+from harness.engines import state
+from harness.engines.kernel import cost as kernel_cost
 from harness.engines.sim import Config, Served, Sim, machine
 from harness.events import Arrived, Event, Finished, Prefilled
 from harness.replay import replay
@@ -219,7 +220,7 @@ def test_hits_are_attended_to_but_not_computed() -> None:
     host, tables = priced.host, state.Tables(*priced.tables, np.full(1, -1))
     for cached, computed in ((0, 1000), (900, 100), (999, 1), (1000, 1), (5000, 1)):
         area = computed * (1000 - computed + computed / 2)
-        step_s = kernel.step_s(tables, 0, 0, 0.0, computed, 1, area, 1)
+        step_s = kernel_cost.step_s(tables, 0, 0, 0.0, computed, 1, area, 1)
         first_s = ran(hits(cached)).ttft_s
         np.testing.assert_allclose(first_s, host.api_in_s + step_s + host.api_out_s, rtol=1e-6)
 

@@ -9,22 +9,29 @@ import pytest
 
 from harness.engines import jit
 
+HOME = Path(jit.__file__).parent
+FILES = [str(file.relative_to(HOME)) for pattern in jit.SOURCES for file in sorted(HOME.glob(pattern))]
 
-@pytest.mark.parametrize("name", jit.SOURCES)
+
+def copied(folder: Path) -> None:
+    """Lay the sources of compiled code into a folder."""
+    for name in FILES:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(HOME / name, folder / name)
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_an_edit_of_any_source_leaves_the_compiled_code_behind(name: str, tmp_path: Path) -> None:
-    home = Path(jit.__file__).parent
-    for source in jit.SOURCES:
-        shutil.copy(home / source, tmp_path)
-    assert jit.fingerprint(tmp_path) == jit.fingerprint(home)
+    copied(tmp_path)
+    assert jit.fingerprint(tmp_path) == jit.fingerprint(HOME)
     with (tmp_path / name).open("a") as source_file:
         source_file.write("# edited\n")
-    assert jit.fingerprint(tmp_path) != jit.fingerprint(home)
+    assert jit.fingerprint(tmp_path) != jit.fingerprint(HOME)
 
 
 def test_the_cache_lies_with_the_sources_and_earlier_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NUMBA_CACHE_DIR")
-    for source in jit.SOURCES:
-        shutil.copy(Path(jit.__file__).parent / source, tmp_path)
+    copied(tmp_path)
     (tmp_path / "__pycache__" / "kernel-0123").mkdir(parents=True)
     found = jit.cache_dir(tmp_path)
     assert found == tmp_path / "__pycache__" / f"kernel-{jit.fingerprint(tmp_path)}"

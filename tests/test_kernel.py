@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.engines import kernel, state
+from harness.engines import state
 from harness.engines.coef import COST, Tables
 from harness.engines.cost import GpuSpec, HostProfile, Way
+from harness.engines.kernel import peek
 from harness.engines.sim import Config, Machine, Served, Sim
 from harness.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
 from harness.shapes import kv_token_bytes, weight_bytes
@@ -570,9 +571,9 @@ def books(sim: Sim) -> None:
             blocks = int(r["blocks"])
             if r["state"] == state.RUN:
                 b = int(r["batch"])
-                lane = kernel.decode_lane(S.at, b)
+                lane = peek.decode_lane(S.at, b)
                 made = int(S.B[b]["D"]) - int(r["jd"])
-                made += kernel.stepped(S.at, lane) + 1 if lane >= 0 else 0  # a step begun writes one token more
+                made += peek.stepped(S.at, lane) + 1 if lane >= 0 else 0  # a step begun writes one token more
                 blocks = max(blocks, -(-(int(r["l"]) + made - 1) // sim.config.block_tokens))
             owned[r["home"]] += blocks
     x = int(S.s["xhead"])
@@ -584,7 +585,7 @@ def books(sim: Sim) -> None:
         x = int(X["next"])
     ahead = np.zeros(len(S.I), np.int64)
     for b in range(len(S.B)):
-        ahead[S.B[b]["inst"]] += kernel.ahead(S.at, b)
+        ahead[S.B[b]["inst"]] += peek.ahead(S.at, b)
     assert (owned == S.I["blocks"] - ahead).all()
     used = np.where(np.arange(len(S.G)) < sim.config.gpus, 0, S.G["used"] - S.G["kv"])
     kv = np.zeros(len(S.G), np.int64)

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-SOURCES = ("kernel.py", "state.py", "coef.py", "jit.py")
+SOURCES = ("kernel/*.py", "state.py", "coef.py", "jit.py")
 
 
 def fingerprint(folder: Path) -> str:
     """What compiled code depends on: numba sees edits of the compiled file alone, not of the layouts that it reads."""
-    return sha256(b"\0".join((folder / name).read_bytes() for name in SOURCES)).hexdigest()[:12]
+    files = [file for name in SOURCES for file in sorted(folder.glob(name))]
+    return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def cache_dir(folder: Path) -> Path:

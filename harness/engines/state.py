@@ -5,6 +5,7 @@ An instance row is also the KV account of its (model, place). Times are seconds,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -14,6 +15,10 @@ from numpy.typing import NDArray
 from harness.engines.coef import COST
 from harness.engines.jit import DISABLED, ROWS, array_at, rows_at
 
+INF = math.inf
+NOISE_TICKS = 64  # decode ticks that share one factor of step noise
+ANY = 1 << 62  # more steps than a lane ever runs
+HALF_NS = 0.5e-9  # stamps are whole nanoseconds: what ends within half a one belongs to the instant
 # states of a request; one that has not arrived is none of an engine's business
 FUTURE = -1
 HELD, WAIT, RUN, PARK, AWAY, MOVE, DONE, DROPPED, FAILED = range(9)
