@@ -173,11 +173,11 @@ def bring_back(S: int, b: int) -> None:
 
 
 @jit
-def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int) -> int:
+def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
     """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
 
-    A prompt that came after this step was scheduled stops the queue, unless nothing else was there to be scheduled.
-    Notes which caps kept out what the step would else have had; a queue that stops for memory does not get that far.
+    A prompt that joins after more steps than `ran` came when this one was scheduled, and stops the queue. Notes which
+    caps kept out what the step would else have had; a queue that stops for memory does not get that far.
     """
     W = world(S)
     n = lane_at(S, lane)
@@ -190,7 +190,6 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     tokens = 0
     kvblock = int(B.swapped > 0)  # nobody passes those swapped out
     left = 0 if kvblock else budget
-    ran = n.ran
     short = 0  # of tokens
     r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
@@ -198,9 +197,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         nxt = q.next
         goal = target(S, r)
         if q.joins > ran:
-            if count > 0 or run > 0 or not new:
-                break
-            ran = ANY
+            break
         if q.home < 0:
             if not new:
                 break
@@ -251,32 +248,36 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
 
 
 @jit
-def form(S: int, T: Tables, lane: int) -> None:
-    """Decide what an idle lane does next, and start it."""
+def compose(S: int, lane: int) -> tuple[int, int, int]:
+    """Decide who is in an idle lane's next step: (members that decode, prompts, whether it is one step alone).
+
+    Without any, (0, 0, 0), nothing starts now.
+    """
     W = world(S)
     n = lane_at(S, lane)
     n.dirty = 0
     if n.busy != IDLE or not n.open:
-        return
+        return 0, 0, 0
     b = lane >> 1
     B = batch_at(S, b)
     i = B.inst
     first = 2 * b
     if not usable(S, i):
-        return
+        return 0, 0, 0
     if lane == first:
         if n.kind == MIXED and lane_at(S, first + 1).busy != IDLE:
-            return
+            return 0, 0, 0
     elif lane_at(S, first).busy != IDLE and lane_at(S, first).was == MIXED:
-        return
+        return 0, 0, 0
     if n.resized:  # partitions of a GPU change together, at the last of their boundaries
         p = gpu_at(S, pool_of(S, lane)).head
         while p >= 0:
             if lane_at(S, p).resized and shares_gpu(S, i, batch_at(S, p >> 1).inst):
-                return
+                return 0, 0, 0
             p = lane_at(S, p).next
         n.resized = 0
-    dec = lane != first or n.kind == MIXED
+    both = lane != first or n.kind == MIXED
+    dec = both
     pre = lane == first
     cap = W.cap if n.seqs < 0 else min(n.seqs, W.cap)
     chunk = W.chunk if n.chunk < 0 else n.chunk
@@ -293,34 +294,55 @@ def form(S: int, T: Tables, lane: int) -> None:
     swapped = B.swapped
     n.pieces = -1
     n.bound = 0
-    if pre and not dec:
-        pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1)
-    elif pre and chunk == 0:
-        pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1)
-        dec = pieces == 0
-    elif pre:
-        state = grow(S, b)
-        grown = 1
-        if state < 2:
-            run = B.count[RUNNING]
-            pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0))
-    if dec and not grown:
-        state = grow(S, b)
-    flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
-    if state >= 2:
-        if state == 3:
-            dirty(S, lane)
-        return
-    run = B.count[RUNNING] if dec else 0
+    ran = n.ran
+    while True:  # once more, for prompts that would join later, where nothing else was there to be scheduled
+        if pre and not both:
+            pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, ran)
+        elif pre and chunk == 0:
+            pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1, ran)
+            dec = pieces == 0
+        elif pre:
+            if not grown:
+                state = grow(S, b)
+                grown = 1
+            if state < 2:
+                run = B.count[RUNNING]
+                pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0), ran)
+        if dec and not grown:
+            state = grow(S, b)
+            grown = 1
+        flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
+        if state >= 2:
+            if state == 3:
+                dirty(S, lane)
+            return 0, 0, 0
+        run = B.count[RUNNING] if dec else 0
+        if not pre or pieces > 0 or run > 0 or state > 0 or W.lookahead == 0 or ran == ANY:
+            break
+        ran = ANY
     if pieces == 0 and run == 0:
         if state == 1:  # all lost their pages: whoever waits may try again, after the others
             dirty(S, lane)
-        return
+        return 0, 0, 0
     if run == cap and B.count[PARKED] > 0:
         n.bound |= BY_CAP
     n.bound &= n.own
+    return run, pieces, int(state == 1 or B.swapped != swapped)
+
+
+@jit
+def form(S: int, T: Tables, lane: int) -> None:
+    """Decide what an idle lane does next, and start it."""
+    run, pieces, once = compose(S, lane)
+    if pieces == 0 and run == 0:
+        return
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
     n.dec = run
-    n.was = n.kind if pre else PREFILL
+    n.was = n.kind if lane == 2 * b else PREFILL
     n.t0 = W.now
     n.ta = W.now
     n.wa = 0.0
@@ -355,7 +377,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.work = solo
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
-        span(S, T, lane, run, c, int(state == 1 or B.swapped != swapped))
+        span(S, T, lane, run, c, once)
         n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.skip = 0
