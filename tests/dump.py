@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.engines import sim as sim  # the kernel comes with it
-from tests.worlds import drive, world
+from harness.engines import state
+from tests.worlds import drive, world  # with them comes the kernel
 
 
 def mutate(pairs: list[str]) -> None:
@@ -29,8 +29,10 @@ def mutate(pairs: list[str]) -> None:
             raise ValueError(f"not in the kernel: {old!r}")
         sources = {name: source.replace(old, new) for name, source in sources.items()}
     package = "harness.engines.kernel"
+    constants = {key: value for key, value in vars(state).items() if key.isupper()}  # a change may name any
     for name in (*(name for name in names if name != package), package):  # as they were imported: the package came last
         module = sys.modules[name]
+        vars(module).update(constants)
         exec(compile(sources[name], files[name], "exec"), module.__dict__)
 
 
