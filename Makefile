@@ -56,8 +56,8 @@ turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stag
 	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; \
 	echo 'host = "vllm-eager"'; echo 'window_s = 120.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
 	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
-	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-* plots/out/turns && \
-	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-*)
+	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-[0-9a-f]* plots/out/turns && \
+	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-[0-9a-f]*)
 	@echo 'plots/out/turns.pdf · plots/out/switch.pdf'
 
 compare: $(READY) ## (plain `make`) compare five systems on a trace: table and figure

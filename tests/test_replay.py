@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import signal
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,7 @@ from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, 
 from harness.answers import fault
 from harness.engines.sim import Sim
 from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
-from harness.guard import LIMIT_S, Fault
+from harness.guard import LIMIT_S, Fault, _collecting
 from harness.replay import Decision, Livelock, Recorder, replay
 from harness.shapes import weight_bytes
 from harness.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
@@ -339,3 +341,19 @@ class Told:
             return read.answer
 
         return answer
+
+
+def test_the_time_limit_does_not_strike_within_the_garbage_collector() -> None:
+    # what is raised in one of its callbacks is dropped: the policy would go on, and a warning stand on the screen
+    found = []
+
+    def callback(_phase: str, _info: dict[str, int]) -> None:
+        found.append(_collecting(sys._getframe()))
+
+    gc.callbacks.append(callback)
+    try:
+        gc.collect()
+    finally:
+        gc.callbacks.remove(callback)
+    assert found == [True, True]  # as it starts and as it stops
+    assert not _collecting(sys._getframe())
