@@ -292,6 +292,8 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     """The paper, the facts of all figures, what stands still in each row, and what a reader could be misled by."""
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     own = runs[~runs["label"].isin(facts["controls"])]
+    apart = {panel["panel"] for panel in facts["panels"] if panel.get("process")}  # their x label says so
+    usual = own[~own["panel"].isin(apart)]
     fits = {key: " and ".join(sorted(x["fit"].dropna().unique())) for key, x in own.groupby("panel", observed=True)
             } if "fit" in own else {}  # fmt: skip
 
@@ -315,7 +317,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             each(map(traced, facts["panels"])),
             "models: " + each(panel["models"] for panel in facts["panels"]),
             f"{span(own['gpus'].unique())} x {each(own['gpu'].unique())}",
-            *(own["machine"].dropna().unique() if "machine" in own else ()),
+            *(usual["machine"].dropna().unique() if "machine" in own else ()),
             *filter(None, (each(own["fidelity"].unique()), style.unchecked(own))),
             f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
