@@ -99,7 +99,7 @@ $(TORCHED): | $(READY)
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
-	@$(PYTHON) -m harness.engines.gpu --minutes $(MINUTES)
+	@$(PYTHON) -m harness.engines.probes --minutes $(MINUTES)
 
 lint: $(READY) ## ruff: rules and format
 	$(call loud,lint,$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .)
@@ -121,7 +121,7 @@ gallery: $(READY) ## the figure of the README, into plots/gallery/
 
 fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES_DIR)
 	@mkdir -p .make plots/gallery
-	$(call loud,fit,$(PY) -m harness.engines.fit && $(PY) -m harness.engines.fit .make/points.parquet && \
+	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)

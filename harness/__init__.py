@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from harness.record import load as load
+    from harness.rows.record import load as load
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
@@ -14,7 +14,7 @@ __all__ = ["__version__", "load"]
 def __getattr__(name: str) -> Any:
     """Import `load` on first use: `import harness` alone stays instant."""
     if name == "load":
-        from harness.record import load
+        from harness.rows.record import load
 
         return load
     raise AttributeError(f"module 'harness' has no attribute {name!r}")

@@ -20,9 +20,9 @@ from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from harness import metrics
-from harness.record import SWEEP
-from harness.types import UserError
+from harness.policy.types import UserError
+from harness.rows import metrics
+from harness.rows.record import SWEEP
 from plots import style
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
 """Predicted against measured seconds of the cost tables: kernels, and whole steps of an engine.
 
-PROFILES_DIR=... python -m harness.engines.fit points.parquet && python -m plots.fig_cost_fit points.parquet cost_fit
+PROFILES_DIR=... python -m harness.engines.costs.fit points.parquet
+python -m plots.fig_cost_fit points.parquet cost_fit
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def points(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.engines.fit.points`."""
+    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.engines.costs.fit.points`."""
     figure = Figure(figsize=(2 * style.COLUMN_IN, style.COLUMN_IN * 1.02), layout="constrained")
     shown = points(frame)
     for axes, (panel, title) in zip(figure.subplots(1, 2).flat, PANELS.items(), strict=True):

@@ -19,9 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from matplotlib.transforms import offset_copy
 
-from harness import metrics
-from harness.record import SWEEP
-from harness.types import UserError
+from harness.policy.types import UserError
+from harness.rows import metrics
+from harness.rows.record import SWEEP
 from plots import style
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from harness.checked import note
-from harness.types import UserError
+from harness.policy.types import UserError
+from harness.rows.checked import note
 from plots import style
 
 if TYPE_CHECKING:

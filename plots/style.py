@@ -16,9 +16,9 @@ import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
-from harness import metrics
-from harness.checked import note
-from harness.record import write_bytes
+from harness.rows import metrics
+from harness.rows.checked import note
+from harness.rows.record import write_bytes
 
 if TYPE_CHECKING:
     import pandas as pd

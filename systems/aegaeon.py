@@ -16,7 +16,7 @@ Alg. 2: its KV goes to host memory and the request to a decode batch of its mode
 decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
 Both look only at the node of a model: model k lives on node k mod nodes (the code's llm.py), so its batches stay whole.
 
-A switch is one answer (`harness/switching.py`). Its parts, and what of the paper they stand for:
+A switch is one answer (`harness/policy/slot.py`). Its parts, and what of the paper they stand for:
     way       host: component reuse, and weights from pinned memory into a buffer of its own (explicit memory
               management); naive: reuse alone, with an engine's usual loader; reinit: the engine starts anew
     sync      fine-grained KV synchronisation: KV in, KV out and weights overlap, and a batch starts with its first
@@ -40,12 +40,12 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Load, Move, Run, Wake
-from harness.algorithms import one_request, phases
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.switching import Slot
-from harness.types import GIB, Batch, Cluster, Host, Infeasible, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.placement import one_request, phases
+from harness.policy.slot import Slot
+from harness.policy.types import GIB, Batch, Cluster, Host, Infeasible, Inst, Option
+from harness.policy.view import View
 
 DECISION_S = 1.6e-5  # mean of 40 models on 16 H100 at 0.3 to 0.5 req/s each, one busy x86-64 core, 2026-11-21
 

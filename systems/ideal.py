@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Load, Run
-from harness.events import Event, Woke
-from harness.types import Batch, Cluster, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Event, Woke
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
 
 DECISION_S = 0.0  # decides once, before the start
 

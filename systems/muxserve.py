@@ -35,11 +35,11 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import ClassVar, NamedTuple
 
-from harness.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.algorithms import footprint, shares
-from harness.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
-from harness.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.placement import footprint, shares
+from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
+from harness.policy.view import View
 
 DECISION_S = 105e-6  # mean of 6,247, 8 models on 2 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
 

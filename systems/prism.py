@@ -35,11 +35,11 @@ from heapq import merge
 from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
-from harness.algorithms import footprint, groups, moore_hodgson, one_request, shares
-from harness.events import Arrived, Done, Event, Finished, Prefilled, Woke
-from harness.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
-from harness.view import View
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.policy.placement import footprint, groups, moore_hodgson, one_request, shares
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
+from harness.policy.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
 BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, MAX_QUEUE_LEN: requests that wait in an engine

@@ -39,11 +39,11 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import ClassVar, NamedTuple
 
-from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
-from harness.algorithms import instances, one_request, partition
-from harness.events import Arrived, Done, Event, Finished, Woke
-from harness.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
-from harness.view import View
+from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.placement import instances, one_request, partition
+from harness.policy.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
+from harness.policy.view import View
 
 DECISION_S = 1.2e-4  # mean of arena-chat on heavy8 at its own rate (3e-5 at 8 x), one busy x86-64 core, 2026-11-21
 

@@ -26,11 +26,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.algorithms import instances, one_request
-from harness.events import Arrived, Done, Event, Finished, Woke
-from harness.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
-from harness.view import View
+from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.placement import instances, one_request
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
+from harness.policy.view import View
 
 DECISION_S = 1.3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, one busy x86-64 core, 2026-11-21
 

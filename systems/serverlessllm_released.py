@@ -44,11 +44,11 @@ from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Drop, Evict, Load, Move, Run, Wake
-from harness.algorithms import instances, one_request
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
-from harness.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
-from harness.view import View
+from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.placement import instances, one_request
+from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.policy.view import View
 
 DECISION_S = 3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each (6e-5 at 0.25), CPU time, x86-64, 2026-11-22
 LONG_AGO_S = -1e9  # the last step of a worker that never made one

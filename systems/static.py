@@ -17,11 +17,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Limit, Load, Run
-from harness.algorithms import one_request, shares, spread
-from harness.events import Event, Woke
-from harness.types import Batch, Cluster, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Limit, Load, Run
+from harness.policy.events import Event, Woke
+from harness.policy.placement import one_request, shares, spread
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
 
 DECISION_S = 0.0  # decides once, before the start
 

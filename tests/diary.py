@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.engines.machine import Config, Machine
-from harness.engines.sim import Sim
-from harness.events import Event
-from harness.types import Fidelity, Jobs, Option
+from harness.engines.sim.engine import Sim
+from harness.policy.events import Event
+from harness.policy.types import Fidelity, Jobs, Option
 
 SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 

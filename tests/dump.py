@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.engines import state
+from harness.engines.sim import state
 from tests.worlds import drive, world  # with them comes the kernel
 
 
@@ -21,14 +21,14 @@ def mutate(pairs: list[str]) -> None:
 
     Its modules are made anew in the order in which they import each other, so that all of them call what was changed.
     """
-    names = [name for name in sys.modules if name.startswith("harness.engines.kernel")]
+    names = [name for name in sys.modules if name.startswith("harness.engines.sim.kernel")]
     files = {name: Path(str(sys.modules[name].__file__)) for name in names}
     sources = {name: files[name].read_text() for name in names}
     for old, new in zip(pairs[::2], pairs[1::2], strict=True):
         if not any(old in source for source in sources.values()):
             raise ValueError(f"not in the kernel: {old!r}")
         sources = {name: source.replace(old, new) for name, source in sources.items()}
-    package = "harness.engines.kernel"
+    package = "harness.engines.sim.kernel"
     constants = {key: value for key, value in vars(state).items() if key.isupper()}  # a change may name any
     for name in (*(name for name in names if name != package), package):  # as they were imported: the package came last
         module = sys.modules[name]

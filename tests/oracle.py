@@ -1,7 +1,7 @@
 """The independent oracle: the simulator's semantics one step at a time, by scanning everything.
 
 No heap, no closed form, no running sums: every count is taken anew from the list of requests. Slow on purpose.
-It shares with the simulator only the harness's values and the layout of cost tables (`harness.engines.coef`).
+It shares with the simulator only the harness's values and the layout of cost tables (`harness.engines.costs.coef`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.engines.coef import Tables
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
-from harness.types import Batch, Gpus, Host, Inst, Jobs, Request
+from harness.engines.costs.coef import Tables
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.types import Batch, Gpus, Host, Inst, Jobs, Request
 
 CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
 RANK = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
@@ -190,7 +190,7 @@ def line(x: Sequence[int], y: Sequence[float], at: int) -> float:
 
 
 def price(t: Tables, row: int, B: int, C: int, p: int, n: int, area: float, out: int) -> tuple[float, float, float]:
-    """Solo seconds of a step, and its demands on compute and HBM (formulas: harness/engines/coef.py)."""
+    """Solo seconds of a step, and its demands on compute and HBM (formulas: harness/engines/costs/coef.py)."""
     k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
     gpu = line(grid, t.gemm[row].tolist(), B + p) + line(grid, t.head[row].tolist(), out)
     if B > 0:

@@ -17,12 +17,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness import record
-from harness.engines import cost
-from harness.engines.sim import Config, Served, Sim
-from harness.replay import Outcome, replay
-from harness.system import find
-from harness.types import Jobs, Plan
+from harness.engines.costs import cost
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import Outcome, replay
+from harness.loop.system import find
+from harness.policy.types import Jobs, Plan
+from harness.rows import record
 from workloads.models import model_set
 
 VIDUR = {"80 % load": 450.0, "0.5 req/s": 103.0}  # requests per CPU-second, measured 2026-11 with its writer on

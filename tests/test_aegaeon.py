@@ -15,15 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Evict, Load, Move, Run
-from harness.algorithms import active
-from harness.check import Stand
-from harness.engines import sim, state
-from harness.engines.sim import Config, Served, Sim
-from harness.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
-from harness.replay import Decision, Recorder, replay
-from harness.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
-from harness.view import BatchState, RequestState
+from harness.check.check import Stand
+from harness.engines.machine import Config, Served
+from harness.engines.sim import engine as sim
+from harness.engines.sim import state
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import Decision, Recorder, replay
+from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
+from harness.policy.placement import active
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
+from harness.policy.view import BatchState, RequestState
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
 from systems.dedicated import Dedicated
 from workloads.models import shape

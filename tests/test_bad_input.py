@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
-from harness import record
-from harness.cli import main
-from harness.system import ROOT
+from harness.cli.app import main
+from harness.loop.system import ROOT
+from harness.rows import record
 from tests.test_sweep import SYSTEM, files
 from traces import schema
 
@@ -228,7 +228,7 @@ def test_results_in_the_way_of_a_file_are_one_line(tmp_path: Path) -> None:
 
 LIMITED = """
 import resource, sys
-from harness.cli import main
+from harness.cli.app import main
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
 main()
 """
@@ -330,7 +330,7 @@ def costs_its_row(path: Path, says: str, out: Path) -> None:
 @pytest.mark.parametrize(("does", "says"), WRONG)
 def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    names = "from harness.actions import Drop, Wake\nfrom harness.types import UserError\n\nDECISION_S"
+    names = "from harness.policy.actions import Drop, Wake\nfrom harness.policy.types import UserError\n\nDECISION_S"
     does = f"if isinstance(event, Arrived):\n            {does}\n        if event =="
     path.write_text(HEARD.replace("DECISION_S", names, 1).replace("if event ==", does))
     costs_its_row(path, says, tmp_path / "out")
@@ -386,7 +386,7 @@ def test_refused_actions_are_told_under_the_table(tmp_path: Path) -> None:
 
 def test_a_bug_of_the_bench_shows_its_traceback(tmp_path: Path) -> None:
     code = (
-        "from harness.cli import main\nfrom harness.engines.sim import Sim\n"
+        "from harness.cli.app import main\nfrom harness.engines.sim.engine import Sim\n"
         "def view(self): raise ValueError('planted')\nSim.view = view\nmain()\n"
     )
     command = [sys.executable, "-c", code, *COMPARE, "--slo", "absolute:ttft=1,tpot=1", "-o", str(tmp_path / "out")]

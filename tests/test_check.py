@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness import check as conformance
-from harness.actions import Action, Admit, Evict, Load, Move, Run, Wake
-from harness.check import LAWS, Case, Subject, cases, check, impure, needs, run, subjects
-from harness.engines.sim import Sim
-from harness.events import Event, Finished
-from harness.new import write
-from harness.types import Batch, Host, Inst, UserError
+from harness.check import check as conformance
+from harness.check.check import LAWS, Case, Subject, cases, check, impure, needs, run, subjects
+from harness.check.new import write
+from harness.engines.sim.engine import Sim
+from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
+from harness.policy.events import Event, Finished
+from harness.policy.types import Batch, Host, Inst, UserError
 from tests.test_layers import ALLOWED, PLANTED
 
 HERE = Path(__file__).resolve().parent
@@ -66,9 +66,9 @@ def test_other_laws_are_left_out_where_one_is_asked_for() -> None:
 
 GOOD = '''
 """Says what it does."""
-from harness.actions import Admit, Load, Run
-from harness.events import Woke
-from harness.types import Batch, Infeasible, Inst
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Infeasible, Inst
 
 class Mine:
     presets = {}

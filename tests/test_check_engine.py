@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import engine
-from harness.check_engine import LAWS, OF_ENGINE, cases, check, run
-from harness.types import UserError
+from harness.check.engine import LAWS, OF_ENGINE, cases, check, run
+from harness.loop import engine
+from harness.policy.types import UserError
 
 
 def test_the_simulator_conforms() -> None:
@@ -34,9 +34,9 @@ def test_cases_are_as_hard_as_they_say() -> None:
 
 
 HEAD = """
-from harness.engines.sim import Sim, more
-from harness.actions import *
-from harness.events import *
+from harness.engines.sim.engine import Sim, more
+from harness.policy.actions import *
+from harness.policy.events import *
 from dataclasses import replace
 import numpy as np, pyarrow as pa, subprocess, sys
 

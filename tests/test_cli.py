@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from harness import metrics, record, table
-from harness.cli import main
-from harness.metrics import Estimate
-from harness.spec import Spec
-from harness.sweep import AA, AA_SEED
-from harness.system import ROOT
+from harness.cli.app import main
+from harness.experiment.spec import Spec
+from harness.experiment.sweep import AA, AA_SEED
+from harness.loop.system import ROOT
+from harness.report import table
+from harness.rows import metrics, record
+from harness.rows.metrics import Estimate
 from tests.test_sweep import SYSTEM, files
 
 MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")
@@ -128,7 +129,7 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
 )
 def test_the_shell_completes(typed: str, offered: str) -> None:
     env = os.environ | {"_BENCH_COMPLETE": "bash_complete", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
-    code = "from harness.cli import main; main(prog_name='bench')"
+    code = "from harness.cli.app import main; main(prog_name='bench')"
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, cwd=ROOT)
     assert f"plain,{offered}" in done.stdout.splitlines()
 
@@ -397,7 +398,7 @@ def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path: Path) -> None:
-    from harness.run import code, execute, resolve
+    from harness.experiment.run import code, execute, resolve
     from tests.test_sweep import TINY
 
     folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))

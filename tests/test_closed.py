@@ -14,17 +14,18 @@ from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from harness import metrics, record
-from harness.actions import Admit, Load, Run
-from harness.engines import state
-from harness.engines.kernel import cost as kernel_cost
-from harness.engines.sim import Config, Served, Sim, machine
-from harness.events import Arrived, Event, Finished, Prefilled
-from harness.replay import replay
-from harness.run import config_of, execute, jobs_of, models_of, resolve, sized, trace_of
-from harness.spec import Spec
-from harness.system import find
-from harness.types import Batch, Inst, Jobs, UserError
+from harness.engines.machine import Config, Served, machine
+from harness.engines.sim import state
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.kernel import cost as kernel_cost
+from harness.experiment.run import config_of, execute, jobs_of, models_of, resolve, sized, trace_of
+from harness.experiment.spec import Spec
+from harness.loop.replay import replay
+from harness.loop.system import find
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Prefilled
+from harness.policy.types import Batch, Inst, Jobs, UserError
+from harness.rows import metrics, record
 from workloads import fitted
 from workloads.base import base
 from workloads.build import FIRST_S, build, plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness import system
-from harness.check import FILE_LAWS, TRIAL_LAWS, Subject, check, run, subjects
+from harness.check.check import FILE_LAWS, TRIAL_LAWS, Subject, check, run, subjects
+from harness.loop import system
 
 SUBJECTS = {f"{name}/{key}": one for name in system.names() for key, one in subjects(name).items()}
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines import cost
-from harness.engines.coef import Tables
-from harness.types import Host, Inst, Shape, UserError
+from harness.engines.costs import cost
+from harness.engines.costs.coef import Tables
+from harness.policy.types import Host, Inst, Shape, UserError
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
 SHAPES = {
@@ -292,7 +292,7 @@ def test_a_users_table_replaces_what_it_names(tmp_path: Path) -> None:
 
 
 def test_stored_errors_are_those_of_the_committed_tables(profiles_dir: Path) -> None:
-    from harness.engines import fit
+    from harness.engines.costs import fit
 
     for kind, op, read, seconds in (
         ("a100-80g", "gemm", fit.gemm_rows, cost.gemm_s),
@@ -308,7 +308,7 @@ def test_stored_errors_are_those_of_the_committed_tables(profiles_dir: Path) -> 
 
 
 def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
-    from harness.engines import fit
+    from harness.engines.costs import fit
 
     p = fit.points()
     p["error"] = (p.predicted_s / p.measured_s - 1).abs()
@@ -321,7 +321,7 @@ def test_whole_steps_meet_the_target(profiles_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
-    from harness.engines import fit
+    from harness.engines.costs import fit
 
     files = fit.fit(log=lambda _: None)
     committed = {stem: tomllib.loads((cost.TABLES / f"{stem}.toml").read_text(encoding="utf-8")) for stem in files}

@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 
-from harness import engine, record, run, sweep
-from harness.guard import Terminated
-from harness.new import write
-from harness.replay import replay
-from harness.run import Failed, assemble, current, execute, jobs_of, resolve
-from harness.spec import Spec, canonical
-from harness.system import ROOT
-from harness.types import UserError
+from harness.check.new import write
+from harness.experiment import run, sweep
+from harness.experiment.run import Failed, assemble, current, execute, jobs_of, resolve
+from harness.experiment.spec import Spec, canonical
+from harness.loop import engine
+from harness.loop.guard import Terminated
+from harness.loop.replay import replay
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.rows import record
 
 HEAVY = ("numba", "torch")
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.run import drawn, fit_of, judged, longest_tokens, models_of, sized, trace_of
-from harness.types import UserError
+from harness.experiment.run import drawn, fit_of, judged, longest_tokens, models_of, sized, trace_of
+from harness.policy.types import UserError
 from traces import fit, schema
 from traces.convert import hyperbolic
 from traces.load import Trace, of_table, trace

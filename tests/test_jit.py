@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines import jit
+from harness.engines.sim import jit
 
-HOME = Path(jit.__file__).parent
+HOME = Path(jit.__file__).parents[1]
 FILES = [str(file.relative_to(HOME)) for pattern in jit.SOURCES for file in sorted(HOME.glob(pattern))]
 
 
 def copied(folder: Path) -> None:
     """Lay the sources of compiled code into a folder."""
     for name in FILES:
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HOME / name, folder / name)
 
 

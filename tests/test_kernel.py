@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.engines import state
-from harness.engines.coef import COST, Tables
-from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.kernel import peek
-from harness.engines.sim import Config, Machine, Served, Sim
-from harness.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
-from harness.shapes import kv_token_bytes, weight_bytes
-from harness.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
+from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.machine import Config, Machine, Served
+from harness.engines.shapes import kv_token_bytes, weight_bytes
+from harness.engines.sim import state
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.kernel import peek
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
 from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world

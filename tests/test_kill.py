@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness import record, sweep
-from harness.system import ROOT
+from harness.experiment import sweep
+from harness.loop.system import ROOT
+from harness.rows import record
 from tests.test_sweep import TINY, files
 
 pytestmark = pytest.mark.slow
@@ -23,7 +24,7 @@ pytestmark = pytest.mark.slow
 COMPARE = """
 from dataclasses import replace
 from pathlib import Path
-from harness import sweep
+from harness.experiment import sweep
 from tests.test_sweep import TINY
 
 def entries():

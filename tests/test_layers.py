@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from harness import engine
-from harness.check import IMPURE_CALLS, IMPURE_NUMPY, STANDARD
+from harness.check.check import IMPURE_CALLS, IMPURE_NUMPY, STANDARD
+from harness.loop import engine
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("harness", "systems", "workloads", "traces", "plots")
@@ -43,7 +43,7 @@ ASSEMBLE = {
 GPU = {"cuda", "cupy", "pycuda", "pynvml", "torch", "triton"}
 # The probe stands alone on a machine that may have nothing else of ours; these of its modules run on the GPU, so they
 # import its libraries at their start, and are themselves imported where they are used.
-PROBE = "harness.engines.gpu"
+PROBE = "harness.engines.probes"
 DEVICE = {f"{PROBE}.{name}" for name in ("driver", "kernels", "rig", "compute", "memory", "sharing")}
 
 
@@ -62,26 +62,26 @@ class Rule(NamedTuple):
 
 RULES = {
     "systems": Rule(
-        tuple(f"harness.{name}" for name in ("types", "events", "actions", "view", "algorithms", "switching")),
+        ("harness.policy",),
         frozenset({"numpy", "scipy"}),
     ),
-    "workloads": Rule(("harness.types", "harness.shapes", "workloads"), frozenset({"numpy"})),
-    "traces": Rule(("harness.types", "traces"), frozenset({"numpy", "pandas", "pyarrow"})),
+    "workloads": Rule(("harness.policy.types", "harness.engines.shapes", "workloads"), frozenset({"numpy"})),
+    "traces": Rule(("harness.policy.types", "traces"), frozenset({"numpy", "pandas", "pyarrow"})),
     "plots": Rule(
-        ("harness.types", "harness.checked", "harness.record", "harness.metrics", "plots"),
+        ("harness.policy.types", "harness.rows.checked", "harness.rows.record", "harness.rows.metrics", "plots"),
         frozenset({"matplotlib", "numpy", "pandas", "pyarrow", "seaborn"}),
     ),
     "harness.engines": Rule(
         (
             *(f"harness.{name}" for name in ("types", "shapes", "actions", "events", "view", "engine")),
-            "harness.record",  # the schema of the rows that an engine hands out
+            "harness.rows.record",  # the schema of the rows that an engine hands out
             "harness.engines",
         ),
         frozenset({"llvmlite", "numba", "numpy", "pandas", "pyarrow", "scipy"} | GPU),
     ),
     PROBE: Rule((PROBE,), frozenset({"matplotlib", "numpy"} | GPU)),
     "harness": Rule(("harness",), frozenset({"numpy", "pandas", "pyarrow", "scipy", "tqdm"})),
-    "harness.cli": Rule(("harness", *PACKAGES), frozenset({"click", "numpy", "pandas", "pyarrow", "tqdm"})),
+    "harness.cli.app": Rule(("harness", *PACKAGES), frozenset({"click", "numpy", "pandas", "pyarrow", "tqdm"})),
 }
 
 
@@ -104,7 +104,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(module: str, source: str) -> Iterator[Import]:
-    """Imported names in full; `from harness import shapes` is `harness.shapes`."""
+    """Imported names in full; `from harness import shapes` is `harness.engines.shapes`."""
 
     def walk(node: ast.AST, eager: bool) -> Iterator[Import]:
         for child in ast.iter_child_nodes(node):
@@ -156,7 +156,7 @@ def others(module: str, one: Import) -> str | None:
         return f"{module} cannot import {one.name}"
     if top in GPU and one.eager and module not in DEVICE:
         return f"{one.name} must be imported where it is used"
-    if module == "harness.cli" and one.eager and top not in {"click", *sys.stdlib_module_names}:
+    if module == "harness.cli.app" and one.eager and top not in {"click", *sys.stdlib_module_names}:
         return f"{module} imports {one.name} at its start"
     return None
 
@@ -187,7 +187,7 @@ def ours(module: str, one: Import) -> str | None:
 
 def named(module: str, source: str) -> list[str]:
     """Strings that are a system's name, where no system may be named."""
-    if not module.startswith("harness") or module in ASSEMBLE | {"harness.new"}:
+    if not module.startswith("harness") or module in ASSEMBLE | {"harness.check.new"}:
         return []
     names = {path.stem for path in (ROOT / "systems").glob("*.py")} - {"__init__"}
     return [
@@ -229,27 +229,27 @@ BANNED = (
     *("subprocess", "sys", "tempfile", "threading", "time", "torch", "uuid", "weakref"),
 )
 PLANTED = [
-    ("harness.types", "from harness.events import Event", "not below"),
-    ("harness.actions", "from harness import view", "not below"),
-    ("harness.actions", "from harness.events import Event", "not below"),
-    ("harness.system", "def f():\n    from harness.replay import replay", "not below"),
-    ("harness.record", "import harness.metrics", "not below"),
-    ("harness.metrics", "if TYPE_CHECKING:\n    from harness.spec import Spec", "not below"),
-    ("harness.sweep", "from .cli import main", "not below"),
-    ("harness.replay", "from harness.engines.sim import Sim", "only harness.check"),
-    ("harness.engine", "from harness.engines.machine import Config", "only harness.check"),
+    ("harness.policy.types", "from harness.policy.events import Event", "not below"),
+    ("harness.policy.actions", "from harness import view", "not below"),
+    ("harness.policy.actions", "from harness.policy.events import Event", "not below"),
+    ("harness.loop.system", "def f():\n    from harness.loop.replay import replay", "not below"),
+    ("harness.rows.record", "import harness.rows.metrics", "not below"),
+    ("harness.rows.metrics", "if TYPE_CHECKING:\n    from harness.experiment.spec import Spec", "not below"),
+    ("harness.experiment.sweep", "from .cli import main", "not below"),
+    ("harness.loop.replay", "from harness.engines.sim.engine import Sim", "only harness.check.check"),
+    ("harness.loop.engine", "from harness.engines.machine import Config", "only harness.check.check"),
     ("harness.engines.machine", "from harness.engines import kernel", "the simulator's own"),
-    ("harness.engines.rows", "def f():\n    from harness.engines.state import DONE", "the simulator's own"),
-    ("harness.engines.cost", "from harness.engines.sim import Sim", "the simulator's own"),
-    ("harness.spec", "from systems.static import Static", "only harness.check"),
-    ("harness.spec", "def f():\n    import workloads.build", "only harness.check"),
-    ("harness.metrics", "from matplotlib import pyplot", "cannot import matplotlib"),
-    ("harness.metrics", "if system == 'dedicated':\n    pass", 'names the system "dedicated"'),
-    ("harness.replay", "import torch", "cannot import torch"),
-    ("harness.replay", "from numba import njit", "cannot import numba"),
+    ("harness.engines.rows", "def f():\n    from harness.engines.sim.state import DONE", "the simulator's own"),
+    ("harness.engines.costs.cost", "from harness.engines.sim.engine import Sim", "the simulator's own"),
+    ("harness.experiment.spec", "from systems.static import Static", "only harness.check.check"),
+    ("harness.experiment.spec", "def f():\n    import workloads.build", "only harness.check.check"),
+    ("harness.rows.metrics", "from matplotlib import pyplot", "cannot import matplotlib"),
+    ("harness.rows.metrics", "if system == 'dedicated':\n    pass", 'names the system "dedicated"'),
+    ("harness.loop.replay", "import torch", "cannot import torch"),
+    ("harness.loop.replay", "from numba import njit", "cannot import numba"),
     ("harness.utils", "", "in no layer"),
-    ("harness.engines.sim", "from harness.replay import replay", "cannot import harness.replay"),
-    ("harness.engines.sim", "from systems import prism", "cannot import systems"),
+    ("harness.engines.sim.engine", "from harness.loop.replay import replay", "cannot import harness.loop.replay"),
+    ("harness.engines.sim.engine", "from systems import prism", "cannot import systems"),
     ("harness.engines.local", "import torch", "where it is used"),
     (
         "harness.engines.local",
@@ -257,28 +257,28 @@ PLANTED = [
         "where it is used",
     ),
     ("harness.engines.vllm", "def f():\n    import vllm", "cannot import vllm"),
-    ("harness.engines.gpu.conduct", "import torch", "where it is used"),
-    ("harness.engines.gpu.conduct", "from harness.engines.gpu import rig", "where it is used"),
-    ("harness.engines.gpu.rig", "from harness.engines import cost", "cannot import harness.engines"),
-    ("harness.engines.gpu.report", "import pandas", "cannot import pandas"),
-    ("harness.engines.local", "from harness.engines.gpu.driver import bind", "where it is used"),
-    ("harness.cli", "import numpy as np", "at its start"),
-    ("harness.cli", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),
-    ("harness.cli", "def f():\n    import torch", "cannot import torch"),
+    ("harness.engines.probes.conduct", "import torch", "where it is used"),
+    ("harness.engines.probes.conduct", "from harness.engines.probes import rig", "where it is used"),
+    ("harness.engines.probes.rig", "from harness.engines import cost", "cannot import harness.engines"),
+    ("harness.engines.probes.report", "import pandas", "cannot import pandas"),
+    ("harness.engines.local", "from harness.engines.probes.driver import bind", "where it is used"),
+    ("harness.cli.app", "import numpy as np", "at its start"),
+    ("harness.cli.app", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),
+    ("harness.cli.app", "def f():\n    import torch", "cannot import torch"),
     ("workloads.build", "from traces.load import Trace", "cannot import traces"),
-    ("workloads.build", "from harness.engines.cost import tables", "cannot import harness.engines"),
+    ("workloads.build", "from harness.engines.costs.cost import tables", "cannot import harness.engines"),
     ("workloads.build", "import pandas", "cannot import pandas"),
-    ("traces.load", "from harness.record import write", "cannot import harness.record"),
+    ("traces.load", "from harness.rows.record import write", "cannot import harness.rows.record"),
     ("traces.load", "import seaborn", "cannot import seaborn"),
-    ("plots.fig_compare", "from harness.sweep import sweep", "cannot import harness.sweep"),
+    ("plots.fig_compare", "from harness.experiment.sweep import sweep", "cannot import harness.experiment.sweep"),
     ("plots.fig_compare", "from harness.engines import cost", "cannot import harness.engines"),
     *(("systems.prism", f"import {name}", f"cannot import {name}") for name in BANNED),
     ("systems.prism", "from numpy import random", "cannot import numpy.random"),
     ("systems.prism", "def f():\n    from time import monotonic", "cannot import time"),
     ("systems.prism", "from systems.static import Static", "cannot import systems.static"),
     ("systems.prism", "from . import static", "cannot import systems.static"),
-    ("systems.prism", "from harness.engines.sim import Sim", "cannot import harness.engines"),
-    ("systems.prism", "from harness.replay import replay", "cannot import harness.replay"),
+    ("systems.prism", "from harness.engines.sim.engine import Sim", "cannot import harness.engines"),
+    ("systems.prism", "from harness.loop.replay import replay", "cannot import harness.loop.replay"),
     ("systems.prism", "from harness import load", "cannot import harness.load"),
     ("systems.prism", "import numpy as np\nx = np.random.default_rng(0)", "numpy.random"),
     ("systems.prism", "import numpy as np\nx = np.load('x')", "numpy.load"),
@@ -293,21 +293,27 @@ def test_planted_breach_is_found(module: str, source: str, says: str) -> None:
 
 
 ALLOWED = [
-    ("harness.events", "from harness.actions import Action"),
-    ("harness.engine", "if TYPE_CHECKING:\n    import pyarrow as pa"),
-    ("harness.engines.sim", "from harness import shapes\nfrom harness.engines import kernel"),
+    ("harness.policy.events", "from harness.policy.actions import Action"),
+    ("harness.loop.engine", "if TYPE_CHECKING:\n    import pyarrow as pa"),
+    ("harness.engines.sim.engine", "from harness import shapes\nfrom harness.engines import kernel"),
     ("harness.engines.local", "def step():\n    import torch"),
-    ("harness.engines.gpu.rig", "import torch\nfrom harness.engines.gpu import driver, kernels"),
-    ("harness.sweep", "from systems import static\nfrom harness.engines.sim import Sim\nimport workloads.build"),
-    ("harness.cli", "import click\ndef f():\n    from harness.sweep import sweep\n    import pyarrow"),
-    ("harness.__main__", "from harness.cli import main"),
+    ("harness.engines.probes.rig", "import torch\nfrom harness.engines.probes import driver, kernels"),
+    (
+        "harness.experiment.sweep",
+        "from systems import static\nfrom harness.engines.sim.engine import Sim\nimport workloads.build",
+    ),
+    ("harness.cli.app", "import click\ndef f():\n    from harness.experiment.sweep import sweep\n    import pyarrow"),
+    ("harness.__main__", "from harness.cli.app import main"),
     (
         "systems.prism",
-        "import math\nimport numpy as np\nfrom scipy.optimize import milp\nfrom harness.types import Inst",
+        "import math\nimport numpy as np\nfrom scipy.optimize import milp\nfrom harness.policy.types import Inst",
     ),
     ("systems.prism", "x = request.id\ny = np.argsort(z)"),
     ("workloads.build", "from workloads.models import ModelSet\nimport tomllib"),
-    ("plots.fig_compare", "import seaborn as sns\nfrom plots import style\nfrom harness.metrics import attainment"),
+    (
+        "plots.fig_compare",
+        "import seaborn as sns\nfrom plots import style\nfrom harness.rows.metrics import attainment",
+    ),
 ]
 
 
@@ -318,6 +324,6 @@ def test_what_is_allowed_passes(module: str, source: str) -> None:
 
 def test_the_command_line_starts_light() -> None:
     heavy = "matplotlib numba numpy pandas pyarrow scipy seaborn tqdm"
-    code = f"import sys, harness.cli; print(*sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    code = f"import sys, harness.cli.app; print(*sorted(set('{heavy}'.split()) & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
     assert (run.returncode, run.stdout, run.stderr) == (0, "\n", "")

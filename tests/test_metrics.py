@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import isotonic_regression
 
-from harness import metrics as m
-from harness.record import SCHEMA, STATES, WAITS, write_table
+from harness.rows import metrics as m
+from harness.rows.record import SCHEMA, STATES, WAITS, write_table
 
 INF = math.inf
 ByModel = Mapping[str, tuple[float, float]]

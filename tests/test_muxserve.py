@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.check import cases, run, subject
-from harness.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
-from harness.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
-from harness.view import BatchState
+from harness.check.check import cases, run, subject
+from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
+from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
 
 KB = 1000

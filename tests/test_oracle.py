@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.engines.coef import COST, Tables
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled
-from harness.types import Batch, Host, Inst, Jobs
+from harness.engines.costs.coef import COST, Tables
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled
+from harness.policy.types import Batch, Host, Inst, Jobs
 from tests.oracle import ModelSetup, Oracle, Req, Result, Setup, max_min, noise
 
 NEVER = -math.inf  # before the clock

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
-from harness import metrics, record
-from harness.types import UserError
+from harness.policy.types import UserError
+from harness.rows import metrics, record
 from plots import fig_compare, style
 
 PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA])

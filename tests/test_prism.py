@@ -12,15 +12,17 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load
-from harness.algorithms import moore_hodgson
-from harness.engines import cost, sim
-from harness.engines.sim import Config, Served, Sim
-from harness.events import Event, Woke
-from harness.replay import Recorder, replay
-from harness.run import assemble, resolve
-from harness.spec import Spec
-from harness.types import GIB, Inst, Jobs, Plan
+from harness.engines.costs import cost
+from harness.engines.machine import Config, Served
+from harness.engines.sim import engine as sim
+from harness.engines.sim.engine import Sim
+from harness.experiment.run import assemble, resolve
+from harness.experiment.spec import Spec
+from harness.loop.replay import Recorder, replay
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
+from harness.policy.events import Event, Woke
+from harness.policy.placement import moore_hodgson
+from harness.policy.types import GIB, Inst, Jobs, Plan
 from systems.prism import Demand, Prism, alg1
 from workloads.models import shape
 

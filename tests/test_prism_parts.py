@@ -8,10 +8,11 @@ from functools import cache
 
 import numpy as np
 
-from harness.engines import cost
-from harness.engines.sim import Config, Served, Sim
-from harness.replay import replay
-from harness.types import GIB, Jobs, Plan
+from harness.engines.costs import cost
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import replay
+from harness.policy.types import GIB, Jobs, Plan
 from systems.prism import Prism
 from workloads.models import shape
 

@@ -11,16 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import record
-from harness.engines import cost, process, sim
-from harness.engines.process import Layout, Parts
-from harness.engines.sim import Config, Served, Sim
-from harness.figure import HERE, figure
-from harness.metrics import machine
-from harness.run import cluster_of, execute, resolve
-from harness.shapes import kv_token_bytes, weight_bytes
-from harness.spec import Spec, as_dict
-from harness.types import GIB, MIB, Inst, UserError
+from harness.engines.costs import cost, process
+from harness.engines.costs.process import Layout, Parts
+from harness.engines.machine import Config, Served
+from harness.engines.shapes import kv_token_bytes, weight_bytes
+from harness.engines.sim import engine as sim
+from harness.engines.sim.engine import Sim
+from harness.experiment.figure import HERE, figure
+from harness.experiment.run import cluster_of, execute, resolve
+from harness.experiment.spec import Spec, as_dict
+from harness.policy.types import GIB, MIB, Inst, UserError
+from harness.rows import record
+from harness.rows.metrics import machine
 from workloads.models import shape
 
 SHAPES = {"llama-3.1-70b": "llama-3.3-70b"}  # equal dimensions

@@ -13,11 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Evict, Load, Move
-from harness.algorithms import instances, milp, partition
-from harness.engines.sim import Config, Served, Sim
-from harness.replay import Recorder, replay
-from harness.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import Recorder, replay
+from harness.policy.actions import Action, Admit, Evict, Load, Move
+from harness.policy.placement import instances, milp, partition
+from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
 from systems.qlm import Group, M, Qlm, Z
 from workloads.models import shape
 

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import harness
-from harness import record
-from harness.types import UserError
+from harness.policy.types import UserError
+from harness.rows import record
 
 META = {
     "spec": {"system": "prism", "seed": 3, "fields": {"tau": 0.1}, "slo_s": [["a", 1.0, float("inf")]]},
@@ -146,7 +146,7 @@ KILLS = """
     from pathlib import Path
     sys.path[:0] = [{tests!r}]
     from test_record import META, batch
-    from harness import record
+    from harness.rows import record
     import pyarrow.parquet as pq
 
     run, old, new = Path(sys.argv[1]), [batch(10)], [batch(70_000), batch(70_000, 70_000)]
@@ -214,8 +214,8 @@ FULL = """
     import resource, sys
     sys.path[:0] = [{tests!r}]
     from test_record import META, batch
-    from harness import record
-    from harness.types import UserError
+    from harness.rows import record
+    from harness.policy.types import UserError
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
     try:
         record.write(sys.argv[1], [batch(70_000, 70_000 * i) for i in range(4)], META, side={{"x": "y" * 5000}})

@@ -15,16 +15,16 @@ from typing import Any, cast, get_args
 import numpy as np
 import pytest
 
-from harness import replay as loop
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
-from harness.answers import fault
-from harness.engines.sim import Sim
-from harness.events import Arrived, Done, Event, Finished, TurnEnded, Woke
-from harness.guard import LIMIT_S, Fault, _collecting
-from harness.replay import Decision, Livelock, Recorder, replay
-from harness.shapes import weight_bytes
-from harness.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
-from harness.view import View
+from harness.engines.shapes import weight_bytes
+from harness.engines.sim.engine import Sim
+from harness.loop import replay as loop
+from harness.loop.answers import fault
+from harness.loop.guard import LIMIT_S, Fault, _collecting
+from harness.loop.replay import Decision, Livelock, Recorder, replay
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
+from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
+from harness.policy.view import View
 from tests.test_kernel import one
 from tests.worlds import SHAPE
 

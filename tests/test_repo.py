@@ -15,8 +15,8 @@ from typing import Any
 import click
 import pytest
 
-from harness.check import check
-from harness.cli import main
+from harness.check.check import check
+from harness.cli.app import main
 from tests.test_layers import breaches
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,7 +138,7 @@ def test_only_what_belongs_is_kept() -> None:
         ("plots/gallery/x.png", False),
         ("traces/data/x.parquet", True),
         ("traces/sample/x.parquet", False),
-        ("harness/engines/tables/h100.toml", False),
+        ("harness/engines/costs/tables/h100.toml", False),
         ("workloads/sets/heavy8.toml", False),
     ],
 )

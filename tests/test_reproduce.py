@@ -16,12 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness import explain, figure, metrics, record, reproduce, sweep
-from harness.metrics import Crossing, Estimate
-from harness.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
-from harness.run import Failed, execute, resolve
-from harness.spec import Spec, from_dict
-from harness.types import UserError
+from harness.experiment import figure, reproduce, sweep
+from harness.experiment.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
+from harness.experiment.run import Failed, execute, resolve
+from harness.experiment.spec import Spec, from_dict
+from harness.policy.types import UserError
+from harness.report import explain
+from harness.rows import metrics, record
+from harness.rows.metrics import Crossing, Estimate
 from plots import fig_paper, style
 from tests.test_sweep import SYSTEM, files
 
@@ -702,9 +704,9 @@ def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
 MOVES = '''
 """A system of a test: its one model goes to GPU 1 after 10 s, comes back after 20 s, is away from 30 to 40 s."""
 
-from harness.actions import Admit, Evict, Load, Run, Wake
-from harness.events import Woke
-from harness.types import Batch, Inst
+from harness.policy.actions import Admit, Evict, Load, Run, Wake
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Inst
 
 
 class Moves:

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Evict, Load, Run
-from harness.check import Stand
-from harness.engines import state
-from harness.engines.sim import Config, Served, Sim
-from harness.events import Arrived, Event, Finished
-from harness.replay import replay
-from harness.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
+from harness.check.check import Stand
+from harness.engines.machine import Config, Served
+from harness.engines.sim import state
+from harness.engines.sim.engine import Sim
+from harness.loop.replay import replay
+from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.events import Arrived, Event, Finished
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
 from systems.serverlessllm import ServerlessLlm
 from workloads.models import shape
 

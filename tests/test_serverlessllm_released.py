@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.actions import Action, Admit, Drop, Evict, Load, Move, Run
-from harness.engines import state
-from harness.events import Arrived, Done, Finished, Prefilled, Woke
-from harness.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
+from harness.engines.sim import state
+from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, ServerlessLlmReleased
 from tests.test_serverlessllm import Flat, simulated
 

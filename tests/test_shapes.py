@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from harness.shapes import kv_token_bytes, params, weight_bytes
-from harness.types import GIB, UserError
+from harness.engines.shapes import kv_token_bytes, params, weight_bytes
+from harness.policy.types import GIB, UserError
 from workloads.models import shapes
 
 # Parameters of the checkpoints as their model cards count them.

@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness import shapes, sweep
-from harness.actions import Admit, Load, Run
-from harness.engines.sim import Config, Served, Sim, granule_bytes
-from harness.events import Arrived
-from harness.record import SCHEMA
-from harness.replay import replay
-from harness.spec import Spec
-from harness.system import find
-from harness.types import MIB, Batch, Inst, Jobs, Plan
+from harness.engines import shapes
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim, granule_bytes
+from harness.experiment import sweep
+from harness.experiment.spec import Spec
+from harness.loop.replay import replay
+from harness.loop.system import find
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Arrived
+from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
+from harness.rows.record import SCHEMA
 from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape

@@ -16,12 +16,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import metrics, record, run, sweep
-from harness.engines import cost
-from harness.run import Failed, code, current, execute, jobs_of, resolve
-from harness.spec import Spec, as_dict
-from harness.system import ROOT, find
-from harness.types import UserError
+from harness.engines.costs import cost
+from harness.experiment import run, sweep
+from harness.experiment.run import Failed, code, current, execute, jobs_of, resolve
+from harness.experiment.spec import Spec, as_dict
+from harness.loop.system import ROOT, find
+from harness.policy.types import UserError
+from harness.rows import metrics, record
 from workloads.base import DRAWN, RARE
 from workloads.build import build
 
@@ -30,9 +31,9 @@ TINY = Spec("static", trace="sample", models="llama-3.2-1b*3", gpus=1, slo="", d
 SYSTEM = '''
 """A system of a test."""
 
-from harness.actions import Admit, Load, Run
-from harness.events import Woke
-from harness.types import Batch, Inst
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Inst
 
 DECISION_S = 0.004
 
@@ -173,22 +174,27 @@ def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
 
 
 def sources(spec: Spec) -> set[str]:
-    engine = ROOT / "harness/engines/sim.py"
+    engine = ROOT / "harness/engines/sim/__init__.py"
     policy = ROOT / f"systems/{spec.system}.py"
-    found = run._closure((ROOT / "harness/run.py", engine, policy))
+    found = run._closure((ROOT / "harness/experiment/run.py", engine, policy))
     return {str(path.relative_to(ROOT)) for path in found}
 
 
 def test_the_sources_of_a_run_are_what_it_imports() -> None:
     found = sources(TINY)
-    core = {f"harness/{x}.py" for x in ("types", "events", "actions", "view", "system", "engine", "replay", "record")}
-    core |= {"harness/run.py", "harness/spec.py", "harness/shapes.py", "harness/algorithms.py"}
-    core |= {f"harness/engines/{x}.py" for x in ("sim", "state", "rows", "cost", "coef", "jit")}
-    core |= {f"harness/engines/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
+    core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
+    core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
+    core |= {"harness/experiment/run.py", "harness/experiment/spec.py"}
+    core |= {
+        f"harness/engines/{x}.py" for x in ("shapes", "machine", "rows", "sim/__init__", "sim/engine", "sim/state")
+    }
+    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
+    core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
-    others = {f"harness/{x}.py" for x in ("cli", "sweep", "table", "metrics", "explain", "new", "check")}
-    assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/fit.py"})
+    others = {f"harness/{x}.py" for x in ("cli/app", "experiment/sweep", "rows/metrics", "check/new", "check/check")}
+    others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
+    assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
 
 def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path) -> None:

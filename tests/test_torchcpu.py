@@ -14,15 +14,16 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from harness import engine, record, system  # noqa: E402
-from harness.check_engine import cases, run  # noqa: E402
+from harness.check.engine import cases, run  # noqa: E402
 from harness.engines import llama  # noqa: E402
 from harness.engines.machine import Config, Served, machine  # noqa: E402
-from harness.replay import replay  # noqa: E402
-from harness.run import execute, resolve  # noqa: E402
-from harness.spec import Spec  # noqa: E402
-from harness.system import ROOT  # noqa: E402
-from harness.types import Jobs, Plan  # noqa: E402
+from harness.experiment.run import execute, resolve  # noqa: E402
+from harness.experiment.spec import Spec  # noqa: E402
+from harness.loop import engine, system  # noqa: E402
+from harness.loop.replay import replay  # noqa: E402
+from harness.loop.system import ROOT  # noqa: E402
+from harness.policy.types import Jobs, Plan  # noqa: E402
+from harness.rows import record  # noqa: E402
 from tests.test_cli import ok  # noqa: E402
 from workloads.models import shape  # noqa: E402
 
@@ -144,7 +145,7 @@ def test_a_comparison_says_what_it_was_measured_on(tmp_path: Path) -> None:
 def test_it_imports_torch_when_it_is_made_ready() -> None:
     code = """
 import sys
-from harness import engine
+from harness.loop import engine
 from harness.engines.machine import Config
 made = engine.find("torchcpu")(Config(()), {}, None)
 made.cluster, made.view(), made.close()

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.run import sized, trace_of
-from harness.types import UserError
+from harness.experiment.run import sized, trace_of
+from harness.policy.types import UserError
 from traces import schema
 from traces.convert import arena, convert, synthetic
 from traces.load import Trace, listing, manifest, of_table, present, trace

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from harness.engines.sim import Config
-from harness.figure import figure
-from harness.shapes import weight_bytes
-from harness.types import GIB, KEPT_PAGES, MIB
+from harness.engines.machine import Config
+from harness.engines.shapes import weight_bytes
+from harness.experiment.figure import figure
+from harness.policy.types import GIB, KEPT_PAGES, MIB
 from systems import aegaeon, muxserve, prism
 from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe

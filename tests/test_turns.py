@@ -9,12 +9,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from harness import record, turns
-from harness.actions import Load
-from harness.events import TurnEnded
-from harness.run import execute, recorded, resolve
-from harness.spec import asked, from_dict
-from harness.types import Batch, Inst, UserError
+from harness.experiment.run import execute, recorded, resolve
+from harness.experiment.spec import asked, from_dict
+from harness.policy.actions import Load
+from harness.policy.events import TurnEnded
+from harness.policy.types import Batch, Inst, UserError
+from harness.rows import record, turns
 from plots import fig_switch, fig_turns
 
 

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.run import trace_of
-from harness.shapes import weight_bytes
-from harness.types import GIB, Jobs, UserError
+from harness.engines.shapes import weight_bytes
+from harness.experiment.run import trace_of
+from harness.policy.types import GIB, Jobs, UserError
 from traces.load import trace as load
 from workloads import fitted, slo
 from workloads.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf

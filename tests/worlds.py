@@ -10,21 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from harness.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.engines.coef import COST, Tables
-from harness.engines.cost import GpuSpec, HostProfile, Way
-from harness.engines.sim import (
-    PIECE_BYTES,
-    Config,
-    Machine,
-    Served,
-    Sim,
-    granule_bytes,
-    memory,
-)
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.shapes import kv_token_bytes, weight_bytes
-from harness.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
+from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.machine import Config, Machine, Served
+from harness.engines.shapes import kv_token_bytes, weight_bytes
+from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf

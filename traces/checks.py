@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.types import UserError
+from harness.policy.types import UserError
 
 Where = Callable[[int], str]  # row -> "file:line"
 MOST_TOKENS = np.iinfo(np.int32).max

@@ -19,7 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from harness.types import UserError
+from harness.policy.types import UserError
 from traces import checks, schema
 from traces.unpickle import unpickle
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.types import UserError
+from harness.policy.types import UserError
 from traces import checks, convert, schema
 
 HERE = Path(__file__).parent

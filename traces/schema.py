@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.types import UserError
+from harness.policy.types import UserError
 
 NAMES = pa.dictionary(pa.int32(), pa.string())
 REQUIRED = {

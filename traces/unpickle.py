@@ -10,7 +10,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from harness.types import UserError
+from harness.policy.types import UserError
 
 
 class Record:

@@ -12,7 +12,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.types import UserError
+from harness.policy.types import UserError
 
 F8 = NDArray[np.float64]
 

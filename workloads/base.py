@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from harness.types import Jobs
+from harness.policy.types import Jobs
 from workloads.arrivals import rng
 from workloads.build import Rows, build, closed
 from workloads.models import ModelSet

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.types import Jobs, Plan, UserError
+from harness.policy.types import Jobs, Plan, UserError
 from workloads import fitted
 from workloads.arrivals import positive, rng
 from workloads.models import ModelSet

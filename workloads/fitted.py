@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.types import UserError
+from harness.policy.types import UserError
 from workloads.arrivals import on_off, positive, rng, zipf
 
 F8 = NDArray[np.float64]

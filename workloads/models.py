@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness.types import Shape, UserError
+from harness.policy.types import Shape, UserError
 
 HERE = Path(__file__).parent
 MOST_MODELS = 1000

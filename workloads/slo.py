@@ -22,7 +22,7 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.types import Jobs, UserError
+from harness.policy.types import Jobs, UserError
 from workloads.arrivals import positive
 from workloads.models import ModelSet
 

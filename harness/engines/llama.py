@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness import shapes
-from harness.types import Shape
+from harness.engines import shapes
+from harness.policy.types import Shape
 
 TINY = Shape("tiny", layers=4, hidden=256, q_heads=8, kv_heads=2, head_dim=32, ffn=704, vocab=1024, gated=True,
              tied=True, max_tokens=1 << 17)  # fmt: skip

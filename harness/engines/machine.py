@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from harness import shapes
-from harness.engines import cost, process
-from harness.engines.coef import Tables
-from harness.types import MIB, Cluster, Gpu, Model, Plan, Shape
+from harness.engines import shapes
+from harness.engines.costs import cost, process
+from harness.engines.costs.coef import Tables
+from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.

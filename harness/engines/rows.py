@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.record import SCHEMA, WAITS, to_ns
-from harness.types import Gpus, Jobs
+from harness.policy.types import Gpus, Jobs
+from harness.rows.record import SCHEMA, WAITS, to_ns
 
 SLICE = 65_536
 NAMES = ("unfinished", "done", "dropped", "failed")

@@ -15,13 +15,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from harness.actions import Action, Admit, Drop, Limit, Load, Run
 from harness.engines import llama
 from harness.engines.machine import Config, Machine
 from harness.engines.wallclock import Live, NoProfile, WallClock, WallView, machine_facts
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
-from harness.types import MIB, Batch, Cluster, Fidelity, Gpu, Host, Inst, Model, Option, Phase, UserError
-from harness.view import KvState, View, Weights
+from harness.policy.actions import Action, Admit, Drop, Limit, Load, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.types import MIB, Batch, Cluster, Fidelity, Gpu, Host, Inst, Model, Option, Phase, UserError
+from harness.policy.view import KvState, View, Weights
 
 MEMORY = 512 * MIB  # for weights and KV
 
@@ -243,5 +243,5 @@ class Seen(WallView):
 
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> TorchCpu:  # noqa: ARG001 - not priced
-    """The engine of this file; see harness/engine.py."""
+    """The engine of this file; see harness/loop/engine.py."""
     return TorchCpu(config)

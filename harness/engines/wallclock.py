@@ -21,13 +21,13 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from harness.actions import Action, Admit
 from harness.engines import rows
 from harness.engines.machine import Config
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
-from harness.record import SCHEMA
-from harness.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported, UserError
-from harness.view import BatchState, RequestState
+from harness.policy.actions import Action, Admit
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported, UserError
+from harness.policy.view import BatchState, RequestState
+from harness.rows.record import SCHEMA
 
 ORDER = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # of what is told of an instant
 

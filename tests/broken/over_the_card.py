@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Load, Run
-from harness.events import Event, Woke
-from harness.types import Batch, Cluster, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Event, Woke
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
 
 
 class Broken:

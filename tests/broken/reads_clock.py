@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Load, Run
-from harness.events import Arrived, Event, Woke
-from harness.types import Batch, Cluster, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Arrived, Event, Woke
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
 
 
 class Broken:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.engines import calibrate, cost
+from harness.engines.costs import calibrate, cost
 
 SIZES = {"1B": (3072, 2048, 8192), "3B": (5120, 3072, 8192), "8B": (6144, 4096, 14336)}  # qkv, hidden, ffn
 GEMMS = {

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines import calibrate, cost
-from harness.engines.gpu import report
-from harness.engines.gpu.plan import PLAN
-from harness.types import UserError
+from harness.engines.costs import calibrate, cost
+from harness.engines.probes import report
+from harness.engines.probes.plan import PLAN
+from harness.policy.types import UserError
 from tests.gpu import raw
 
 SPEC = cost.gpu("h200")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.events import Arrived, Done, Event, Finished, Woke
-from harness.types import Batch, Cluster, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.view import View
 
 
 class OnDemand:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
-from harness.actions import Action, Admit, Drop, Limit, Load, Move, Run, Wake
-from harness.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
-from harness.types import Batch, Cluster, Host, Inst, Option
-from harness.view import View
+from harness.policy.actions import Action, Admit, Drop, Limit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.types import Batch, Cluster, Host, Inst, Option
+from harness.policy.view import View
 
 TICK_S = 0.0213
 

@@ -1,0 +1,525 @@
+"""Conformance of an engine: laws that a simulator, a GPU and a server keep alike, tried on small workloads.
+
+A scripted policy drives the engine through each case; a law is a function of what was seen. Nothing here looks into an
+engine: it has only what `Engine` and `View` say. On a wall clock no law is about how long anything took.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import numpy as np
+
+from harness.check.check import ACTIONS, EVENTS, SHAPE, USES, Breach, Failure, held_bytes, known, needs
+from harness.engines import machine
+from harness.engines.machine import Config, Served
+from harness.loop import engine as engines
+from harness.loop.engine import Engine
+from harness.loop.replay import replay
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, brief
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.types import Batch, Cluster, Fidelity, Host, Inst, Jobs, Model, Option
+from harness.policy.view import View
+from harness.rows.record import SCHEMA, STATES, WAITS
+from workloads.models import shape
+
+LONGEST_S = 600.0  # of the engine's clock: by then every case is over
+MODELS = ("a", "b")
+HEARS = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, Load, Evict})
+
+
+class Case(NamedTuple):
+    """A workload, and the script by which a policy serves it."""
+
+    script: Callable[[Event, Cluster], Iterable[Action]]
+    jobs: Jobs
+    needs: frozenset[str] = frozenset()  # of `can`, beside Load, Run and Admit
+    tells: frozenset[type] = frozenset({Arrived, Finished})  # without these the script is of no use
+    all_done: bool = True  # no request may end otherwise
+
+
+@dataclass
+class Script:
+    """A policy that follows a case's script, and keeps what it was told, when, and what it saw."""
+
+    case: Case
+    engine: Engine
+    options: Mapping[str, Option] = field(default_factory=dict)
+    heard: list[tuple[float, Event]] = field(default_factory=list)
+    seen: list[tuple[str, str]] = field(default_factory=list)  # law, what breaks it
+
+    def __post_init__(self) -> None:
+        self.uses = frozenset({"Load", "Run", "Admit"}) | self.case.needs
+        self.hears = HEARS & (self.engine.tells | {Woke})
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """The script's answer, after a look around."""
+        self.heard.append((view.now_s, event))
+        self.seen += looked(event, view, self.engine, len(self.case.jobs))
+        return tuple(self.case.script(event, self.engine.cluster))
+
+
+class Trial(NamedTuple):
+    """What happened in a case."""
+
+    case: Case
+    engine: Engine
+    heard: Sequence[tuple[float, Event]]
+    seen: Sequence[tuple[str, str]]
+    rows: Sequence[Mapping[str, Any]]
+    end_s: float
+    kv_bytes: int  # held at the end
+    late: Sequence[str] = ()  # what close() did not do
+
+    def ended(self) -> dict[int, list[Finished]]:
+        """Ends that were told, by request."""
+        found: dict[int, list[Finished]] = {}
+        for _, event in self.heard:
+            if isinstance(event, Finished):
+                found.setdefault(event.rid, []).append(event)
+        return found
+
+
+# ------------------------------------------------------------------ cases
+
+
+def batch(model: str) -> Batch:
+    """Where scripts serve a model."""
+    return Batch(Inst(model, (0,)))
+
+
+def started(event: Event, _: Cluster) -> Iterator[Action]:
+    """Both models in, a lane of each open."""
+    if event == Woke("start"):
+        for m in MODELS:
+            yield from (Load(batch(m).inst), Run(batch(m)))
+
+
+def routed(event: Event, cluster: Cluster) -> Iterator[Action]:
+    """Every model to its batch, once and for all."""
+    yield from started(event, cluster)
+    if event == Woke("start"):
+        yield from (Admit(m, batch(m)) for m in MODELS)
+
+
+def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
+    """Each request is admitted when it comes; the second model is loaded when it is first asked for."""
+    if event == Woke("start"):
+        yield from (Load(batch("a").inst), Run(batch("a")), Run(batch("b")))
+    if isinstance(event, Arrived):
+        m = event.request.model
+        yield from (Load(batch(m).inst), Admit(event.request.id, batch(m)))
+
+
+def squeezed(event: Event, cluster: Cluster) -> Iterator[Action]:
+    """Both models may hold the KV of three short requests, which then grow."""
+    if event == Woke("start"):
+        for m, model in cluster.models.items():
+            yield Limit(m, 0, blocks(model, 3 * 48))
+    yield from routed(event, cluster)
+
+
+def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
+    """Every other request is dropped: on arrival, or at its first token."""
+    yield from started(event, cluster)
+    if isinstance(event, Arrived):
+        one = event.request
+        yield Drop(one.id) if one.id % 4 == 1 else Admit(one.id, batch(one.model))
+    if isinstance(event, Prefilled) and event.rid % 4 == 3:
+        yield Drop(event.rid)
+
+
+def swapped(event: Event, _: Cluster) -> Iterator[Action]:
+    """One model is in at a time: it leaves when the other is asked for."""
+    if event == Woke("start"):
+        yield from (Run(batch(m)) for m in MODELS)
+    if isinstance(event, Arrived):
+        mine, other = batch(event.request.model), batch(MODELS[event.request.model == MODELS[0]])
+        yield from (Admit(event.request.id, mine), Load(mine.inst), Evict(other.inst))
+
+
+def blocks(model: Model, tokens: int) -> int:
+    """Bytes of whole pages for so many tokens of KV."""
+    return -(-tokens * model.kv_token_bytes // model.page_bytes) * model.page_bytes
+
+
+def impossible(cluster: Cluster) -> dict[Action, str]:
+    """Actions that no engine can carry out, and why."""
+    nowhere, gone = Inst("a", (len(cluster.gpus),)), Inst("nobody", (0,))
+    return {
+        Load(gone): "there is no such model",
+        Load(nowhere): "there is no such GPU",
+        Load(Inst("a", ())): "no GPU is named",
+        Limit("nobody", 0, 1): "there is no such model",
+        Admit(10**9, batch("a")): "there is no such request",
+        Admit(-1, batch("a")): "there is no such request",
+        Admit("a", batch("b")): "a batch serves its own model",
+        Admit("nobody", Batch(gone)): "there is no such model",
+        Drop(10**9): "there is no such request",
+        Run(Batch(nowhere)): "there is no such GPU",
+        Run(Batch(Inst("a", Host(0)))): "a host runs nothing",
+    }
+
+
+def beyond(engine: Engine) -> list[Action]:
+    """An action for each field of the vocabulary that an engine does not say it can."""
+    inst, lane = batch("a").inst, batch("a")
+    every: tuple[Action, ...] = (
+        Load(inst, "no-such-way"), Evict(inst, drain=False), Run(lane, "prefill"), Run(lane, "decode"),
+        Run(lane, for_s=1.0), Run(lane, steps=1), Run(lane, seqs=1), Run(lane, chunk_tokens=16),
+        Run(lane, slice_layers=1), Run(lane, op_s=1e-3), Run(lane, sms=1), Move(lane, None), Move(lane, Host(0)),
+        Move(lane, (0,)), Move(lane, (0,), attend=True),
+    )  # fmt: skip
+    return [action for action in every if not set(needs(action)) <= engine.can]
+
+
+def refused(event: Event, cluster: Cluster) -> Iterator[Action]:
+    """What cannot be is asked for at each arrival, before the request is admitted."""
+    yield from started(event, cluster)
+    if isinstance(event, Arrived):
+        yield from impossible(cluster)
+        yield Admit(event.request.id, batch(event.request.model))
+
+
+def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tuple[int, int], burst: int = 1) -> Jobs:
+    """`n` requests of both models in bursts over a span, lengths uniform."""
+    draw = np.random.default_rng(seed)
+    arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
+    prompts, outputs = (draw.integers(*bounds, n, np.int32, endpoint=True) for bounds in (prompt, output))
+    none = np.full(n, np.inf)
+    return Jobs(MODELS, arrival_s, draw.integers(0, 2, n, np.int32), prompts, outputs, none, none)
+
+
+def chained(one: Jobs) -> Jobs:
+    """The same as a closed loop of two clients."""
+    n = len(one)
+    after = np.where(np.arange(n) < 2, -1, np.arange(n) - 2).astype(np.int32)
+    arrival_s = np.where(after < 0, 0.0, np.inf)
+    return replace(one, arrival_s=arrival_s, after=after, think_s=np.full(n, 0.01))
+
+
+SHORT = (8, 48), (1, 12)
+
+
+def cases() -> dict[str, Case]:
+    """Every case by name."""
+    limit, drop, evict = (frozenset({name}) for name in ("Limit", "Drop", "Evict"))
+    return {
+        "routed": Case(routed, jobs(0, 16, 0.3, *SHORT)),
+        "one-by-one": Case(one_by_one, jobs(1, 12, 0.3, *SHORT)),
+        "burst": Case(routed, jobs(2, 16, 0.2, *SHORT, burst=8)),
+        "one-token": Case(routed, jobs(3, 8, 0.1, (8, 48), (1, 1))),
+        "closed": Case(routed, chained(jobs(4, 10, 0.3, *SHORT))),
+        "squeezed": Case(squeezed, jobs(5, 10, 0.05, (8, 160), (48, 64)), limit, all_done=False),
+        "dropped": Case(dropped, jobs(6, 12, 0.2, *SHORT), drop, frozenset({Arrived, Prefilled}), all_done=False),
+        "swapped": Case(swapped, jobs(7, 10, 2.0, *SHORT), evict),
+        "refused": Case(refused, jobs(8, 6, 0.2, *SHORT), limit | drop),
+        "no-requests": Case(routed, jobs(9, 16, 0.3, *SHORT).first(0)),
+    }
+
+
+# ------------------------------------------------------------------ trials
+
+
+@cache
+def _served() -> tuple[tuple[Served, ...], machine.Machine]:
+    served = tuple(Served(m, shape(SHAPE)._replace(max_tokens=2048)) for m in MODELS)
+    return served, machine.machine(Config(served))
+
+
+def made(name: str) -> Engine:
+    """The engine as every case has it: two small models, one GPU."""
+    served, priced = _served()
+    return engines.find(name)(Config(served, token_times=True), {}, priced)
+
+
+def run(name: str, case: Case) -> Trial | None:
+    """Try a case; none where the engine cannot do what its script asks."""
+    engine = made(name)
+    before = children()
+    try:
+        if not ({"Load", "Run", "Admit"} | case.needs <= engine.can and case.tells <= engine.tells):
+            return None
+        script = Script(case, engine)
+        replay(script, engine, case.jobs, end_s=LONGEST_S)
+        rows = [row for part in engine.rows() for row in checked(part, script).to_pylist()]
+        kv_bytes, end_s = sum(kv for _, kv in held_bytes(engine)), engine.view().now_s
+        if not all(isinstance(value, float) for value in engine.stats().values()):
+            script.seen.append(("rows", "stats() holds what is no float"))
+    finally:
+        engine.close()
+    engine.close()
+    left = [f"process {pid} is left" for pid in sorted(children() - before)]
+    return Trial(case, engine, script.heard, script.seen, rows, end_s, kv_bytes, left)
+
+
+def checked(part: Any, script: Script) -> Any:
+    """A batch of rows, noted where it is of another schema."""
+    if not part.schema.equals(SCHEMA):
+        script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
+    return part
+
+
+def children() -> set[int]:
+    """Processes that this one started, where the system tells."""
+    found = Path("/proc/self/task").glob("*/children")
+    return {int(pid) for path in found for pid in path.read_text("ascii").split()}
+
+
+def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[str, str]]:
+    """What is wrong with a view, and with memory, at an event."""
+    have = engine.cluster.gpus[0].mem_bytes
+    for g, (weights, kv) in enumerate(held_bytes(engine)):
+        if kv < 0 or weights + kv > have:
+            yield "memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}"
+    if not 0 <= view.free_bytes(0) <= have:
+        yield "memory", f"{view.free_bytes(0)} of {have} bytes are free"
+    for m in MODELS:
+        account, members, state = view.kv(m, 0), view.members(batch(m)), view.batch(batch(m))
+        if account.limit_bytes is not None and account.used_bytes > account.limit_bytes:
+            yield "memory", f"{m} holds {account.used_bytes} bytes of KV, its limit is {account.limit_bytes}"
+        if any(view.request(r).batch != batch(m) for r in members) or len(set(members)) != len(members):
+            yield "view", f"members of {m} are {members}, and some say otherwise"
+        if state.waiting + state.decoding + state.away > len(members):
+            yield "view", f"{state} counts more than the {len(members)} members of {m}"
+    if isinstance(event, Arrived):
+        try:
+            state_of = view.request(event.request.id)
+        except KeyError:
+            yield "view", f"request {event.request.id} has arrived, and the view does not know it"
+        else:
+            if state_of.made_tokens > 0 and state_of.batch is None:
+                yield "view", f"request {event.request.id} is in no batch and has tokens"
+    for r in (-1, n):
+        try:
+            view.request(r)
+        except KeyError:
+            continue
+        yield "view", f"request {r} does not exist, and the view knows it"
+    try:
+        view.oracle_tokens(0)
+    except PermissionError:
+        return
+    yield "view", "oracle_tokens is open to a policy that did not declare it"
+
+
+# ------------------------------------------------------------------ laws
+
+
+def inert(name: str) -> Iterator[Breach]:
+    """It can be made, asked and closed without being made ready, twice too; its fields are of their kinds."""
+    before = children()
+    engine = made(name)
+    for use in sorted(engine.can):
+        if not re.fullmatch(USES, use):
+            yield Breach(f'can "{use}", which names no action, field or query')
+    for kind in engine.tells - {*EVENTS, *ACTIONS}:
+        yield Breach(f"tells {kind!r}, which is no event")
+    if engine.fidelity not in get_args(Fidelity):
+        yield Breach(f"fidelity is {engine.fidelity!r}")
+    if bool(engine.measured_on) == (engine.fidelity == "simulated"):
+        yield Breach("a real or emulated engine says what machine it is measured on, a simulated one none")
+    if engine.wall_clock == (engine.fidelity == "simulated"):
+        yield Breach("time is simulated or real, not both")
+    if set(engine.cluster.models) != set(MODELS) or not engine.cluster.gpus:
+        yield Breach("its cluster has other models than its config, or no GPU")
+    for _ in range(2):
+        engine.close()
+    if left := children() - before:
+        yield Breach(f"making it started process {min(left)}")
+
+
+def ends(trial: Trial) -> Iterator[Breach]:
+    """Every request ends once, as it was told, and is done unless the policy or memory is to blame.
+
+    The run is over with the last end, which need not be told any more.
+    """
+    told, last_ns = trial.ended(), max((row["done_ns"] or 0 for row in trial.rows), default=0)
+    for row in trial.rows:
+        r, state = row["id"], row["state"]
+        if state not in STATES or state == "unfinished":
+            yield Breach(f"request {r} is {state}")
+        if trial.case.all_done and state != "done":
+            yield Breach(f"request {r} is {state}, and nothing was in its way")
+        heard = [one.state for one in told.get(r, ())]
+        if Finished in trial.engine.tells and heard != [state] and (heard or row["done_ns"] != last_ns):
+            yield Breach(f"request {r} is {state}, and its end was told as {heard}")
+    if trial.case.script is dropped:
+        want = {r for r in range(len(trial.rows)) if r % 4 == 1}
+        if lost := want - {row["id"] for row in trial.rows if row["state"] == "dropped"}:
+            yield Breach(f"request {min(lost)} was dropped, and is not")
+
+
+def tokens(trial: Trial) -> Iterator[Breach]:
+    """Output lengths are those of the workload, and each token has its time."""
+    for row in trial.rows:
+        count, want = row["made_tokens"], row["output_tokens"]
+        if count > want or (row["state"] == "done" and count != want):
+            yield Breach(f"request {row['id']} is {row['state']} with {count} of {want} tokens")
+        times = row["token_ns"]
+        if times is None or len(times) != count or times != sorted(times):
+            yield Breach(f"request {row['id']} has {count} tokens, and their times are {times}")
+
+
+def stamps(trial: Trial) -> Iterator[Breach]:
+    """Arrival, admission, first token and end come in this order; no clock is ahead of the run's end."""
+    arrival_s, end_ns = trial.case.jobs.arrival_s, round(trial.end_s * 1e9)
+    for row in trial.rows:
+        marks = [row[f"{name}_ns"] for name in ("arrival", "admit", "first", "done")]
+        there = [mark for mark in marks if mark is not None]
+        if row["state"] != "done" and marks[2] is not None:  # its client may get a token after it was dropped
+            there.remove(marks[2])
+        if any(a > b + 1 for a, b in pairwise(there)):
+            yield Breach(f"request {row['id']} has stamps {marks}")
+        if np.isfinite(arrival_s[row["id"]]) and marks[0] != round(arrival_s[row["id"]] * 1e9):
+            yield Breach(f"request {row['id']} was to arrive at {arrival_s[row['id']]} s, its row says {marks[0]} ns")
+        if (row["made_tokens"] > 0) != (marks[2] is not None):
+            yield Breach(f"request {row['id']} has {row['made_tokens']} tokens, and its first at {marks[2]}")
+        if row["state"] == "done" and row["token_ns"] and row["token_ns"][0] != marks[2] - marks[0]:
+            yield Breach(f"request {row['id']} has two times of its first token")
+        if row["state"] != "done" and there[-1] > end_ns + 1:
+            yield Breach(f"request {row['id']} ended after the run")
+
+
+def waits(trial: Trial) -> Iterator[Breach]:
+    """Causes of waiting are no less than nothing and sum to the latency; who has tokens has run."""
+    for row in trial.rows:
+        parts = {wait: row[f"{wait}_ns"] for wait in WAITS}
+        if row["done_ns"] is not None and sum(parts.values()) != row["done_ns"] - row["arrival_ns"]:
+            yield Breach(f"request {row['id']} waited {sum(parts.values())} of {row['done_ns'] - row['arrival_ns']} ns")
+        if min(parts.values()) < -8 or (row["made_tokens"] > 0) != (parts["solo"] > 0):
+            yield Breach(f"request {row['id']} with {row['made_tokens']} tokens waited {parts}")
+
+
+def ordered(trial: Trial) -> Iterator[Breach]:
+    """The clock never goes back; a request arrives, has its KV, ends, and is heard of no more."""
+    for (a_s, _), (b_s, event) in pairwise(trial.heard):
+        if b_s < a_s:
+            yield Breach(f"{event} was told at {b_s} s, after {a_s} s")
+    stage: dict[int, str] = {}
+    for now_s, event in trial.heard:
+        match event:
+            case Arrived(one):
+                if one.id in stage or now_s < one.arrival_s - 1e-9:
+                    yield Breach(f"request {one.id}, due at {one.arrival_s} s, arrived at {now_s} s, or twice")
+                stage[one.id] = "came"
+            case Prefilled(rid, _) | Preempted(rid, _) | Finished(rid, _, _):
+                if stage.get(rid) != "came":
+                    yield Breach(f"{event} was told of a request that had not come or had ended")
+                if isinstance(event, Finished):
+                    stage[rid] = "ended"
+
+
+def memory(trial: Trial) -> Iterator[Breach]:
+    """What is held never exceeds the card or a limit, and at the end no KV is left."""
+    if trial.kv_bytes:
+        yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
+
+
+def refusals(trial: Trial) -> Iterator[Breach]:
+    """What is impossible comes back as Done(failed) with its reason, and nothing else does."""
+    failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
+    if trial.case.script is not refused:
+        yield from (Breach(f"{brief(one.action)} was refused: {one.failed}") for one in failed if _odd(trial, one))
+        return
+    arrivals = sum(isinstance(event, Arrived) for _, event in trial.heard)
+    for action, why in impossible(trial.engine.cluster).items():
+        if (times := sum(one.action == action for one in failed)) != arrivals:
+            yield Breach(f"{brief(action)} was refused {times} of {arrivals} times: {why}")
+
+
+def _odd(trial: Trial, refusal: Done) -> bool:
+    """Whether nothing explains a refusal: scripts evict what may not be in, and load what may leave."""
+    return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
+
+
+def able(name: str) -> Iterator[Breach]:
+    """What it does not say it can, it refuses."""
+    asks = beyond(made(name))
+
+    def script(event: Event, cluster: Cluster) -> Iterator[Action]:
+        if event == Woke("start"):
+            yield from asks
+        yield from routed(event, cluster)
+
+    trial = run(name, Case(script, jobs(10, 4, 0.1, *SHORT)))
+    if trial is None:
+        return
+    failed = [event.action for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
+    for action in asks:
+        if action not in failed:
+            yield Breach(f"{brief(action)} was not refused, and {sorted(needs(action))} are not all among what it can")
+
+
+def view(trial: Trial) -> Iterator[Breach]:
+    """A view agrees with itself, knows who came and nobody else, and keeps output lengths to itself."""
+    yield from _seen(trial, "view")
+
+
+def rows(trial: Trial) -> Iterator[Breach]:
+    """Rows are of the schema, one a request in order of id, and say what they are worth."""
+    if [row["id"] for row in trial.rows] != list(range(len(trial.case.jobs))):
+        yield Breach(f"rows are of requests {[row['id'] for row in trial.rows]}")
+    if any(row["fidelity"] != trial.engine.fidelity for row in trial.rows):
+        yield Breach(f"rows are not all {trial.engine.fidelity}")
+
+
+def closes(trial: Trial) -> Iterator[Breach]:
+    """After `close`, which may come twice, no process of its own is left."""
+    yield from map(Breach, trial.late)
+
+
+def repeats(name: str) -> Iterator[Breach]:
+    """Where time is simulated, the same workload brings the same rows and events."""
+    if made(name).wall_clock:
+        return
+    for case in cases().values():
+        one, other = run(name, case), run(name, case)
+        if one and other and (one.rows, one.heard) != (other.rows, other.heard):
+            yield Breach("the same workload brought other rows or events")
+
+
+def _seen(trial: Trial, law: str) -> Iterator[Breach]:
+    yield from (Breach(what) for name, what in trial.seen if name == law)
+
+
+OF_ENGINE: Mapping[str, Callable[[str], Iterator[Breach]]] = {"inert": inert, "able": able, "repeats": repeats}
+OF_TRIAL: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
+    law.__name__: law for law in (ends, tokens, stamps, waits, ordered, memory, refusals, view, rows, closes)
+}
+LAWS: Mapping[str, str] = {law: inspect.getdoc(f) or "" for law, f in {**OF_ENGINE, **OF_TRIAL}.items()}
+
+
+def check(name: str, *, only: str | None = None, case: str | None = None) -> list[Failure]:
+    """Broken laws of an engine, by name or path; the first breach of each. None: it conforms.
+
+    `only` one law, only one case. Raises UserError where there is no such engine, law or case, or something that the
+    engine needs is missing.
+    """
+    engines.path(name)
+    known("law", only, LAWS)
+    known("case", case, cases())
+    found: dict[str, Failure] = {}
+
+    def fail(law: str, where: str, breach: Breach, of: str = "") -> None:
+        command = f"bench check --engine {shlex.quote(name)} --law {law}{of}"
+        found.setdefault(law, Failure(law, where + breach.what, None, command))
+
+    for law, of_engine in OF_ENGINE.items():
+        for breach in of_engine(name) if only in {None, law} and case is None else ():
+            fail(law, "", breach)
+    for key, one in cases().items():
+        if case not in {None, key} or only in OF_ENGINE or (trial := run(name, one)) is None:
+            continue
+        for law in (law for law in OF_TRIAL if only in {None, law}):
+            for breach in (*OF_TRIAL[law](trial), *_seen(trial, law)):
+                fail(law, f"case {key}: ", breach, f" --case {key}")
+    return [found[law] for law in LAWS if law in found]

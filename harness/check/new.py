@@ -1,0 +1,56 @@
+"""The file that `bench new` writes: the smallest system that passes `bench check`, with what to change and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.policy.types import UserError
+from harness.rows.record import write_bytes
+
+TEMPLATE = '''\
+"""NAME: one line that says what it does. Then the paper, its version, and its symbols."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Cluster, Infeasible, Inst
+
+DECISION_S = 0.0  # seconds of virtual time that a decision takes; say when and where it was measured
+
+
+@dataclass(frozen=True)
+class TITLE:
+    """Model k runs on GPUs k, k + 1, ... of the cluster and takes the KV memory that it finds free."""
+
+    cluster: Cluster  # GPUs, models, forecast, cost profile: all that is known before the start
+    hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
+    uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
+    options = {"kv": "paged"}  # what it needs of an engine  # noqa: RUF012
+    presets = {}  # named sets of fields, as {"paper": {"tau": 3.0}}  # noqa: RUF012
+
+    def on(self, event, view):
+        """Answer one event with actions; `view` reads the state, and neither knows an output length."""
+        if event == Woke("start"):  # before the window: placing models costs nothing yet
+            free = [gpu.mem_bytes for gpu in self.cluster.gpus]
+            for k, (name, model) in enumerate(self.cluster.models.items()):
+                place = tuple((k * model.tp + j) % len(free) for j in range(model.tp))
+                for gpu in place:
+                    free[gpu] -= model.weight_bytes + model.max_tokens * model.kv_token_bytes + model.page_bytes
+                    if free[gpu] < 0:
+                        raise Infeasible(f"{name} does not fit on GPU {gpu}")
+                batch = Batch(Inst(name, place))
+                yield Load(batch.inst)  # bring the weights in
+                yield Run(batch)  # a standing order: continuous batching until told otherwise
+                yield Admit(name, batch)  # a standing route: all requests of this model join the batch
+'''
+
+
+def write(path: Path) -> None:
+    """Write the template to a new file. Raises UserError where one stands, or the name is none of a module."""
+    if path.suffix != ".py" or not path.stem.isidentifier():
+        raise UserError(f"{path}: name it like a Python module, as in mine.py")
+    if path.exists():
+        raise UserError(f"{path} exists; bench new overwrites nothing")
+    title = "".join(part.capitalize() for part in path.stem.split("_") if part) or "Mine"
+    write_bytes(path, TEMPLATE.replace("NAME", path.stem).replace("TITLE", title).encode())

@@ -1,0 +1,95 @@
+"""GPU memory of an engine's process beside weights and KV, from its parts.
+
+vLLM runs one step of the largest size before it sizes its KV pool, and takes from the share of the card that it may use
+(`gpu_memory_utilization`, `mem_fraction` here) what that step added. On each GPU of a tensor-parallel group of `tp`:
+
+    inside  = LIBRARIES + tokens x 2 B x hidden + max(layer, sampler)
+    layer   = tokens x 2 B x (hidden + max((3 or 2) x ffn, 2 x query + 2 x KV widths) / tp)  activations of one layer
+    sampler = min(seqs, tokens) x vocab x SAMPLER_BYTES                                      on every rank, not split
+    outside = CONTEXT + COLLECTIVES (tp > 1) + layers x GRAPH_BYTES (engines that replay CUDA graphs)
+
+    KV pool = mem_fraction x card - weights - inside
+
+`tokens` is the budget of a step, `seqs` the batch cap. What is `outside` was there before that step, or comes after the
+pool was taken. It lies in the share of the card that the engine leaves alone, and costs KV memory only where processes
+are so many that it exceeds that share.
+
+The form is vLLM's: vllm/v1/worker/gpu_worker.py, `init_device` (communicators come before the first snapshot of memory)
+and `determine_available_memory`; `profile_run` and `_dummy_sampler_run` in gpu_model_runner.py. Nothing is fitted. The
+three KV pools that vLLM 0.15.1 logged on H100 come out within 0.3 % at 256 sequences. Their number is not in the logs:
+at 128 or 512 two of the pools are off by more than 1 %. Checked on H100 alone, with budgets of 2,048 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
+
+from harness.engines.shapes import BF16
+from harness.policy.types import GIB, MIB, Shape
+
+# What a step loads outside of the allocator (cuBLAS, kernels): "non-torch forward increase" of 0.14 GiB on H100
+# (llm-d-incubation/llm-d-fast-model-actuation issue 746); 0.15 to 0.16 in vLLM PR 12126 and issue 17117.
+LIBRARIES = round(0.14 * GIB)
+# Per sequence and word, at the peak of the sampler, the torch.sort of vLLM's top-p: logits in bf16 (2) and
+# float32 (4), sorted values (4) and indices (8), indices to sort (8), CUB's second buffers of values and indices (12).
+# vLLM v1/sample/sampler.py and ops/topk_topp_sampler.py; PyTorch ATen/native/cuda/SortStable.cu, segmented_sort_pairs.
+SAMPLER_BYTES = 2 + 4 + (4 + 8) + 8 + (4 + 8)
+# A CUDA context with torch's modules: of 79.18 GiB 78.66 were free at the first snapshot (issue 746, above).
+CONTEXT = round(0.52 * GIB)
+# NCCL and peer buffers: non-torch memory 3.58 GiB at TP 2 against 1.79 at TP 1 (Llama-3-8B, H100, vLLM PR 10511).
+COLLECTIVES = round(1.79 * GIB)
+# Graphs of all captured batch sizes: 0.64 GiB for a 3B, here taken as 40 layers (generative-computing/granite-switch
+# issue 128). Context, libraries and graphs of a Qwen3-4B (36 layers) are then 1.22 GiB, what it holds asleep; vLLM
+# issue 28714 logs 1.19, and another model in issue 746 left 1.27.
+GRAPH_BYTES = 16 * MIB
+
+Layout = Literal["model", "pair", "gpu", "kept"]
+LAYOUTS: tuple[Layout, ...] = get_args(Layout)
+
+
+class Parts(NamedTuple):
+    """Bytes of one process on each GPU of its group."""
+
+    inside: int  # of the share that the engine may use
+    outside: int  # beside it
+
+
+class Memory(NamedTuple):
+    """What engines may use of each GPU, and what each model's process takes of that beside its weights."""
+
+    gpu_bytes: int
+    process_bytes: tuple[int, ...]
+
+
+def parts(shape: Shape, tp: int, tokens: int, seqs: int, graphs: bool) -> Parts:
+    """The memory of a model's process, by the formula of this module."""
+    kv_heads = max(1, shape.kv_heads // tp)
+    attention = 2 * shape.head_dim * (shape.q_heads // tp + kv_heads)
+    ffn = (3 if shape.gated else 2) * -(-shape.ffn // tp)
+    layer = tokens * BF16 * (shape.hidden + max(ffn, attention))
+    sampler = min(seqs, tokens) * shape.vocab * SAMPLER_BYTES
+    inside = LIBRARIES + tokens * BF16 * shape.hidden + max(layer, sampler)
+    return Parts(inside, CONTEXT + COLLECTIVES * (tp > 1) + shape.layers * GRAPH_BYTES * graphs)
+
+
+def memory(
+    card_bytes: int, fraction: float, processes: Sequence[tuple[Parts, int]], gpus: int, layout: Layout = "model"
+) -> Memory:
+    """What is left of a card for weights and KV, and the part of each model's process that comes and goes with it.
+
+    `processes` are (parts, tensor-parallel degree) by model. Layouts:
+
+        model  a process a model, where its weights are; a GPU has room for the contexts of an even share of all
+        pair   two processes a model, for prefill and for decode
+        gpu    one process a GPU, which serves one model after the other: the largest is there all the time
+        kept   a process a model on every GPU: it keeps its context and graphs while the model is out (asleep)
+    """
+    inside = [one.inside for one, _ in processes]
+    outside = [one.outside for one, _ in processes]
+    spread = -(-sum(one.outside * tp for one, tp in processes) // gpus)
+    beside = {"model": spread, "pair": 2 * spread, "gpu": max(outside, default=0), "kept": sum(outside)}[layout]
+    left = max(0, min(int(card_bytes * fraction), card_bytes - beside))
+    if layout == "gpu":
+        return Memory(max(0, left - max(inside, default=0)), (0,) * len(inside))
+    return Memory(left, tuple(n * (2 if layout == "pair" else 1) for n in inside))

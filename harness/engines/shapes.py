@@ -1,0 +1,45 @@
+"""Bytes of a dense decoder from its dimensions, in bf16: the public checkpoints' own arithmetic.
+
+Norms are counted and biases are not: they are below 0.2 % of every shape served here.
+"""
+
+from __future__ import annotations
+
+from harness.policy.types import Shape, UserError
+
+BF16 = 2  # bytes
+
+
+def params(shape: Shape) -> int:
+    """Parameters of the whole model."""
+    return _params(shape, 1)
+
+
+def weight_bytes(shape: Shape, tp: int = 1) -> int:
+    """Weight bytes on each GPU of a tensor-parallel group of `tp`; UserError where heads do not divide."""
+    _check(shape, tp)
+    return BF16 * _params(shape, tp)
+
+
+def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
+    """KV bytes of one token on each GPU of the group: K and V of every layer. Heads are copied when tp > kv_heads."""
+    _check(shape, tp)
+    return BF16 * 2 * shape.layers * _kv_heads(shape, tp) * shape.head_dim
+
+
+def _params(shape: Shape, tp: int) -> int:
+    d, heads, kv = shape.hidden, shape.q_heads // tp, _kv_heads(shape, tp)
+    attention = d * shape.head_dim * (2 * heads + 2 * kv)  # q, o; k, v
+    ffn = (3 if shape.gated else 2) * d * -(-shape.ffn // tp)
+    vocab = (1 if shape.tied else 2) * d * -(-shape.vocab // tp)
+    return vocab + shape.layers * (attention + ffn + 2 * d) + d
+
+
+def _kv_heads(shape: Shape, tp: int) -> int:
+    return max(1, shape.kv_heads // tp)
+
+
+def _check(shape: Shape, tp: int) -> None:
+    divides = tp >= 1 and shape.q_heads % tp == 0
+    if not divides or (shape.kv_heads % tp and tp % shape.kv_heads):
+        raise UserError(f"{shape.name}: {shape.q_heads} heads and {shape.kv_heads} KV heads do not split over tp {tp}")

@@ -1,0 +1,760 @@
+"""The simulator as an `Engine`: names to rows, actions to kernel calls, codes to events. No physics lives here."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines import shapes
+from harness.engines.costs import cost, process
+from harness.engines.machine import (
+    PIECE_BYTES,
+    Config,
+    Machine,
+    Served,
+    block_bytes,
+    cluster,
+    granule_bytes,
+    machine,
+    memory,
+    profile,
+)
+from harness.engines.sim import kernel, state
+from harness.engines.sim.state import State
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.types import (
+    FRAGMENTED,
+    GIB,
+    KEPT_PAGES,
+    Batch,
+    Fidelity,
+    Gpus,
+    Host,
+    Inst,
+    Jobs,
+    Option,
+    Phase,
+    Request,
+)
+from harness.policy.view import BatchState, KvState, RequestState, View, Weights
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "PIECE_BYTES",
+    "Config",
+    "Machine",
+    "Served",
+    "Sim",
+    "SimView",
+    "block_bytes",
+    "cluster",
+    "granule_bytes",
+    "machine",
+    "memory",
+    "profile",
+]
+
+TELLS: dict[type, int] = {
+    Finished: state.E_FINISHED,
+    Prefilled: state.E_PREFILLED,
+    Preempted: state.E_PREEMPTED,
+    TurnEnded: state.E_TURN,
+    Arrived: state.E_ARRIVED,
+}
+ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
+STATES = np.array(
+    ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
+)
+SOURCES: Mapping[cost.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
+WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
+PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
+PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
+WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
+
+
+class Sim:
+    """A deterministic engine in virtual time: same spec, same bytes."""
+
+    fidelity: Fidelity = "simulated"
+    wall_clock = exclusive = False
+    measured_on: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(
+        self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
+    ) -> None:
+        options, self._machine = options or {}, priced or machine(config)
+        self.config = config
+        self.offers: Mapping[str, tuple[Option, ...]] = {
+            "kv": ("paged", "elastic"),
+            "preempt": ("recompute", "swap"),
+            "sharing": ("fluid", "none"),
+            "memory": ("real", "unlimited"),
+            "process": process.LAYOUTS,
+        }
+        self._elastic = options.get("kv", "paged") == "elastic"
+        layout: Any = options.get("process", "model")
+        self.cluster = cluster(config, self._elastic, self._machine, layout)
+        self._memory = memory(config, self._machine.spec, layout)
+        self._ways = self._machine.ladder
+        self.can = frozenset(
+            {
+                "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
+                "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
+                "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
+            }
+            | {f"Load.way:{way}" for way in self._ways}
+        )  # fmt: skip
+        self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
+        self._host = self._machine.host
+        self._model = {m.name: k for k, m in enumerate(config.models)}
+        self._inst: dict[Inst, int] = {}
+        self._insts: list[Inst] = []
+        self._places: list[Gpus] = []  # the GPUs of each, none for hosts
+        self._of: dict[str, list[int]] = {}  # on GPUs, by model
+        self._loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
+        self._batch: dict[Batch, int] = {}
+        self._batches: list[Batch] = []
+        self._limits: dict[tuple[str, int], int | None] = {}
+        self._orders: dict[tuple[int, int], Run] = {}
+        self._actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
+        self._told: deque[Event] = deque()
+        self._hears: frozenset[type] = frozenset()
+        self._oracle = False
+        self._begun = False
+        self._jobs: Jobs | None = None
+        self._states: NDArray[Any] = np.zeros(0)
+        self._models: NDArray[Any] = np.zeros(0)
+        self._logs: list[NDArray[Any]] = []
+        self._view = SimView(self)
+        self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
+        self._options = options
+        self._weights: NDArray[Any] = np.zeros(0)
+
+    # ------------------------------------------------------------ set-up
+
+    @cached_property
+    def S(self) -> State:  # noqa: N802 - capital as in the kernel
+        """The kernel's records, made when first needed: engines are also made to ask what they can do."""
+        options = self._options
+        c, spec, tables = self.config, self._machine.spec, self._machine.tables
+        nodes = -(-c.gpus // c.node_gpus)
+        n = c.gpus + nodes
+        S = State()
+        w = S.s
+        w["over"], w["end"] = -math.inf, math.inf
+        w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
+        w["unlimited"] = options.get("memory", "real") == "unlimited"
+        w["alone"] = options.get("sharing", "fluid") == "none"
+        w["swap"] = options.get("preempt", "recompute") == "swap"
+        w["elastic"] = self._elastic
+        w["piece"], w["gpus"] = c.piece_bytes, c.gpus
+        w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
+        w["tokens"], w["lookahead"] = c.token_times, self._machine.host.lookahead_steps
+        w["shead"] = w["stail"] = -1
+        w["xhead"] = w["xtail"] = w["xfree"] = w["afree"] = w["thead"] = w["dirty"] = -1
+        G = np.zeros(n, state.GPU)
+        G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
+        G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
+        G["cap"][: c.gpus] = self._memory.gpu_bytes
+        G["cap"][c.gpus :] = spec.host_bytes
+        G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
+        G["head"] = G["lane"] = -1
+        G["end"] = math.inf
+        K = np.zeros(4 * n, state.LINK_)
+        for name in ("cur", "head", "tail", "whead", "wtail"):
+            K[name] = -1
+        K["end"] = math.inf
+        K["bw"][0 : 4 * c.gpus : 4], K["bw"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
+        K["bw"][2 : 4 * c.gpus : 4], K["bw"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
+        K["bw"][4 * c.gpus :: 4] = spec.disk
+        M = np.zeros(len(c.models), state.MODEL)
+        M["since"] = c.start_s
+        S.put(G=G, K=K, M=M, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
+        if c.token_times:
+            S.put(L=np.zeros(65536, state.LOG))
+        more_free(S, "X", 9 * c.batch_cap + 256)
+        S.price(state.Tables(*tables, np.full(len(c.models), -1)))
+        return S
+
+    def _inst_row(self, inst: Inst) -> int:
+        """The row of an instance, made when it is first named. Raises KeyError, ValueError for what cannot be."""
+        row = self._inst.get(inst)
+        if row is not None:
+            return row
+        c, S = self.config, self.S
+        k = self._model[inst.model]
+        model = c.models[k]
+        gpus: Gpus = ()
+        host = isinstance(inst.place, Host)
+        if isinstance(inst.place, Host):
+            places = [c.gpus + inst.place.node]
+        else:
+            gpus, places = inst.place, list(inst.place)
+            if len(places) != model.tp:
+                raise ValueError(f"{inst.model} runs on {model.tp} GPUs, not {len(places)}")
+            if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
+                raise ValueError(f"no such place {inst.place}")
+        if places[0] >= len(S.G):
+            raise ValueError(f"no such place {inst.place}")
+        home = -1 if host else self._inst_row(Inst(inst.model, Host(places[0] // c.node_gpus)))
+        S = self.S
+        row = len(self._insts)
+        I = np.zeros(row + 1, state.INST)
+        I[:row] = S.I
+        i = I[row]
+        size = block_bytes(c, model)
+        i["model"], i["n"], i["cost"], i["host"], i["is_host"] = k, len(places), k, home, host
+        i["bbytes"] = size * model.tp if host else size
+        i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
+        i["weights"] = shapes.weight_bytes(model.shape, model.tp)
+        i["foot"] = 0 if host else i["weights"] + self._memory.process_bytes[k]
+        if self._elastic and not host:
+            page = granule_bytes(c, model, True)
+            i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED
+            i["reserve"] = KEPT_PAGES * page
+            i["foot"] += i["reserve"]
+        i["state"] = state.IN if host else state.OUT
+        i["limit"] = self._cap(inst.model, gpus)
+        i["evict"], i["left_s"] = -1, -math.inf
+        i["at"][: len(places)] = places
+        if not host:
+            kin = self._of.setdefault(inst.model, [])
+            kin.append(row)
+            i["kin"] = kin[0]
+            I[kin[-2:][0]]["kin"] = row
+        S.put(I=I)
+        if not host:
+            kernel.merge_pools(S.at, row)
+        self._weights = S.I.view(np.ndarray)["state"]
+        self._inst[inst] = row
+        self._insts.append(inst)
+        self._places.append(gpus)
+        return row
+
+    def _cap(self, model: str, gpus: Gpus) -> int:
+        """The least limit on an account's GPUs; -1: none."""
+        limits = (self._limits.get((model, g)) for g in gpus)
+        return min((x for x in limits if x is not None), default=-1)
+
+    def _accounts(self, model: str, gpu: int) -> list[int]:
+        """The rows of a model's instances on a GPU."""
+        return [i for i in self._of.get(model, ()) if gpu in self._places[i]]
+
+    def _batch_row(self, batch: Batch) -> int:
+        """The row of a batch, made when it is first named."""
+        row = self._batch.get(batch)
+        if row is not None:
+            return row
+        i = self._inst_row(batch.inst)
+        S, row = self.S, len(self._batches)
+
+        B, N = more(S.B, 1), more(S.N, 2)
+        b = B[row]
+        b["inst"], b["tag"], b["root"], b["c_t"] = i, batch.tag, -1, S.s["now"]
+        b["ends"] = -1
+        N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
+        N["end"][-2:] = math.inf
+        S.put(B=B, N=N)
+        self._batch[batch] = row
+        self._batches.append(batch)
+        return row
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Take the workload; see Engine."""
+        if jobs.models != tuple(self._model):
+            raise ValueError("the workload's models are not the engine's")
+        self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
+        n = len(jobs)
+        R = np.zeros(n, state.REQUEST)
+        R["arr"] = jobs.arrival_s + self._host.api_in_s
+        R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
+        R["state"], R["heir"] = state.FUTURE, -1
+        if jobs.cached_tokens is not None:  # the last token is computed, or there would be nothing to go on from
+            R["cached"] = np.minimum(jobs.cached_tokens, jobs.prompt_tokens - 1)
+        opened = n
+        if jobs.after is not None and jobs.think_s is not None:
+            opened = self._closed(R, jobs.after, jobs.think_s)
+        R["first"] = R["done"] = R["admit"] = math.nan
+        for name in (
+            "batch",
+            "home",
+            "prev",
+            "next",
+            "pnext",
+            "hc",
+            "hn",
+            "hp",
+            "pend_batch",
+            "first_inst",
+            "last_inst",
+        ):
+            R[name] = -1
+        w = self.S.s
+        w["n"] = w["left"] = n
+        w["opened"], w["trip"] = opened, self._host.api_in_s + self._host.api_out_s
+        w["end"] = end_s
+        w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
+        self.S.put(R=R)
+        self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
+
+    @staticmethod
+    def _closed(R: NDArray[Any], after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
+        """Note who comes after whom; the number of requests that arrive by themselves, which are the first rows."""
+        later = np.flatnonzero(after >= 0)
+        opened = len(after) - len(later)
+        before = after[later]
+        if len(np.unique(before)) < len(before) or (before >= later).any() or (later < opened).any():
+            raise ValueError("each request of a closed loop comes after one of its own, and behind those that are open")
+        R["heir"][before], R["think"][later] = later, think_s[later]
+        return opened
+
+    # ------------------------------------------------------------ the protocol
+
+    def ready(self) -> None:
+        """Nothing to start; see Engine."""
+
+    def close(self) -> None:
+        """Nothing to give back; see Engine."""
+
+    def view(self) -> View:
+        """Read-only queries; see Engine."""
+        return self._view
+
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return self.S.left.item() == 0 and not self._told
+
+    def poll(self, until_s: float) -> Event | None:
+        """Next event due by `until_s`; see Engine."""
+        S = self.S
+        while True:
+            i = S.ev_i.item()
+            if i < S.ev_n.item():
+                S.ev_i[0] = i + 1
+                return self._event(*S.E.item(i))
+            if self._told:  # behind what happened before
+                return self._told.popleft()
+            code = kernel.advance(S.at, until_s)
+            if code == state.GROW:
+                self._grow()
+            elif code == state.NOTHING:
+                return None
+            elif code == state.OVER and not self._give_up():
+                if (end_s := S.s["end"].item()) < math.inf:
+                    S.now[0] = end_s
+                return None
+
+    def _grow(self) -> None:
+        """Room in whatever log is short of it."""
+        S, cap = self.S, self.config.batch_cap
+        w = S.s
+        most = 4 * cap + 64 + int(S.B["count"][:, state.WAITING].max(initial=0))
+        if len(S.E) - w["ev_n"] < 2 * most:
+            S.put(E=more(S.E, len(S.E) + most))
+        if w["xn"] < 18 * (cap + 8):
+            more_free(S, "X", len(S.X) + 9 * cap)
+        if self.config.token_times and len(S.L) - w["logs"] < 2 * (most + len(S.N)):
+            self._logs.append(np.array(S.L[: w["logs"]]))
+            w["logs"] = 0
+            S.put(L=np.zeros(max(len(S.L), 4 * (most + len(S.N))), state.LOG))
+
+    def _room(self, events: int, transfers: int) -> None:
+        """Room for what one action may tell and start: outside `advance` nothing else sees to it."""
+        S = self.S
+        if len(S.E) - S.ev_n.item() < events:
+            S.put(E=more(S.E, len(S.E) + events))
+        if S.xn.item() < transfers:
+            more_free(S, "X", len(S.X) + transfers)
+
+    def _note(self, action: Action, parts: int = 1) -> int:
+        """The number under which the kernel tells an action's end, when that is heard or a part of it failed."""
+        S = self.S
+        if S.an.item() == 0:
+            more_free(S, "A", len(S.A) + 64)
+        a: int = kernel.note(S.at, parts, int(type(action) in self._hears))
+        self._actions[a] = action
+        return a
+
+    def _give_up(self) -> bool:
+        """Nothing else will happen: the first transfer that still waits for memory fails."""
+        x = self._grant()
+        if x < 0:
+            return False
+        self._withdraw(x, "no memory, and nothing left that could free any")
+        return True
+
+    def _grant(self, inst: int | None = None) -> int:
+        """The first transfer that waits for memory, of any instance or of one; -1: none."""
+        X, x = self.S.X, int(self.S.s["xhead"])
+        while x >= 0 and not (
+            X[x]["stage"] == state.GRANT and (inst is None or (X[x]["inst"] == inst and X[x]["kind"] == state.LOAD))
+        ):
+            x = int(X[x]["next"])
+        return x
+
+    def _withdraw(self, x: int, why: str) -> None:
+        S, a = self.S, self.S.X["act"].item(x)
+        if kernel.withdraw(S.at, x):
+            kernel.forget(S.at, a)
+            self._told.append(Done(self._actions[a], why))
+
+    def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
+        batch = self._batches[b] if b >= 0 else None
+        if kind == state.E_ARRIVED:
+            return Arrived(self._request(a))
+        if kind == state.E_FINISHED:
+            return Finished(a, batch, ENDS[c])
+        if kind == state.E_DONE:
+            action = self._actions[a]
+            if c and isinstance(action, Move) and isinstance(action.who, Batch):
+                return Done(action, f"the KV of {c} of its members could not go there")
+            return Done(action, "no KV that could go there" if c else None)
+        assert batch is not None
+        if kind == state.E_TURN:
+            return TurnEnded(batch, PHASE[c // 4], WHY[c % 4], a, ran_s)
+        return Prefilled(a, batch) if kind == state.E_PREFILLED else Preempted(a, batch)
+
+    def _request(self, r: int) -> Request:
+        jobs = self._jobs
+        assert jobs is not None
+        arrival_s = jobs.arrival_s.item(r)
+        if arrival_s == math.inf:  # of a closed loop
+            arrival_s = self.S.R["arr"].item(r) - self._host.api_in_s
+        return Request(
+            r,
+            jobs.models[jobs.model.item(r)],
+            arrival_s,
+            jobs.prompt_tokens.item(r),
+            jobs.ttft_slo_s.item(r),
+            jobs.tpot_slo_s.item(r),
+        )
+
+    def do(self, action: Action) -> None:
+        """Start an action; see Engine."""
+        self._room(*self._spare)
+        try:
+            failed = self._do(action)
+        except (KeyError, ValueError, IndexError) as error:
+            failed = f"{type(error).__name__}: {error}"
+        if failed is not None:
+            self._told.append(Done(action, failed))
+
+    def _do(self, action: Action) -> str | None:
+        """One arm an action; the reason when it cannot be."""
+        match action:
+            case Load(inst, way):
+                return self._load(action, self._inst_row(inst), way)
+            case Evict(inst, drain):
+                return self._evict(action, self._inst_row(inst), drain)
+            case Limit(model, gpu, kv_bytes):
+                return self._limit(model, gpu, kv_bytes)
+            case Admit(str(model), batch):
+                if batch.inst.model != model:
+                    return f"a batch of {batch.inst.model} cannot serve {model}"
+                self.S.route[self._model[model]] = self._batch_row(batch)
+            case Admit(int(rid), batch):
+                return self._admit(rid, batch)
+            case Drop(rid):
+                return self._drop(rid)
+            case Run():
+                return self._run(action)
+            case Move():
+                return self._move(action)
+            case Wake():
+                raise TypeError("timers are replay's")
+        return None
+
+    def _load(self, action: Load, i: int, way: str) -> str | None:
+        if way not in self._ways:
+            return f'no way "{way}" to load'
+        S, now = self.S, self._weights.item(i)
+        if now in (state.IN, state.QUEUED, state.LOADING):
+            if self._begun and Load in self._hears and now == state.IN:
+                self._told.append(Done(action))
+            return None
+        if now in (state.DRAINING, state.LEAVING):
+            evicted = self._evicted(i)
+            kernel.set_weights(S.at, i, state.IN)
+            self._told.append(Done(evicted, "loaded again"))
+            if Load in self._hears:
+                self._told.append(Done(action))
+            return None
+        if kernel.never(S.at, i, 0):
+            return f"{action.inst.model} needs {S.I[i]['foot'] / GIB:.1f} GiB, more than the GPU has"
+        if not self._begun:
+            if not kernel.place(S.at, i):
+                return f"no room for {action.inst.model} on {list(self._places[i])}"
+        else:
+            rung = self._ways[way]
+            tail_s = rung.after_s(S.I["weights"].item(i), self._machine.spec.h2d)
+            kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
+        for g in self._places[i]:
+            here = self._loaded.get(g, ())
+            self._loaded[g] = [*(k for k in here if k != i and self._weights.item(k) != state.OUT), i]
+        return None
+
+    def _evict(self, action: Evict, i: int, drain: bool) -> str | None:
+        now = self._weights.item(i)
+        if now == state.OUT or isinstance(action.inst.place, Host):
+            return "its weights are not in"
+        if now == state.LOADING:
+            return "its weights are still on their way"
+        if now == state.QUEUED:
+            self._withdraw(self._grant(i), "evicted")
+            if Evict in self._hears:
+                self._told.append(Done(action))
+            return None
+        if now == state.LEAVING or (now == state.DRAINING and drain):
+            return "it is leaving already"
+        if now == state.DRAINING:
+            self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
+        kernel.evict(self.S.at, i, int(drain), self._note(action))
+        return None
+
+    def _evicted(self, i: int) -> Action:
+        """What an instance is leaving for, which is told apart."""
+        a = self.S.I["evict"].item(i)
+        kernel.forget(self.S.at, a)
+        return self._actions[a]
+
+    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
+        if model not in self._model or not 0 <= gpu < self.config.gpus:
+            return f"no {model} on GPU {gpu}"
+        self._limits[model, gpu] = kv_bytes
+        for i in self._accounts(model, gpu):
+            kernel.limit(self.S.at, i, self._cap(model, self._places[i]))
+        return None
+
+    def _gone(self, rid: int) -> str | None:
+        if not self.came(rid):
+            return f"no request {rid}"
+        return "the request has ended" if self._states.item(rid) >= state.DONE else None
+
+    def came(self, rid: int) -> bool:
+        """Whether there is such a request, and it has arrived."""
+        return 0 <= rid < len(self._states) and self._states.item(rid) != state.FUTURE
+
+    def _drop(self, rid: int) -> str | None:
+        if failed := self._gone(rid):
+            return failed
+        kernel.on_request(self.S.at, rid, state.P_DROP, 0)
+        return None
+
+    def _admit(self, rid: int, batch: Batch) -> str | None:
+        if failed := self._gone(rid):
+            return failed
+        if self.config.models[self._models.item(rid)].name != batch.inst.model:
+            return f"a batch of {batch.inst.model} cannot serve request {rid}"
+        kernel.on_request(self.S.at, rid, state.P_ADMIT, self._batch_row(batch))
+        return None
+
+    def _run(self, order: Run) -> str | None:
+        if order.slice_layers is not None or order.op_s is not None:
+            return "no slices or kernel grains here"
+        if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
+            return "a turn takes a time or a count of steps, none below 0"
+        if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
+            return f"no partition of {order.sms} SMs"
+        if isinstance(order.batch.inst.place, Host):
+            return "host memory runs nothing"
+        b = self._batch_row(order.batch)
+        fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
+        for_s = math.inf if order.for_s is None else float(order.for_s)
+        steps = -1 if order.steps is None else order.steps
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
+        if steps != 0:
+            self._orders[b, int(order.phase == "decode")] = order
+        return None
+
+    def _move(self, action: Move) -> str | None:
+        S, who, to = self.S, action.who, action.to
+        if action.attend:
+            return "no attention on another GPU here"
+        if isinstance(who, Batch):
+            b = self._batch_row(who)
+            n = kernel.movables(S.at, b, int(to is None))
+            if n == 0:
+                return "no KV to move"
+            parts = 2 * self.config.models[self._model[who.inst.model]].tp
+            self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
+            kernel.move_batch(S.at, b, self._account(who.inst.model, to), self._note(action, n))
+            return None
+        if failed := self._gone(who):
+            return failed
+        if self._states.item(who) == state.HELD:
+            return "a request in no batch has no KV"
+        model = self.config.models[self._models.item(who)].name
+        kernel.move(S.at, who, self._account(model, to), self._note(action))
+        return None
+
+    def _account(self, model: str, to: Gpus | Host | None) -> int:
+        """The account to which a model's KV goes; -1: none, it is forgotten."""
+        return -1 if to is None else self._inst_row(Inst(model, to))
+
+    def _members(self, b: int) -> Iterator[int]:
+        """Ids of a batch in order of Admit."""
+        r = kernel.members(self.S.at, b)
+        while r >= 0:
+            yield r
+            r = kernel.next_member(self.S.at)
+
+    # ------------------------------------------------------------ results
+
+    def stats(self) -> dict[str, float]:
+        """Counters of the whole run, for a run's metadata."""
+        S, n = self.S, self.config.gpus
+        w, gpus = S.s, S.G[:n]
+        steps = max(1.0, float(S.B["steps"].sum()))  # those of a span one by one
+        return {
+            "steps": float(w["steps"]),
+            "loads": float(w["loads"]),
+            "evicts": float(w["evicts"]),
+            "migrations": float(w["migrations"]),  # weights that left a place for another
+            "moves": float(w["moves"]),
+            "preemptions": float(w["preempts"]),
+            "cap_bound": float(w["by_cap"]) / steps,
+            "chunk_bound": float(w["by_chunk"]) / steps,
+            "prefill_bound": float(w["by_prefill"]) / steps,
+            "gpu_busy_s": float(gpus["busy_s"].sum()),
+            "gpu_hbm_s": float(gpus["hbm_s"].sum()),
+            "gpu_flop_s": float(gpus["flop_s"].sum()),
+            "kv_byte_s": float(gpus["kv_s"].sum()),
+            "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv"])).sum()),
+            "link_busy_s": float(S.K["busy_s"].sum()),
+            "gpus": float(n),
+            "span_s": float(w["now"] - self.config.start_s),
+        }
+
+    def finish(self) -> None:
+        """Close the books at the clock's time: the waits of whatever has not ended."""
+        if self.config.token_times:
+            self.S.put(L=more(self.S.L, len(self.S.R) + len(self.S.N)))
+        kernel.settle(self.S.at, float(self.S.s["now"]))
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Rows of requests.parquet; see Engine."""
+        from harness.engines import rows
+
+        self.finish()
+        R, jobs, host, end_s = self.S.R, self._jobs, self._host, float(self.S.s["now"])
+        assert jobs is not None
+        arrivals_s, tokens = rows.arrivals(R, jobs, end_s, host.api_in_s), None
+        if self.config.token_times:
+            log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
+            tokens = rows.token_times(R, arrivals_s, log, host.api_out_s)
+        yield from rows.batches(
+            R,
+            np.maximum(R["state"] - state.DONE + 1, 0),
+            jobs,
+            self._places,
+            arrivals_s=arrivals_s,
+            fidelity=self.fidelity,
+            end_s=end_s,
+            api_in_s=host.api_in_s,
+            api_out_s=host.api_out_s,
+            tokens=tokens,
+        )
+
+
+def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
+    """A copy with n zero rows behind."""
+    longer = np.zeros(len(rows) + n, rows.dtype)
+    longer[: len(rows)] = rows
+    return longer
+
+
+def more_free(S: State, name: str, n: int) -> None:
+    """Room for n more transfers and their parts (X), or actions (A), on the free list."""
+    w, rows, free = S.s, more(getattr(S, name), n), name.lower() + "free"
+    old = len(rows) - n
+    rows["next"][old:] = np.arange(old + 1, len(rows) + 1)
+    rows["next"][-1] = w[free]
+    w[free] = old
+    w[name.lower() + "n"] += n
+    S.put(**{name: rows})
+
+
+class SimView:
+    """The simulator's state at the last boundary, read in place."""
+
+    def __init__(self, sim: Sim) -> None:
+        self._sim = sim
+
+    @property
+    def now_s(self) -> float:
+        """See View."""
+        now_s: float = self._sim.S.now.item()
+        return now_s
+
+    def weights(self, inst: Inst) -> Weights:
+        """See View."""
+        i = self._sim._inst.get(inst)
+        return "out" if i is None else WEIGHTS[self._sim._weights.item(i)]
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """See View."""
+        if isinstance(home, Host):
+            return tuple(Inst(m.name, home) for m in self._sim.config.models)
+        sim = self._sim
+        return tuple([sim._insts[i] for i in sim._loaded.get(home, ()) if sim._weights.item(i) != state.OUT])
+
+    def free_bytes(self, home: int | Host) -> int:
+        """See View."""
+        g = self._sim.config.gpus + home.node if isinstance(home, Host) else home
+        return int(kernel.peek_free(self._sim.S.at, g))
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """See View."""
+        sim = self._sim
+        limit = sim._limits.get((model, gpu))
+        free = self.free_bytes(gpu)
+        used = sum(int(kernel.peek_used(sim.S.at, i)) for i in sim._accounts(model, gpu))
+        return KvState(used, limit, max(0, free if limit is None else min(free, limit - used)))
+
+    def batch(self, batch: Batch) -> BatchState:
+        """See View."""
+        b = self._sim._batch.get(batch)
+        if b is None:
+            return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+        return BatchState(*kernel.peek_batch(self._sim.S.at, b))
+
+    def members(self, batch: Batch) -> tuple[int, ...]:
+        """See View."""
+        b = self._sim._batch.get(batch)
+        return () if b is None else tuple(self._sim._members(b))
+
+    def request(self, rid: int) -> RequestState:
+        """See View."""
+        sim = self._sim
+        if not sim.came(rid):
+            raise KeyError(f"no request {rid} yet")
+        made, size, b, home = kernel.peek_request(sim.S.at, rid)
+        return RequestState(
+            sim._batches[b] if b >= 0 else None, made, size, sim._insts[home].place if home >= 0 else None
+        )
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """See View."""
+        sim = self._sim
+        b = sim._batch.get(batch)
+        slot = int(phase == "decode")
+        if b is None or not sim.S.N[2 * b + slot]["open"]:
+            return None
+        order = sim._orders.get((b, slot))
+        return order if order is not None and order.phase == phase else None
+
+    def oracle_tokens(self, rid: int) -> int:
+        """See View."""
+        if not self._sim._oracle or self._sim._jobs is None:
+            raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        return int(self._sim._jobs.output_tokens[rid])

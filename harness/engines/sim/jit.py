@@ -1,0 +1,126 @@
+"""The compiler behind two typed names; NUMBA_DISABLE_JIT=1 makes the same code plain Python."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from functools import reduce
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+SOURCES = ("sim/kernel/*.py", "sim/state.py", "sim/jit.py", "costs/coef.py")  # in harness/engines
+
+
+def fingerprint(folder: Path) -> str:
+    """What compiled code depends on: numba sees edits of the compiled file alone, not of the layouts that it reads."""
+    files = [file for name in SOURCES for file in sorted(folder.glob(name))]
+    return sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def cache_dir(folder: Path) -> Path:
+    """Where code compiled from these sources is kept; that of earlier sources goes."""
+    base = Path(os.environ.get("NUMBA_CACHE_DIR", folder / "__pycache__"))
+    name = f"kernel-{fingerprint(folder)}"
+    if base.name == name:  # inherited from the process that started this one
+        return base
+    if not (base / name).exists():
+        for old in base.glob("kernel-*"):
+            shutil.rmtree(old, ignore_errors=True)
+    return base / name
+
+
+CACHE = cache_dir(Path(__file__).parents[1])
+os.environ["NUMBA_CACHE_DIR"] = str(CACHE)
+# Optimising harder doubles the time to compile and makes nothing here faster (measured 2026-11-21).
+os.environ.setdefault("NUMBA_OPT", "1")
+os.environ.setdefault("NUMBA_LOOP_VECTORIZE", "0")
+
+import numba  # noqa: E402
+from numba.core import cgutils, types  # noqa: E402
+from numba.extending import intrinsic  # noqa: E402
+from numba.np import arrayobj  # noqa: E402
+from numba.np.numpy_support import from_dtype  # noqa: E402
+
+unliteral: Callable[[Any], Any] = types.unliteral
+populate: Callable[..., None] = arrayobj.populate_array
+F = TypeVar("F", bound=Callable[..., Any])
+DISABLED = os.environ.get("NUMBA_DISABLE_JIT", "0") not in {"", "0"}
+ROWS: dict[int, NDArray[Any]] = {}  # address -> records, for the Python way of `rows_at`
+
+
+def jit(f: F) -> F:
+    """Compile on first call and cache on disk; no fastmath, so both ways give the same bits.
+
+    A call with a literal compiles for its type, not, as numba would, once for each value.
+    """
+    compiled: Any = numba.njit(cache=True, error_model="numpy")(f)
+    if not DISABLED:
+        template = compiled.get_call_template
+        compiled.get_call_template = lambda args, kws: template(tuple(map(unliteral, args)), kws)
+    made: F = compiled
+    return made
+
+
+def number_at(builder: Any, world: Any, offset: int) -> Any:
+    """Code that reads the integer so many bytes into the world."""
+    return builder.load(builder.inttoptr(builder.add(world, cgutils.intp_t(offset)), cgutils.intp_t.as_pointer()))
+
+
+def rows_at(dtype: np.dtype[Any], field: int | None = None) -> Callable[..., Any]:
+    """A function (world, i) -> row i of the array whose address lies `field` bytes into the world; without, the world.
+
+    The world is passed as an address, so that numbers are all that a verb takes: arrays as arguments, alone or in a
+    tuple, cost 4 us a call and most of the time to compile.
+    """
+    if DISABLED:
+        if field is None:
+            return lambda world: ROWS[int(world)][0]
+        return lambda world, i: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])][i]
+    record, size = from_dtype(dtype), dtype.itemsize
+
+    @intrinsic
+    def world_at(_typing: Any, _world: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+            return builder.inttoptr(args[0], context.get_value_type(record))
+
+        return record(types.intp), code
+
+    @intrinsic
+    def row_at(_typing: Any, _world: Any, _i: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+            assert field is not None
+            base = number_at(builder, args[0], field)
+            address = builder.add(base, builder.mul(args[1], cgutils.intp_t(size)))
+            return builder.inttoptr(address, context.get_value_type(record))
+
+        return record(types.intp, types.intp), code
+
+    accessor: Callable[..., Any] = world_at if field is None else row_at
+    return accessor
+
+
+def array_at(dtype: np.dtype[Any], field: int, lengths: Sequence[int]) -> Callable[..., Any]:
+    """A function (world) -> the array whose address, and whose lengths, lie so many bytes into the world."""
+    if DISABLED:
+        return lambda world: ROWS[int(ROWS[int(world)].view(np.int64)[field // 8])]
+    kind = types.Array(from_dtype(dtype), len(lengths), "C")
+
+    @intrinsic
+    def array(_typing: Any, _world: Any) -> Any:
+        def code(context: Any, builder: Any, _sig: Any, args: Any) -> Any:
+            made = context.make_array(kind)(context, builder)
+            data = builder.inttoptr(number_at(builder, args[0], field), made.data.type)
+            size, shape = cgutils.intp_t(dtype.itemsize), [number_at(builder, args[0], n) for n in lengths]
+            strides = [reduce(builder.mul, shape[k:], size) for k in range(1, len(shape) + 1)]
+            populate(made, data, shape, strides, size, None)
+            return made._getvalue()
+
+        return kind(types.intp), code
+
+    accessor: Callable[..., Any] = array
+    return accessor

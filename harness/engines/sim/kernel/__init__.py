@@ -1,0 +1,35 @@
+"""Every jitted function of the simulator: how work gets done, memory taken and time passed.
+
+Semantics: harness/README.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
+`lanes.share` sets the rates of lanes that compete; a decode span covers many steps in closed form until something could
+change its batch. Pages of a span's later steps are taken in advance and given back when somebody else runs short, so
+that memory is exact at every step. The records are laid out in `engines/state.py`.
+
+    waits < lists; events; cost; memory < lanes < links < members < steps, turns < loop; peek
+
+Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
+"""
+
+from harness.engines.sim.kernel.events import forget as forget
+from harness.engines.sim.kernel.events import note as note
+from harness.engines.sim.kernel.links import load as load
+from harness.engines.sim.kernel.links import place as place
+from harness.engines.sim.kernel.links import set_weights as set_weights
+from harness.engines.sim.kernel.loop import advance as advance
+from harness.engines.sim.kernel.members import members as members
+from harness.engines.sim.kernel.members import movables as movables
+from harness.engines.sim.kernel.members import move as move
+from harness.engines.sim.kernel.members import move_batch as move_batch
+from harness.engines.sim.kernel.members import next_member as next_member
+from harness.engines.sim.kernel.members import on_request as on_request
+from harness.engines.sim.kernel.members import withdraw as withdraw
+from harness.engines.sim.kernel.memory import never as never
+from harness.engines.sim.kernel.peek import merge_pools as merge_pools
+from harness.engines.sim.kernel.peek import peek_batch as peek_batch
+from harness.engines.sim.kernel.peek import peek_free as peek_free
+from harness.engines.sim.kernel.peek import peek_request as peek_request
+from harness.engines.sim.kernel.peek import peek_used as peek_used
+from harness.engines.sim.kernel.peek import settle as settle
+from harness.engines.sim.kernel.steps import evict as evict
+from harness.engines.sim.kernel.turns import limit as limit
+from harness.engines.sim.kernel.turns import run_lane as run_lane

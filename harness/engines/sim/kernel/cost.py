@@ -1,0 +1,124 @@
+"""What a step takes: lookups in the cost tables, noise, and speed at a share of the SMs."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.state import (
+    Tables,
+    cost_at,
+    dec_rate_at,
+    gemm_at,
+    grid_at,
+    head_at,
+    pre_rate_at,
+    route_at,
+    seqs_at,
+    share_at,
+)
+
+
+@jit
+def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int) -> float:
+    """One factor of mean 1 by counter: the sum of four uniforms from a 32-bit mix, so no state is carried."""
+    h = 0x9E3779B9
+    for v in (seed, model, slot, kind, index):
+        h ^= v & 0xFFFFFFFF
+        h ^= h >> 16
+        h = (h * 0x7FEB352D) & 0xFFFFFFFF
+        h ^= h >> 15
+        h = (h * 0x31848BAB) & 0xFFFFFFFF
+        h ^= h >> 16
+    g = h ^ 0x85EBCA6B
+    g ^= g >> 16
+    g = (g * 0x7FEB352D) & 0xFFFFFFFF
+    g ^= g >> 15
+    g = (g * 0x31848BAB) & 0xFFFFFFFF
+    g ^= g >> 16
+    u = ((h & 0xFFFF) + (h >> 16) + (g & 0xFFFF) + (g >> 16)) / 65536.0
+    return 1.0 + sigma * math.sqrt(3.0) * (u - 2.0)
+
+
+@jit
+def tables(S: int) -> Tables:
+    """The cost tables, in place: as arguments their nine arrays would cost more than most calls do."""
+    return Tables(
+        cost_at(S),
+        grid_at(S),
+        gemm_at(S),
+        head_at(S),
+        share_at(S),
+        seqs_at(S),
+        dec_rate_at(S),
+        pre_rate_at(S),
+        route_at(S),
+    )
+
+
+@jit
+def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
+    """A table at m: linear between grid points and beyond the last two; 0 at 0."""
+    if m <= 0:
+        return 0.0
+    lo, hi = 0, grid.size - 1
+    if m >= grid[hi]:
+        lo = hi - 1
+    else:
+        while hi - lo > 1:
+            mid = (lo + hi) // 2
+            if grid[mid] <= m:
+                lo = mid
+            else:
+                hi = mid
+    return row[lo] + (row[lo + 1] - row[lo]) * ((m - grid[lo]) / (grid[lo + 1] - grid[lo]))
+
+
+@jit
+def step_s(T: Tables, c: int, B: int, C: float, p: int, n: int, area: float, out: int) -> float:
+    """Solo seconds of one step (formula: coef.py)."""
+    k = T.cost[c]
+    gpu = table(T.grid, T.gemm[c], B + p) + table(T.grid, T.head[c], out)
+    if B > 0:
+        gpu += max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C)
+    if n > 0:
+        gpu += k.pre0 * n + k.pre1 * p + k.pre2 * area
+    host = k.host0 + k.host1 * (B + n)
+    return gpu + host if k.serial else max(gpu, host)
+
+
+@jit
+def lerp(xs, ys, x: float) -> float:  # type: ignore[no-untyped-def]
+    """Piecewise linear, clamped at both ends."""
+    if x <= xs[0]:
+        return ys[0]
+    for i in range(1, xs.size):
+        if x <= xs[i]:
+            return ys[i - 1] + (ys[i] - ys[i - 1]) * ((x - xs[i - 1]) / (xs[i] - xs[i - 1]))
+    return ys[xs.size - 1]
+
+
+@jit
+def speed(T: Tables, c: int, x: float, B: int, prefill: int) -> float:
+    """Speed of a step at a share x of the SMs."""
+    if prefill:
+        return lerp(T.share, T.pre_rate[c], x)
+    n = T.seqs.size
+    j = 0
+    while j < n - 2 and T.seqs[j + 1] < B:
+        j += 1
+    w = 0.0
+    if n > 1:
+        w = min(max((B - T.seqs[j]) / (T.seqs[j + 1] - T.seqs[j]), 0.0), 1.0)
+    y0 = lerp(T.share, T.dec_rate[c][:, j], x)
+    y1 = lerp(T.share, T.dec_rate[c][:, min(j + 1, n - 1)], x)
+    return y0 + (y1 - y0) * w
+
+
+@jit
+def power_below(C: int) -> int:
+    """The largest power of two <= C."""
+    x = 1
+    while x * 2 <= C:
+        x *= 2
+    return x

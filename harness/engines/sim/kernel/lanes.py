@@ -1,0 +1,368 @@
+"""Lanes in time: spans and their ends, shares of a GPU, memory that comes free."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.memory import fits, needs, put, shares_gpu
+from harness.engines.sim.state import HALF_NS, IDLE, INF, SPAN, batch_at, gpu_at, inst_at, lane_at, log_at, world
+
+
+@jit
+def give_back(S: int, i: int) -> None:
+    """Cut all spans on the GPUs of an instance, so that memory is what the steps begun so far need."""
+    W = world(S)
+    for p in range(W.nG):
+        lane = gpu_at(S, p).head
+        while lane >= 0:
+            nxt = lane_at(S, lane).next
+            if lane_at(S, lane).busy == SPAN and shares_gpu(S, i, batch_at(S, lane >> 1).inst):
+                cut(S, lane)
+            lane = nxt
+
+
+@jit
+def room(S: int, i: int, n: int, grow_: int) -> bool:
+    """Whether n more blocks fit once nothing is held in advance."""
+    if fits(S, i, n, grow_):
+        return True
+    give_back(S, i)
+    return fits(S, i, n, grow_)
+
+
+@jit
+def freed(S: int, i: int) -> None:
+    """Memory came free on the GPUs of an instance: whoever waited for it looks again."""
+    W = world(S)
+    W.grants = 1
+    if W.blocked > 0 or W.swap:
+        for b in range(W.nB):
+            B = batch_at(S, b)
+            if (B.kvblock or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
+                wake(S, 2 * b)
+                wake(S, 2 * b + 1)
+
+
+@jit
+def dirty(S: int, lane: int) -> None:
+    """A lane is to be formed at this instant."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if n.dirty == 0 and n.busy == IDLE and n.open:
+        n.dirty = 1
+        if W.dirty < 0 or lane < W.dirty:
+            n.dnext = W.dirty
+            W.dirty = lane
+        else:
+            x = W.dirty
+            while lane_at(S, x).dnext >= 0 and lane_at(S, x).dnext < lane:
+                x = lane_at(S, x).dnext
+            n.dnext = lane_at(S, x).dnext
+            lane_at(S, x).dnext = lane
+
+
+@jit
+def solo_at(S: int, lane: int, j: int) -> float:
+    """Solo seconds of the first j steps of a span."""
+    n = lane_at(S, lane)
+    return j * n.a + n.b * (0.5 * j * (j - 1))
+
+
+@jit
+def steps_to(S: int, lane: int, done: float) -> int:
+    """Fewest steps, at least one, whose solo seconds reach `done`."""
+    n = lane_at(S, lane)
+    h = n.a - 0.5 * n.b
+    if n.b > 0.0:
+        j = int(math.ceil((-h + math.sqrt(h * h + 2.0 * n.b * done)) / n.b))
+    else:
+        j = int(math.ceil(done / n.a))
+    j = min(max(j, 1), n.k)
+    while j > 1 and solo_at(S, lane, j - 1) >= done:
+        j -= 1
+    while j < n.k and solo_at(S, lane, j) < done:
+        j += 1
+    return j
+
+
+@jit
+def done_at(S: int, lane: int, t: float) -> float:
+    """Solo seconds done by t."""
+    n = lane_at(S, lane)
+    return n.wa + (t - n.ta) * n.rate
+
+
+@jit
+def next_end(S: int, p: int) -> None:
+    """The first lane of a pool to end; ties go to the older lane."""
+    P = gpu_at(S, p)
+    P.end = INF
+    P.lane = -1
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if n.end < P.end or (n.end == P.end and lane < P.lane):
+            P.end = n.end
+            P.lane = lane
+        lane = n.next
+
+
+@jit
+def step_of(S: int, lane: int) -> int:
+    """Which of its steps, from 1, a busy lane is in."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
+        return 1
+    now = W.now
+    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))
+    begun = lane <= W.formed and now <= W.over + HALF_NS
+    if begun and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+        j += 1  # its step of this instant has begun
+    return j
+
+
+@jit
+def cut(S: int, lane: int) -> None:
+    """End a span at its next boundary; pages held for later steps go back."""
+    cut_at(S, lane, 0)
+
+
+@jit
+def cut_at(S: int, lane: int, ran: int) -> None:
+    """End a span at its next boundary, or when its lane has run `ran` steps if that is later."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.k == 1:
+        return
+    j = max(step_of(S, lane), ran - n.ran)
+    if j < n.k:
+        shorten(S, lane, j)
+        if n.rate > 0.0:
+            n.end = max(W.now, n.ta + (n.work - n.wa) / n.rate)
+            if n.end <= W.now + HALF_NS:
+                W.due = 1
+            next_end(S, pool_of(S, lane))
+
+
+@jit
+def shorten(S: int, lane: int, j: int) -> None:
+    """Plan a span for j steps instead of more."""
+    n = lane_at(S, lane)
+    b = lane >> 1
+    d = batch_at(S, b).D
+    back = needs(S, b, d, n.k) - needs(S, b, d, j)
+    n.k = j
+    n.work = solo_at(S, lane, j)
+    if back > 0:
+        put(S, batch_at(S, b).inst, -back)
+
+
+@jit
+def wake(S: int, lane: int) -> None:
+    """Something changed for a lane: form it if idle, else at its next boundary."""
+    n = lane_at(S, lane)
+    if n.busy == IDLE:
+        dirty(S, lane)
+    elif n.busy == SPAN:
+        cut(S, lane)
+
+
+@jit
+def pool_of(S: int, lane: int) -> int:
+    """The pool in which a lane competes."""
+    return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).at[0]).pool
+
+
+@jit
+def segment(S: int, lane: int, upto: float) -> None:
+    """Log the steps of a lane that end after its anchor and by `upto` solo seconds, for token times."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if not n.dec:
+        return
+    j0 = 0
+    while j0 < n.k and solo_at(S, lane, j0 + 1) <= n.wa:
+        j0 += 1
+    j1 = n.k
+    while j1 > j0 and solo_at(S, lane, j1) > upto:
+        j1 -= 1
+    if j1 > j0:
+        s = log_at(S, W.logs)
+        W.logs += 1
+        s.rid = -1
+        s.batch = lane >> 1
+        s.d0 = batch_at(S, lane >> 1).D
+        s.j0 = j0
+        s.j1 = j1
+        s.a = n.a
+        s.b = n.b
+        s.ta = n.ta
+        s.wa = n.wa
+        s.rate = n.rate
+
+
+@jit
+def on_gpu(S: int, lane: int, g: int) -> bool:
+    """Whether a lane runs on a GPU."""
+    i = batch_at(S, lane >> 1).inst
+    for j in range(inst_at(S, i).n):
+        if inst_at(S, i).at[j] == g:
+            return True
+    return False
+
+
+@jit
+def set_rate(S: int, lane: int, rate: float) -> None:
+    """Give a lane a new rate from now on."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if rate == n.rate:
+        return
+    now = W.now
+    if n.rate > 0.0:
+        done = done_at(S, lane, now)
+        if W.tokens:
+            segment(S, lane, done)
+        n.wa = done
+    n.ta = now
+    n.rate = rate
+    if n.busy == SPAN and n.k > 1 and n.mine and n.until < INF:  # no step begins after the end of the turn
+        j = steps_to(S, lane, done_at(S, lane, max(now, n.until - HALF_NS)))
+        if j < n.k:
+            shorten(S, lane, j)
+    n.end = now + (n.work - n.wa) / rate
+
+
+@jit
+def share(S: int, p: int) -> None:
+    """Max-min: raise all rates of a pool together; a lane stops at its cap or where a GPU is used up."""
+    W = world(S)
+    P = gpu_at(S, p)
+    P.touched = 0
+    if P.n == 1 or W.alone:
+        lane = P.head
+        while lane >= 0:
+            set_rate(S, lane, lane_at(S, lane).cap)
+            lane = lane_at(S, lane).next
+        next_end(S, p)
+        return
+    left = P.n
+    lane = P.head
+    while lane >= 0:
+        lane_at(S, lane).frozen = 0
+        lane = lane_at(S, lane).next
+    while left > 0:
+        level = INF
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            if not n.frozen:
+                level = min(level, n.cap)
+            lane = n.next
+        for g in range(W.nG):
+            if gpu_at(S, g).pool == p:
+                gpu_at(S, g).level = saturation(S, p, g)
+                level = min(level, gpu_at(S, g).level)
+        lane = P.head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            if not n.frozen:
+                stop = n.cap <= level
+                i = batch_at(S, lane >> 1).inst
+                for j in range(inst_at(S, i).n):
+                    if gpu_at(S, inst_at(S, i).at[j]).level <= level:
+                        stop = True
+                if stop:
+                    n.goal = level
+                    n.frozen = 1
+                    left -= 1
+            lane = n.next
+    lane = P.head
+    while lane >= 0:
+        set_rate(S, lane, lane_at(S, lane).goal)
+        lane = lane_at(S, lane).next
+    next_end(S, p)
+
+
+@jit
+def saturation(S: int, p: int, g: int) -> float:
+    """The common rate of the lanes not yet frozen at which a GPU's compute or bandwidth is used up."""
+    c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if on_gpu(S, lane, g):
+            if n.frozen:
+                c_left -= n.comp * n.goal
+                h_left -= n.hbm * n.goal
+            else:
+                c += n.comp
+                h += n.hbm
+        lane = n.next
+    level = INF
+    if c > 0.0:
+        level = max(c_left / c, 0.0)
+    if h > 0.0:
+        level = min(level, max(h_left / h, 0.0))
+    return level
+
+
+@jit
+def unbound(S: int, b: int) -> None:
+    """The last who waited, or was parked, goes: from the next boundary on no cap keeps anybody out."""
+    for lane in (2 * b, 2 * b + 1):
+        if lane_at(S, lane).bound:
+            cut(S, lane)
+
+
+@jit
+def activate(S: int, lane: int) -> None:
+    """A lane starts to compete."""
+    W = world(S)
+    n = lane_at(S, lane)
+    i = batch_at(S, lane >> 1).inst
+    p = pool_of(S, lane)
+    P = gpu_at(S, p)
+    n.end = INF
+    n.next = P.head
+    P.head = lane
+    P.n += 1
+    P.touched = 1
+    inst_at(S, i).busy += 1
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        if g.active == 0:
+            g.busy_t = W.now
+        g.active += 1
+
+
+@jit
+def retire(S: int, lane: int) -> None:
+    """A lane's step is over: it competes no more."""
+    W = world(S)
+    n = lane_at(S, lane)
+    i = batch_at(S, lane >> 1).inst
+    p = pool_of(S, lane)
+    P = gpu_at(S, p)
+    if P.head == lane:
+        P.head = n.next
+    else:
+        x = P.head
+        while lane_at(S, x).next != lane:
+            x = lane_at(S, x).next
+        lane_at(S, x).next = n.next
+    P.n -= 1
+    P.touched = 1
+    next_end(S, p)
+    n.busy = IDLE
+    inst_at(S, i).busy -= 1
+    now = W.now
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        g.hbm_s += n.hbm * n.work
+        g.flop_s += n.comp * n.work
+        g.active -= 1
+        if g.active == 0:
+            g.busy_s += now - g.busy_t

@@ -1,0 +1,459 @@
+"""Links and weights: transfers in pieces, loads, grants of memory, instances that come and go."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.events import done
+from harness.engines.sim.kernel.lanes import cut, freed, give_back, wake
+from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep, put
+from harness.engines.sim.kernel.waits import clocks, loaded, out_s, usable
+from harness.engines.sim.state import (
+    DISK,
+    DRAINING,
+    FREE,
+    GRANT,
+    HALF_NS,
+    IN,
+    INF,
+    LEAVING,
+    LINK,
+    LOAD,
+    LOADING,
+    OUT,
+    QUEUED,
+    SHIFT,
+    SPREAD,
+    TAIL,
+    batch_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    link_at,
+    model_at,
+    world,
+    xfer_at,
+)
+
+
+@jit
+def set_weights(S: int, i: int, state: int) -> None:
+    """An instance's weights change state: the clocks of its batches and model turn, its lanes look again."""
+    W = world(S)
+    for b in range(W.nB):
+        if batch_at(S, b).inst == i:
+            clocks(S, b, W.now)
+    M = model_at(S, inst_at(S, i).model)
+    M.out_s = out_s(S, inst_at(S, i).model, W.now)
+    M.since = W.now
+    M.places -= int(loaded(S, i))
+    inst_at(S, i).state = state
+    M.places += int(loaded(S, i))
+    for b in range(W.nB):
+        if batch_at(S, b).inst == i:
+            if state == LEAVING:
+                cut(S, 2 * b)
+                cut(S, 2 * b + 1)
+            elif usable(S, i):
+                wake(S, 2 * b)
+                wake(S, 2 * b + 1)
+
+
+@jit
+def place(S: int, i: int) -> bool:
+    """Before the start weights are there at no cost, if there is room."""
+    W = world(S)
+    I = inst_at(S, i)
+    for j in range(I.n):
+        if gpu_at(S, I.at[j]).used + I.foot > gpu_at(S, I.at[j]).cap and not W.unlimited:
+            return False
+    for j in range(I.n):
+        gpu_at(S, I.at[j]).used += I.foot
+    keep(S, i, I.reserve)
+    set_weights(S, i, IN)
+    return True
+
+
+@jit
+def leave(S: int, i: int) -> None:
+    """Weights go; KV stays."""
+    W = world(S)
+    set_weights(S, i, OUT)
+    I = inst_at(S, i)
+    for j in range(I.n):
+        gpu_at(S, I.at[j]).used -= I.foot
+    keep(S, i, 0)
+    W.evicts += 1
+    done(S, I.evict, 0)
+    freed(S, i)
+
+
+@jit
+def elsewhere(S: int, i: int, first: int, last: int) -> bool:
+    """Whether the model's weights are on other GPUs, in one of a range of states."""
+    j = inst_at(S, i).kin
+    while j != i:
+        if first <= inst_at(S, j).state <= last:
+            return True
+        j = inst_at(S, j).kin
+    return False
+
+
+@jit
+def just_left(S: int, i: int) -> bool:
+    """Whether the model left another place at this very instant."""
+    j = inst_at(S, i).kin
+    while j != i:
+        if inst_at(S, j).left_s == world(S).now:
+            return True
+        j = inst_at(S, j).kin
+    return False
+
+
+@jit
+def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
+    """A transfer without parts yet, last in the order of issue."""
+    W = world(S)
+    x = W.xfree
+    X = xfer_at(S, x)
+    W.xfree = X.next
+    W.xn -= 1
+    X.next = -1
+    X.kind = kind
+    X.stage = LINK
+    X.inst = inst
+    X.act = act_
+    X.fixed = fixed
+    X.bytes = nbytes
+    X.due = INF
+    X.parts = 0
+    X.first = -1
+    X.rid = -1
+    X.src = -1
+    X.blocks = 0
+    if W.xtail >= 0:
+        xfer_at(S, W.xtail).next = x
+    else:
+        W.xhead = x
+    W.xtail = x
+    return x
+
+
+@jit
+def add_part(S: int, x: int, link: int, nbytes: float) -> None:
+    """Part of a transfer on one link."""
+    W = world(S)
+    p = W.xfree
+    Q = xfer_at(S, p)
+    W.xfree = Q.next
+    W.xn -= 1
+    Q.bytes = nbytes
+    Q.link = link
+    Q.xfer = x
+    Q.next = xfer_at(S, x).first
+    xfer_at(S, x).first = p
+    xfer_at(S, x).parts += 1
+
+
+@jit
+def awaited(S: int, i: int) -> bool:
+    """Whether an open lane with members waits for an instance's weights."""
+    for b in range(world(S).nB):
+        B = batch_at(S, b)
+        if B.inst == i and (lane_at(S, 2 * b).open or lane_at(S, 2 * b + 1).open):
+            for lst in range(4):
+                if B.count[lst] > 0:
+                    return True
+    return False
+
+
+@jit
+def foremost(S: int, link: int) -> int:
+    """The part that a link moves next: KV, then weights that are awaited, then prefetches; each in order of issue."""
+    K = link_at(S, link)
+    if K.head >= 0:
+        return K.head
+    if K.weights > 1:
+        p = K.whead
+        while p >= 0:
+            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):
+                return p
+            p = xfer_at(S, p).next
+    return K.whead
+
+
+@jit
+def move_on(S: int, link: int) -> None:
+    """A link begins with its foremost part, at a boundary of its pieces."""
+    W = world(S)
+    K = link_at(S, link)
+    K.cur = foremost(S, link)
+    if K.cur >= 0:
+        K.began = W.now
+        K.stop = xfer_at(S, K.cur).bytes
+        K.end = W.now + K.stop / K.bw
+    else:
+        K.end = INF
+        W.links -= 1
+
+
+@jit
+def interrupt(S: int, link: int) -> None:
+    """A link stops after the piece that is on the wire: something goes before what it moves."""
+    W = world(S)
+    K = link_at(S, link)
+    if K.end > W.now:
+        n = int(math.floor((W.now - K.began + HALF_NS) * K.bw / W.piece)) + 1
+        if n * W.piece < K.stop:
+            K.stop = n * W.piece
+            K.end = K.began + K.stop / K.bw
+
+
+@jit
+def enlist(S: int, link: int, p: int, weights: int) -> None:
+    """Put a part behind those of its kind on a link."""
+    W = world(S)
+    K = link_at(S, link)
+    xfer_at(S, p).next = -1
+    if weights:
+        K.weights += 1
+        if K.weights == 2:
+            W.rivals += 1
+        if K.whead < 0:
+            K.whead = p
+        else:
+            xfer_at(S, K.wtail).next = p
+        K.wtail = p
+    else:
+        if K.head < 0:
+            K.head = p
+        else:
+            xfer_at(S, K.tail).next = p
+        K.tail = p
+    if K.cur < 0:
+        W.links += 1
+        move_on(S, link)
+    elif K.cur != K.head and not weights:
+        interrupt(S, link)
+
+
+@jit
+def rank_links(S: int) -> None:
+    """Weights that came to be awaited go before prefetches."""
+    for k in range(world(S).nK):
+        K = link_at(S, k)
+        if K.weights > 1 and K.head < 0 and foremost(S, k) != K.cur:
+            interrupt(S, k)
+
+
+@jit
+def launch(S: int, x: int) -> None:
+    """Put a transfer's parts on their links."""
+    W = world(S)
+    X = xfer_at(S, x)
+    X.stage = LINK
+    p = X.first
+    X.first = -1
+    while p >= 0:
+        nxt = xfer_at(S, p).next
+        enlist(S, xfer_at(S, p).link, p, X.kind == LOAD)
+        p = nxt
+    if X.parts == 0:
+        X.stage = TAIL
+        X.due = W.now + X.fixed
+
+
+@jit
+def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
+    """Send a request's KV, memory granted at both ends, over the links between two accounts."""
+    x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
+    X = xfer_at(S, x)
+    X.rid = r
+    X.src = src
+    X.blocks = blocks
+    route_kv(S, x, src, dst, blocks)
+    launch(S, x)
+    return x
+
+
+@jit
+def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
+    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any."""
+    I, J = inst_at(S, src), inst_at(S, dst)
+    for j in range(J.n if I.is_host else I.n):
+        if I.is_host:
+            add_part(S, x, 4 * inst_at(S, dst).at[j], float(blocks * J.bbytes))
+            continue
+        g = inst_at(S, src).at[j]
+        size = float(blocks * I.bbytes)
+        if J.is_host:
+            add_part(S, x, 4 * g + 1, size)
+            continue
+        h = inst_at(S, dst).at[j % J.n]
+        link = 4 * g + (2 if gpu_at(S, g).node == gpu_at(S, h).node else 3)
+        if link_at(S, link).bw > 0.0:
+            add_part(S, x, link, size)
+        else:
+            add_part(S, x, 4 * g + 1, size)
+            add_part(S, x, 4 * h, size)
+
+
+@jit
+def route_weights(S: int, x: int, i: int, source: int) -> None:
+    """The links that weights take: the GPUs' own, all of the node in equal parts, or the node's disk as well."""
+    W = world(S)
+    I = inst_at(S, i)
+    size = float(I.weights)
+    node = gpu_at(S, I.at[0]).node
+    if source != SPREAD:
+        for j in range(I.n):
+            add_part(S, x, 4 * I.at[j], size)
+        if source == DISK:
+            add_part(S, x, 4 * (W.gpus + node), size * I.n)
+        return
+    peers = 0
+    for g in range(W.gpus):
+        peers += int(gpu_at(S, g).node == node)
+    for g in range(W.gpus):
+        if gpu_at(S, g).node == node:
+            add_part(S, x, 4 * g, size * I.n / peers)
+    if link_at(S, 4 * I.at[0] + 2).bw > 0.0 and peers > I.n:  # each target gathers what the others fetched
+        for j in range(I.n):
+            add_part(S, x, 4 * I.at[j] + 2, size * (1 - I.n / peers))
+
+
+@jit
+def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
+    """Queue a load for memory: weights that go over the links of a source, then take `tail_s` more."""
+    W = world(S)
+    W.migrations += int(elsewhere(S, i, DRAINING, LEAVING) or just_left(S, i))
+    x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).foot))
+    route_weights(S, x, i, source)
+    X = xfer_at(S, x)
+    set_weights(S, i, QUEUED)
+    X.stage = GRANT
+    for j in range(inst_at(S, i).n):
+        gpu_at(S, inst_at(S, i).at[j]).waiting += int(X.bytes)
+    W.grants = 1
+
+
+@jit
+def granted(S: int, x: int) -> bool:
+    """Whether the memory that a transfer asks for is free, less nobody's wishes but earlier ones'."""
+    W = world(S)
+    X = xfer_at(S, x)
+    i = X.inst
+    if W.unlimited:
+        return True
+    if X.kind == SHIFT:
+        h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
+        if inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit:
+            return False
+    for j in range(inst_at(S, i).n):
+        g = gpu_at(S, inst_at(S, i).at[j])
+        if g.barred or g.used + asked_bytes(S, x) > g.cap:
+            return False
+    return True
+
+
+@jit
+def serve_grants(S: int) -> None:
+    """Give free memory to waiting loads and moves, in order on each GPU."""
+    W = world(S)
+    W.grants = 0
+    for g in range(W.nG):
+        gpu_at(S, g).barred = 0
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        if X.stage == GRANT:
+            i = X.inst
+            if not granted(S, x):
+                give_back(S, i)
+            if granted(S, x):
+                for j in range(inst_at(S, i).n):
+                    g = gpu_at(S, inst_at(S, i).at[j])
+                    g.waiting -= int(X.bytes)
+                    if X.kind == LOAD:
+                        g.used += int(X.bytes)
+                if X.kind == LOAD:
+                    keep(S, i, inst_at(S, i).reserve)
+                    set_weights(S, i, LOADING)
+                else:
+                    put(S, i, X.blocks)
+                    inst_at(S, i).holders += 1
+                launch(S, x)
+            else:
+                for j in range(inst_at(S, i).n):
+                    gpu_at(S, inst_at(S, i).at[j]).barred = 1
+        x = X.next
+
+
+@jit
+def release(S: int, x: int) -> None:
+    """A transfer is over: its row is free again."""
+    W = world(S)
+    prev = -1
+    y = W.xhead
+    while y != x:
+        prev = y
+        y = xfer_at(S, y).next
+    nxt = xfer_at(S, x).next
+    if prev >= 0:
+        xfer_at(S, prev).next = nxt
+    else:
+        W.xhead = nxt
+    if W.xtail == x:
+        W.xtail = prev
+    p = xfer_at(S, x).first
+    while p >= 0:
+        q = xfer_at(S, p).next
+        xfer_at(S, p).next = W.xfree
+        W.xfree = p
+        W.xn += 1
+        p = q
+    xfer_at(S, x).stage = FREE
+    xfer_at(S, x).next = W.xfree
+    W.xfree = x
+    W.xn += 1
+
+
+@jit
+def end_part(S: int, link: int) -> None:
+    """A link has moved a part, or as many pieces of it as it was let; it goes on with what is foremost."""
+    W = world(S)
+    K = link_at(S, link)
+    p = K.cur
+    Q = xfer_at(S, p)
+    K.busy_s += K.stop / K.bw
+    Q.bytes -= K.stop
+    if Q.bytes > 0.0:
+        move_on(S, link)
+        return
+    if p == K.head:
+        K.head = Q.next
+    else:
+        prev = -1
+        x = K.whead
+        while x != p:
+            prev = x
+            x = xfer_at(S, x).next
+        if prev < 0:
+            K.whead = Q.next
+        else:
+            xfer_at(S, prev).next = Q.next
+        if K.wtail == p:
+            K.wtail = prev
+        K.weights -= 1
+        if K.weights == 1:
+            W.rivals -= 1
+    move_on(S, link)
+    X = xfer_at(S, Q.xfer)
+    X.parts -= 1
+    if X.parts == 0:
+        X.stage = TAIL
+        X.due = W.now + X.fixed
+    Q.next = W.xfree
+    W.xfree = p
+    W.xn += 1

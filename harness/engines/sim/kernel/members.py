@@ -1,0 +1,607 @@
+"""Members of batches: how requests are admitted, parked, moved, dropped and ended."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.events import done, over, tell
+from harness.engines.sim.kernel.lanes import cut, cut_at, dirty, freed, step_of, unbound, wake
+from harness.engines.sim.kernel.links import leave, new_transfer, release, route_kv, set_weights
+from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
+from harness.engines.sim.kernel.memory import never, put
+from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.state import (
+    AWAY,
+    DRAINING,
+    DROPPED,
+    E_FINISHED,
+    ELSEWHERE,
+    GRANT,
+    HALF_NS,
+    HELD,
+    IDLE,
+    IN,
+    LOAD,
+    MIXED,
+    MOVE,
+    OUT,
+    P_ADMIT,
+    P_DISCARD,
+    P_DROP,
+    P_MOVE,
+    P_NONE,
+    PARK,
+    PARKED,
+    RUN,
+    RUNNING,
+    SHIFT,
+    SWAP_OUT,
+    WAIT,
+    WAITING,
+    batch_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    log_at,
+    req_at,
+    world,
+    xfer_at,
+)
+
+
+@jit
+def target(S: int, r: int) -> int:
+    """Tokens that a request's prefill has to go through: its prompt, and what a recompute repeats."""
+    return req_at(S, r).prompt + req_at(S, r).made
+
+
+@jit
+def drop_blocks(S: int, r: int) -> None:
+    """Free a request's KV, wherever it is."""
+    q = req_at(S, r)
+    if q.home >= 0:
+        i = q.home
+        inst_at(S, i).holders -= 1
+        put(S, i, -q.blocks)
+        freed(S, i)
+    q.home = -1
+    q.blocks = 0
+
+
+@jit
+def take_blocks(S: int, r: int, i: int, n: int) -> None:
+    """Give a request its first n blocks in an account."""
+    q = req_at(S, r)
+    q.home = i
+    q.blocks = n
+    inst_at(S, i).holders += 1
+    put(S, i, n)
+
+
+@jit
+def quit_batch(S: int, r: int) -> None:
+    """A request is no longer a member: its instance may be waiting for the last one to go."""
+    i = batch_at(S, req_at(S, r).batch).inst
+    inst_at(S, i).members -= 1
+    if inst_at(S, i).state == DRAINING and inst_at(S, i).members == 0:
+        leave(S, i)
+
+
+@jit
+def end(S: int, r: int, state: int, t: float) -> None:
+    """A request, unlinked by now, reaches its end."""
+    W = world(S)
+    q = req_at(S, r)
+    charge(S, r, t)
+    drop_blocks(S, r)
+    q.done = t
+    was = q.batch
+    if was >= 0:
+        quit_batch(S, r)
+        if q.pend_batch >= 0:
+            q.pend_batch = -1
+            batch_at(S, was).pend -= 1
+        if q.pend != P_NONE:
+            turn_down(S, q.pend, q.pend_arg)
+            q.pend = P_NONE
+            batch_at(S, was).pend -= 1
+    q.state = state
+    W.left -= 1
+    if q.heir >= 0:
+        send(S, q.heir, t)
+    tell(S, E_FINISHED, r, was, state)
+
+
+@jit
+def send(S: int, r: int, t: float) -> None:
+    """A client that has the end of its last request sends the next, in its place among those that are on their way."""
+    W = world(S)
+    q = req_at(S, r)
+    q.arr = t + W.trip + q.think
+    prev, nxt = W.stail, -1
+    while prev >= 0:  # of those that come within an instant the earlier id is first
+        ahead_s = req_at(S, prev).arr - q.arr
+        if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
+            break
+        prev, nxt = req_at(S, prev).prev, prev
+    q.prev = prev
+    q.next = nxt
+    if prev >= 0:
+        req_at(S, prev).next = r
+    else:
+        W.shead = r
+    if nxt >= 0:
+        req_at(S, nxt).prev = r
+    else:
+        W.stail = r
+
+
+@jit
+def join(S: int, b: int, r: int) -> None:
+    """A parked member takes part in decode steps from now on."""
+    W = world(S)
+    q = req_at(S, r)
+    B = batch_at(S, b)
+    charge(S, r, W.now)
+    unlink(S, b, PARKED, r)
+    B.parked_ctx -= q.l
+    q.state = RUN
+    q.jd = B.D
+    q.tick = B.D + q.out - q.made
+    B.h[(q.l - B.D) % W.bt] += 1
+    B.ctx += q.l
+    if q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
+        B.skip += 1
+    push(S, b, RUNNING, r, 0)
+    heap_insert(S, b, r)
+
+
+@jit
+def leave_run(S: int, b: int, r: int) -> None:
+    """A running member stops taking part, at a boundary; its state is left to the caller."""
+    W = world(S)
+    q = req_at(S, r)
+    B = batch_at(S, b)
+    charge(S, r, W.now)
+    unlink(S, b, RUNNING, r)
+    heap_delete(S, b, r)
+    B.h[(q.l - q.jd) % W.bt] -= 1
+    steps = B.D - q.jd
+    if steps == 0 and q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
+        B.skip -= 1
+    if W.tokens and steps > 0:
+        s = log_at(S, W.logs)
+        W.logs += 1
+        s.rid = r
+        s.batch = b
+        s.d0 = q.jd
+        s.d1 = B.D
+    q.made += steps
+    q.l += steps
+    B.ctx -= q.l
+    q.blocks = max(q.blocks, (q.l - 1 + W.bt - 1) // W.bt)
+
+
+@jit
+def set_parked(S: int, b: int, r: int) -> None:
+    """A member with KV here, out of any list, goes to those that no lane steps."""
+    q = req_at(S, r)
+    q.state = PARK
+    batch_at(S, b).parked_ctx += q.l
+    push(S, b, PARKED, r, 0)
+
+
+@jit
+def park(S: int, b: int, r: int) -> None:
+    """A member with KV here, out of any list, waits for a decode lane to take it."""
+    set_parked(S, b, r)
+    wake(S, 2 * b + 1)
+    if lane_at(S, 2 * b).kind == MIXED:
+        wake(S, 2 * b)
+
+
+@jit
+def queue(S: int, b: int, r: int, front: int) -> None:
+    """A member without KV, out of any list, waits for its prefill."""
+    q = req_at(S, r)
+    q.state = WAIT
+    q.pre = q.cached
+    q.piece = 0
+    batch_at(S, b).left += target(S, r) - q.pre
+    push(S, b, WAITING, r, front)
+    if batch_at(S, b).ends[2 * WAITING] == r:
+        dirty(S, 2 * b)
+        cut_at(S, 2 * b, q.joins)
+
+
+@jit
+def unlist(S: int, r: int) -> None:
+    """Take a request, not in a step, out of its batch's list; its blocks stay."""
+    q = req_at(S, r)
+    b = q.batch
+    if q.state == WAIT:
+        was_head = batch_at(S, b).ends[2 * WAITING] == r
+        unlink(S, b, WAITING, r)
+        batch_at(S, b).left -= target(S, r) - q.pre
+        if q.home == batch_at(S, b).inst:
+            batch_at(S, b).parts -= 1
+        elif q.home >= 0:
+            batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
+        if batch_at(S, b).count[WAITING] == 0:
+            unbound(S, b)
+        elif was_head:
+            wake(S, 2 * b)
+    elif q.state == RUN:
+        leave_run(S, b, r)
+        if batch_at(S, b).stalled:  # the others may need less than what the batch waits for
+            wake(S, 2 * b)
+            wake(S, 2 * b + 1)
+    elif q.state == PARK:
+        unlink(S, b, PARKED, r)
+        batch_at(S, b).parked_ctx -= q.l
+        if batch_at(S, b).count[PARKED] == 0:
+            unbound(S, b)
+    elif q.state == AWAY or q.state == MOVE:
+        unlink(S, b, ELSEWHERE, r)
+
+
+@jit
+def rest(S: int, b: int) -> None:
+    """No lane decodes any more: running members keep their KV and park."""
+    if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0):
+        return
+    if lane_at(S, 2 * b + 1).open or (lane_at(S, 2 * b).open and lane_at(S, 2 * b).kind == MIXED):
+        return
+    while batch_at(S, b).count[RUNNING] > 0:
+        r = batch_at(S, b).ends[2 * RUNNING]
+        leave_run(S, b, r)
+        set_parked(S, b, r)
+
+
+@jit
+def in_step(S: int, r: int) -> bool:
+    """Whether a request is part of a step in flight."""
+    q = req_at(S, r)
+    if q.state == WAIT:
+        return q.piece > 0
+    if q.state == RUN:
+        b = q.batch
+        return lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0)
+    return False
+
+
+@jit
+def catch_up(S: int, r: int) -> None:
+    """Do what waited for a request to come to rest: membership first."""
+    q = req_at(S, r)
+    b, what, arg = q.pend_batch, q.pend, q.pend_arg
+    if b >= 0:
+        q.pend_batch = -1
+        batch_at(S, q.batch).pend -= 1
+    if what != P_NONE:
+        q.pend = P_NONE
+        batch_at(S, q.batch).pend -= 1
+    if b >= 0:
+        admit_now(S, r, b, q.pend_seq)
+    if what != P_NONE:
+        act(S, r, what, arg)
+
+
+@jit
+def pending(S: int, b: int) -> None:
+    """Do what waited for this boundary to members of a batch."""
+    for lst in (WAITING, RUNNING, PARKED):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            nxt = req_at(S, r).next
+            if not in_step(S, r):
+                catch_up(S, r)
+            r = nxt
+
+
+@jit
+def act(S: int, r: int, what: int, arg: int) -> None:
+    """Apply an action on a request that is in no step."""
+    W = world(S)
+    if what == P_ADMIT:
+        admit_now(S, r, arg, next_seq(S))
+    elif what == P_DROP:
+        unlist(S, r)
+        end(S, r, DROPPED, W.now)
+    elif what == P_DISCARD:
+        discard_now(S, r, arg)
+    elif what == P_MOVE:
+        move_now(S, r, arg)
+
+
+@jit
+def on_request(S: int, r: int, what: int, arg: int) -> None:
+    """An action on a request: now, or at the boundary of the step it is in."""
+    q = req_at(S, r)
+    if q.state != MOVE and not in_step(S, r):
+        act(S, r, what, arg)
+        return
+    B = batch_at(S, q.batch)
+    if what == P_ADMIT:
+        if q.pend_batch < 0:
+            B.pend += 1
+        q.pend_batch = arg
+        q.pend_seq = next_seq(S)
+    elif q.pend == P_NONE:
+        B.pend += 1
+        q.pend = what
+        q.pend_arg = arg
+    elif what == P_DROP:
+        turn_down(S, q.pend, q.pend_arg)
+        q.pend = what
+    else:
+        turn_down(S, what, arg)
+    cut(S, 2 * q.batch)
+    cut(S, 2 * q.batch + 1)
+
+
+@jit
+def refuse(S: int, x: int) -> None:
+    """A move that cannot be."""
+    act_ = xfer_at(S, x).act
+    release(S, x)
+    done(S, act_, 1)
+
+
+@jit
+def turn_down(S: int, what: int, arg: int) -> None:
+    """Something asked of a request cannot be any more."""
+    if what == P_MOVE:
+        refuse(S, arg)
+    elif what == P_DISCARD:
+        done(S, arg, 1)
+
+
+@jit
+def next_seq(S: int) -> int:
+    """The next place in the order of Admit: taken when it is said, though it may wait for a boundary."""
+    W = world(S)
+    W.seq += 1
+    return W.seq
+
+
+@jit
+def admit_now(S: int, r: int, b: int, seq: int) -> None:
+    """Membership: the old batch loses the request; KV stays where it is."""
+    W = world(S)
+    q = req_at(S, r)
+    i = batch_at(S, b).inst
+    charge(S, r, W.now)
+    if q.state != HELD:
+        unlist(S, r)
+        old = q.batch
+        q.batch = b
+        inst_at(S, i).members += 1
+        q2 = batch_at(S, old).inst
+        inst_at(S, q2).members -= 1
+        if inst_at(S, q2).state == DRAINING and inst_at(S, q2).members == 0:
+            leave(S, q2)
+    else:
+        q.batch = b
+        inst_at(S, i).members += 1
+        q.admit = W.now
+    q.seq = seq
+    if W.lookahead > 0:
+        n = lane_at(S, 2 * b)
+        q.joins = n.ran + W.lookahead
+        if n.busy != IDLE:
+            q.joins += step_of(S, 2 * b)
+    state = q.state
+    whole = state == RUN or state == PARK or state == AWAY
+    if state == MOVE:
+        push(S, b, ELSEWHERE, r, 0)
+    elif whole and q.home == i:
+        park(S, b, r)
+    elif whole:
+        q.state = AWAY
+        push(S, b, ELSEWHERE, r, 0)
+    elif q.home >= 0 and (q.home == i or inst_at(S, q.home).is_host):
+        batch_at(S, b).left += target(S, r) - q.pre  # partly built, or swapped out: it stays so
+        push(S, b, WAITING, r, 0)
+        if q.home == i:
+            batch_at(S, b).parts += 1
+        else:
+            batch_at(S, b).swapped += 1
+        wake(S, 2 * b)
+        wake(S, 2 * b + 1)
+    else:
+        drop_blocks(S, r)  # a partly built KV does not travel
+        queue(S, b, r, 0)
+    mark(S, r, W.now)
+
+
+@jit
+def swapped_out(S: int, r: int) -> None:
+    """A victim's KV is in host memory: it waits, in its old place, to be brought back."""
+    q = req_at(S, r)
+    b = q.batch
+    unlink(S, b, ELSEWHERE, r)
+    batch_at(S, b).swapped += 1
+    q.state = WAIT
+    q.pre = target(S, r)
+    q.piece = 0
+    push(S, b, WAITING, r, 1)
+    wake(S, 2 * b)
+    wake(S, 2 * b + 1)
+    catch_up(S, r)
+
+
+@jit
+def discard_now(S: int, r: int, act_: int) -> None:
+    """Forget a member's KV; it recomputes from its old place in the queue."""
+    W = world(S)
+    q = req_at(S, r)
+    done(S, act_, int(q.home < 0))
+    if q.home < 0:
+        return
+    charge(S, r, W.now)
+    unlist(S, r)
+    drop_blocks(S, r)
+    queue(S, q.batch, r, 1)
+    mark(S, r, W.now)
+
+
+@jit
+def move(S: int, r: int, to: int, act_: int) -> None:
+    """Move a request's KV to an account, or forget it (-1): now, or at the boundary of the step that it is in."""
+    if to < 0:
+        on_request(S, r, P_DISCARD, act_)
+    else:
+        on_request(S, r, P_MOVE, new_transfer(S, SHIFT, to, act_, 0.0, 0.0))
+
+
+@jit
+def movable(S: int, r: int, discard: int) -> bool:
+    """Whether a member has KV that can move; what is partly built can only be forgotten."""
+    return req_at(S, r).home >= 0 and (discard != 0 or req_at(S, r).state != WAIT)
+
+
+@jit
+def movables(S: int, b: int, discard: int) -> int:
+    """How many members of a batch have such KV."""
+    n = 0
+    for lst in range(4):
+        r = batch_at(S, b).ends[2 * lst]
+        while r >= 0:
+            n += int(movable(S, r, discard))
+            r = req_at(S, r).next
+    return n
+
+
+@jit
+def members(S: int, b: int) -> int:
+    """Begin to walk the members of a batch in order of Admit: the first, or -1."""
+    for lst in range(4):
+        world(S).walk[lst] = batch_at(S, b).ends[2 * lst]
+    return next_member(S)
+
+
+@jit
+def next_member(S: int) -> int:
+    """The next member, or -1. Whoever was visited may change lists meanwhile: those are in order of Admit."""
+    W = world(S)
+    at, r = -1, -1
+    for lst in range(4):
+        x = W.walk[lst]
+        if x >= 0 and (r < 0 or req_at(S, x).seq < req_at(S, r).seq):
+            at, r = lst, x
+    if r >= 0:
+        W.walk[at] = req_at(S, r).next
+    return r
+
+
+@jit
+def move_batch(S: int, b: int, to: int, act_: int) -> None:
+    """Move, or forget, the KV of all members of a batch."""
+    r = members(S, b)
+    while r >= 0:
+        if movable(S, r, int(to < 0)):
+            move(S, r, to, act_)
+        r = next_member(S)
+
+
+@jit
+def move_now(S: int, r: int, x: int) -> None:
+    """Queue a request's KV for memory at its new home."""
+    W = world(S)
+    q = req_at(S, r)
+    X = xfer_at(S, x)
+    dst = X.inst
+    if q.home == dst and q.state != WAIT:
+        act_ = X.act
+        release(S, x)
+        done(S, act_, 0)
+        return
+    b = q.batch
+    blocks = q.blocks
+    if q.state == RUN:  # those taken since it joined are its own from when it leaves
+        blocks = max(blocks, (q.l + batch_at(S, b).D - q.jd - 1 + W.bt - 1) // W.bt)
+    if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
+        refuse(S, x)
+        return
+    charge(S, r, W.now)
+    unlist(S, r)
+    q.state = MOVE
+    push(S, b, ELSEWHERE, r, 0)
+    X.rid = r
+    X.src = q.home
+    X.blocks = q.blocks
+    X.bytes = float(q.blocks * inst_at(S, dst).bbytes)
+    route_kv(S, x, q.home, dst, q.blocks)
+    X.stage = GRANT
+    for j in range(inst_at(S, dst).n):
+        gpu_at(S, inst_at(S, dst).at[j]).waiting += int(X.bytes)
+    W.grants = 1
+    mark(S, r, W.now)
+
+
+@jit
+def withdraw(S: int, x: int) -> bool:
+    """Take back a transfer that still waits for memory; whether its action is over, which is not told."""
+    X = xfer_at(S, x)
+    i = X.inst
+    last = over(S, X.act, 1)
+    for j in range(inst_at(S, i).n):
+        gpu_at(S, inst_at(S, i).at[j]).waiting -= int(X.bytes)
+    r = X.rid
+    if X.kind == LOAD:
+        set_weights(S, i, OUT)
+    release(S, x)
+    if r >= 0:
+        back_from_move(S, r)
+    freed(S, i)  # what it had waited for is open to others
+    return last
+
+
+@jit
+def back_from_move(S: int, r: int) -> None:
+    """A request's KV is at rest again, at its home; what was asked of it meanwhile happens now."""
+    W = world(S)
+    q = req_at(S, r)
+    b = q.batch
+    charge(S, r, W.now)
+    unlink(S, b, ELSEWHERE, r)
+    if batch_at(S, b).inst == q.home:
+        park(S, b, r)
+    else:
+        q.state = AWAY
+        push(S, b, ELSEWHERE, r, 0)
+    mark(S, r, W.now)
+    catch_up(S, r)
+
+
+@jit
+def arrive(S: int, x: int) -> None:
+    """A transfer is whole: weights can be used, KV has a new home."""
+    W = world(S)
+    X = xfer_at(S, x)
+    kind, i, r, src, blocks, act_ = X.kind, X.inst, X.rid, X.src, X.blocks, X.act
+    release(S, x)
+    if kind == LOAD:
+        W.loads += 1
+        set_weights(S, i, IN)
+        done(S, act_, 0)
+        return
+    if r >= 0:
+        q = req_at(S, r)
+        charge(S, r, W.now)
+        inst_at(S, src).holders -= 1
+        put(S, src, -q.blocks)
+        q.blocks = blocks
+        q.home = i
+        if kind == SWAP_OUT:
+            inst_at(S, src).gone -= blocks
+            inst_at(S, i).holders += 1
+            swapped_out(S, r)
+            mark(S, r, W.now)
+        else:
+            back_from_move(S, r)
+        freed(S, src)
+        W.moves += 1
+    done(S, act_, 0)

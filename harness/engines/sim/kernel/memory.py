@@ -1,0 +1,146 @@
+"""KV memory of accounts: granules, limits, what fits, and the watermark."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, inst_at, world, xfer_at
+
+
+@jit
+def kv_bytes(S: int, i: int, blocks: int) -> int:
+    """Bytes that so many blocks of an account take: whole granules, with fragmentation."""
+    I = inst_at(S, i)
+    d = 1024 * I.gblocks
+    return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+
+
+@jit
+def held_bytes(S: int, i: int, blocks: int) -> int:
+    """What they take beyond the account's reserve: that is charged with the weights and used first."""
+    return max(0, kv_bytes(S, i, blocks) - inst_at(S, i).kept)
+
+
+@jit
+def put(S: int, i: int, n: int) -> None:
+    """Take (n > 0) or free blocks of an account on each of its GPUs."""
+    W = world(S)
+    I = inst_at(S, i)
+    I.blocks += n
+    h = held_bytes(S, i, I.blocks)
+    d = h - I.held
+    if d == 0:
+        return
+    I.held = h
+    now = W.now
+    for j in range(I.n):
+        g = gpu_at(S, I.at[j])
+        g.kv_s += g.kv * (now - g.kv_t)
+        g.kv_t = now
+        g.kv += d
+        g.used += d
+
+
+@jit
+def keep(S: int, i: int, nbytes: int) -> None:
+    """An account's reserve comes with its weights and goes with them; the KV in it stays."""
+    inst_at(S, i).kept = nbytes
+    put(S, i, 0)
+
+
+@jit
+def asked_bytes(S: int, x: int) -> int:
+    """What a load or move that waits for memory takes on each of its GPUs."""
+    X = xfer_at(S, x)
+    if X.kind != SHIFT:
+        return int(X.bytes)
+    return held_bytes(S, X.inst, inst_at(S, X.inst).blocks + X.blocks) - inst_at(S, X.inst).held
+
+
+@jit
+def promised(S: int, g: int) -> int:
+    """Bytes of a GPU that loads and moves wait for: in whole granules, if KV comes in more than blocks."""
+    W = world(S)
+    total = gpu_at(S, g).waiting
+    if not W.elastic or total == 0:
+        return total
+    total = 0
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        if X.stage == GRANT:
+            for j in range(inst_at(S, X.inst).n):
+                if inst_at(S, X.inst).at[j] == g:
+                    total += asked_bytes(S, x)
+        x = X.next
+    return total
+
+
+@jit
+def fits(S: int, i: int, n: int, grow_: int) -> bool:
+    """Whether n more blocks fit now. Memory that a load or move waits for is closed to prompts, not to growth."""
+    W = world(S)
+    if W.unlimited:
+        return True
+    I = inst_at(S, i)
+    h = held_bytes(S, i, I.blocks + n)
+    if I.limit >= 0 and h > I.limit:
+        return False
+    for j in range(I.n):
+        g = gpu_at(S, I.at[j])
+        if g.used + h - I.held + (0 if grow_ else promised(S, I.at[j])) > g.cap:
+            return False
+    return True
+
+
+@jit
+def needs(S: int, b: int, d0: int, k: int) -> int:
+    """Blocks that the running members take at ticks d0 .. d0 + k - 1."""
+    W = world(S)
+    bt = W.bt
+    total = (k // bt) * batch_at(S, b).count[RUNNING]
+    for d in range(d0, d0 + k % bt):
+        total += batch_at(S, b).h[(1 - d) % bt]
+    return total
+
+
+@jit
+def shares_gpu(S: int, i: int, j: int) -> bool:
+    """Whether two instances have a GPU in common."""
+    for x in range(inst_at(S, i).n):
+        for y in range(inst_at(S, j).n):
+            if inst_at(S, i).at[x] == inst_at(S, j).at[y]:
+                return True
+    return False
+
+
+@jit
+def never(S: int, i: int, n: int) -> bool:
+    """Whether an account could not even hold n blocks alone on its GPUs."""
+    W = world(S)
+    if W.unlimited:
+        return False
+    I = inst_at(S, i)
+    h = held_bytes(S, i, n)
+    if I.limit >= 0 and h > I.limit:
+        return True
+    for j in range(I.n):
+        if h > gpu_at(S, I.at[j]).cap - I.foot:
+            return True
+    return False
+
+
+@jit
+def watermark(S: int, i: int) -> int:
+    """Blocks kept free when a prompt is let in beside others."""
+    W = world(S)
+    if W.unlimited or W.watermark <= 0.0:
+        return 0
+    I = inst_at(S, i)
+    total = I.limit
+    if total < 0:
+        total = gpu_at(S, I.at[0]).cap - I.foot
+        for j in range(1, I.n):
+            total = min(total, gpu_at(S, I.at[j]).cap - I.foot)
+    return int(math.floor(W.watermark * (total // I.bbytes)))

@@ -1,0 +1,205 @@
+"""Answers to queries, read without changing anything but how far a span has come."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.lanes import done_at, next_end, segment, solo_at, steps_to
+from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, promised
+from harness.engines.sim.kernel.steps import tally
+from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.state import (
+    DONE,
+    ELSEWHERE,
+    FUTURE,
+    IDLE,
+    INF,
+    PARKED,
+    RUN,
+    RUNNING,
+    SPAN,
+    WAITING,
+    batch_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    log_at,
+    req_at,
+    world,
+)
+
+
+@jit
+def stepped(S: int, lane: int) -> int:
+    """Whole steps of a span that are done by now."""
+    W = world(S)
+    n = lane_at(S, lane)
+    if n.busy != SPAN or n.rate <= 0.0:
+        return 0
+    done = done_at(S, lane, W.now)
+    j = steps_to(S, lane, done)
+    return j if solo_at(S, lane, j) <= done else j - 1
+
+
+@jit
+def decode_lane(S: int, b: int) -> int:
+    """The lane in which a batch's running members step, or -1."""
+    if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0:
+        return 2 * b
+    if lane_at(S, 2 * b + 1).busy != IDLE:
+        return 2 * b + 1
+    return -1
+
+
+@jit
+def ahead(S: int, b: int) -> int:
+    """Blocks that a batch's span holds for steps not begun."""
+    lane = decode_lane(S, b)
+    if lane < 0 or lane_at(S, lane).busy != SPAN:
+        return 0
+    D, k = batch_at(S, b).D, lane_at(S, lane).k
+    return needs(S, b, D, k) - needs(S, b, D, min(k, stepped(S, lane) + 1))
+
+
+@jit
+def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float]:
+    """A batch at the last boundary: the nine numbers of `BatchState`."""
+    W = world(S)
+    B = batch_at(S, b)
+    lane = decode_lane(S, b)
+    j = 0
+    busy = B.busy_s
+    for x in (2 * b, 2 * b + 1):
+        if lane_at(S, x).busy != IDLE:
+            busy += W.now - lane_at(S, x).t0
+    if lane >= 0:
+        j = stepped(S, lane)
+    run = B.count[RUNNING]
+    return (
+        int(B.count[WAITING] - B.parts - B.swapped),
+        int(run + B.count[PARKED]),
+        int(B.count[ELSEWHERE] + B.swapped),
+        int(B.left),
+        int(B.ctx + j * run + B.parked_ctx),
+        int(B.steps + j),
+        int(B.seq_steps + j * run),
+        int(B.prefilled),
+        float(busy),
+    )
+
+
+@jit
+def peek_free(S: int, g: int) -> int:
+    """Free bytes of a GPU: what spans hold ahead counts as free, what grants wait for does not."""
+    W = world(S)
+    G = gpu_at(S, g)
+    free = G.cap - G.used - promised(S, g)
+    for b in range(W.nB):
+        n = ahead(S, b)
+        if n > 0:
+            i = batch_at(S, b).inst
+            for j in range(inst_at(S, i).n):
+                if inst_at(S, i).at[j] == g:
+                    free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
+    return free
+
+
+@jit
+def peek_used(S: int, i: int) -> int:
+    """Bytes that an account holds for the steps begun so far."""
+    W = world(S)
+    n = inst_at(S, i).blocks
+    for b in range(W.nB):
+        if batch_at(S, b).inst == i:
+            n -= ahead(S, b)
+    return kv_bytes(S, i, n)
+
+
+@jit
+def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
+    """A request at the last boundary: tokens made, KV bytes, batch, home."""
+    W = world(S)
+    q = req_at(S, r)
+    made, blocks = q.made, q.blocks
+    if q.state == RUN:
+        d = batch_at(S, q.batch).D - q.jd
+        lane = decode_lane(S, q.batch)
+        if lane >= 0:
+            d += stepped(S, lane)
+        made += d
+        blocks = max(blocks, (q.l + d - 1 + W.bt - 1) // W.bt)
+    size = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
+    return int(made), int(size), int(q.batch), int(q.home)
+
+
+@jit
+def merge_pools(S: int, i: int) -> None:
+    """An instance ties its GPUs together: their lanes compete as one pool from now on."""
+    W = world(S)
+    I = inst_at(S, i)
+    to = gpu_at(S, I.at[0]).pool
+    for j in range(1, I.n):
+        old = gpu_at(S, I.at[j]).pool
+        if old == to:
+            continue
+        for g in range(W.nG):
+            if gpu_at(S, g).pool == old:
+                gpu_at(S, g).pool = to
+        lane = gpu_at(S, old).head
+        while lane >= 0:
+            nxt = lane_at(S, lane).next
+            lane_at(S, lane).next = gpu_at(S, to).head
+            gpu_at(S, to).head = lane
+            gpu_at(S, to).n += 1
+            lane = nxt
+        gpu_at(S, old).head = -1
+        gpu_at(S, old).n = 0
+        gpu_at(S, old).end = INF
+        gpu_at(S, to).touched = 1
+        next_end(S, to)
+
+
+@jit
+def settle(S: int, t: float) -> None:
+    """At the end of a run: book all time up to t, also of steps in flight."""
+    W = world(S)
+    for p in range(W.nG):
+        lane = gpu_at(S, p).head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            B = batch_at(S, lane >> 1)
+            done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
+            wall = t - n.t0
+            if n.dec > 0:
+                B.c_solo += done
+                B.c_wall += wall
+                if n.busy == SPAN:
+                    if W.tokens:
+                        segment(S, lane, done)
+                    j = stepped(S, lane)
+                    B.D += j
+                    tally(S, lane, j)
+            r = n.pieces
+            while r >= 0:
+                req_at(S, r).solo += done
+                req_at(S, r).slow += wall - done
+                mark(S, r, t)
+                r = req_at(S, r).pnext
+            lane = n.next
+    for g in range(W.nG):
+        G = gpu_at(S, g)
+        G.kv_s += G.kv * (t - G.kv_t)
+        G.kv_t = t
+        if G.active > 0:
+            G.busy_s += t - G.busy_t
+            G.busy_t = t
+    for r in range(W.n):
+        q = req_at(S, r)
+        if FUTURE < q.state < DONE:
+            if q.state == RUN:
+                d = batch_at(S, q.batch).D
+                if W.tokens and d > q.jd:
+                    y = log_at(S, W.logs)
+                    W.logs += 1
+                    y.rid, y.batch, y.d0, y.d1 = r, q.batch, q.jd, d
+                q.made += d - q.jd
+            charge(S, r, t)

@@ -1,0 +1,567 @@
+"""How a step is formed and ends: growth of KV, preemption, pieces of prompts, spans of decode steps."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.cost import noise, power_below, speed, step_s, table
+from harness.engines.sim.kernel.events import tell
+from harness.engines.sim.kernel.lanes import activate, dirty, pool_of, retire, room, segment, solo_at, wake
+from harness.engines.sim.kernel.links import elsewhere, leave, set_weights, transfer
+from harness.engines.sim.kernel.lists import push, unlink
+from harness.engines.sim.kernel.members import (
+    drop_blocks,
+    end,
+    join,
+    leave_run,
+    pending,
+    queue,
+    rest,
+    set_parked,
+    take_blocks,
+    target,
+    unlist,
+)
+from harness.engines.sim.kernel.memory import fits, needs, never, put, shares_gpu, watermark
+from harness.engines.sim.kernel.waits import charge, flag, mark, usable
+from harness.engines.sim.state import (
+    ANY,
+    BEGUN,
+    BY_CAP,
+    BY_CHUNK,
+    BY_PREFILL,
+    DONE,
+    DRAINING,
+    E_PREEMPTED,
+    E_PREFILLED,
+    ELSEWHERE,
+    FAILED,
+    HALF_NS,
+    IDLE,
+    IN,
+    INF,
+    LEAVING,
+    MIXED,
+    MOVE,
+    NO_TURN,
+    NOISE_TICKS,
+    ORDERED,
+    OUT,
+    PARK,
+    PARKED,
+    PREFILL,
+    QUEUED,
+    RUNNING,
+    SPAN,
+    STEP,
+    SWAP_IN,
+    SWAP_OUT,
+    WAIT,
+    WAITING,
+    Tables,
+    batch_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    log_at,
+    req_at,
+    world,
+)
+
+
+@jit
+def latest(S: int, b: int) -> int:
+    """The latest admitted member of a batch that has KV here and is not in a step."""
+    r = batch_at(S, b).ends[2 * RUNNING + 1]
+    p = batch_at(S, b).ends[2 * PARKED + 1]
+    if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
+        r = p
+    left = batch_at(S, b).parts
+    w = batch_at(S, b).ends[2 * WAITING]
+    while left > 0:
+        if req_at(S, w).home == batch_at(S, b).inst:
+            left -= 1
+            if req_at(S, w).piece == 0 and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
+                r = w
+        w = req_at(S, w).next
+    return r
+
+
+@jit
+def preempt(S: int, b: int, r: int) -> None:
+    """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
+    W = world(S)
+    q = req_at(S, r)
+    q.npre += 1
+    W.preempts += 1
+    charge(S, r, W.now)
+    whole = q.state != WAIT
+    unlist(S, r)
+    tell(S, E_PREEMPTED, r, b, 0)
+    i = q.home
+    host = inst_at(S, i).host
+    if W.swap and whole and fits(S, host, q.blocks, 1):
+        q.state = MOVE
+        push(S, b, ELSEWHERE, r, 1)
+        inst_at(S, i).gone += q.blocks
+        put(S, host, q.blocks)
+        transfer(S, SWAP_OUT, r, i, host, q.blocks)
+    else:
+        drop_blocks(S, r)
+        queue(S, b, r, 1)
+
+
+@jit
+def grow(S: int, b: int) -> int:
+    """Pages for one decode step of the running members.
+
+    0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
+    """
+    W = world(S)
+    B = batch_at(S, b)
+    i = B.inst
+    lost = 0
+    n = 0
+    while B.count[RUNNING] > 0:
+        n = B.h[(1 - B.D) % W.bt] - B.skip
+        if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
+            break
+        if room(S, i, n - inst_at(S, i).gone, 1):
+            break
+        r = latest(S, b)
+        lost = 1
+        if inst_at(S, i).holders == 1:
+            unlist(S, r)
+            end(S, r, FAILED, W.now)
+        else:
+            preempt(S, b, r)
+        n = 0
+    if n > 0:
+        if inst_at(S, i).gone > 0 and not room(S, i, n, 1):
+            return 2 + lost
+        put(S, i, n)
+    if B.swapped > 0 and inst_at(S, i).gone == 0:
+        bring_back(S, b)
+    return lost
+
+
+@jit
+def bring_back(S: int, b: int) -> None:
+    """The engine's own victims come back from host memory, in their order, before any new prompt."""
+    W = world(S)
+    B = batch_at(S, b)
+    i = B.inst
+    r = B.ends[2 * WAITING]
+    while r >= 0 and B.swapped > 0:
+        q = req_at(S, r)
+        nxt = q.next
+        if q.home >= 0 and q.home != i:
+            need = (q.l + W.bt - 1) // W.bt
+            if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
+                return
+            charge(S, r, W.now)
+            unlink(S, b, WAITING, r)
+            B.swapped -= 1
+            q.state = MOVE
+            push(S, b, ELSEWHERE, r, 1)
+            put(S, i, q.blocks)
+            inst_at(S, i).holders += 1
+            transfer(S, SWAP_IN, r, q.home, i, q.blocks)
+            wake(S, 2 * b)
+        r = nxt
+
+
+@jit
+def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, new: int, ran: int) -> int:
+    """Walk the queue and put prompts, or pieces of them, into the lane's next step; returns how many.
+
+    A prompt that joins after more steps than `ran` came when this one was scheduled, and stops the queue. Notes which
+    caps kept out what the step would else have had; a queue that stops for memory does not get that far.
+    """
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    n.pieces = -1
+    last = -1
+    count = 0
+    tokens = 0
+    kvblock = int(B.swapped > 0)  # nobody passes those swapped out
+    left = 0 if kvblock else budget
+    short = 0  # of tokens
+    r = B.ends[2 * WAITING]
+    while r >= 0 and run + count < cap and left > 0:
+        q = req_at(S, r)
+        nxt = q.next
+        goal = target(S, r)
+        if q.joins > ran:
+            break
+        if q.home < 0:
+            if not new:
+                break
+            need = (goal + 1 + W.bt - 1) // W.bt
+            if never(S, i, need):
+                unlist(S, r)
+                end(S, r, FAILED, W.now)
+                r = nxt
+                continue
+            extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
+            if not room(S, i, need + extra, 0):
+                kvblock = 1
+                break
+            if whole and count > 0 and tokens + goal - q.pre > budget:
+                short = 1
+                break
+            take_blocks(S, r, i, need)
+            B.parts += 1
+        c = goal - q.pre
+        if whole:
+            if count > 0 and tokens + c > budget:
+                short = 1
+                break
+        elif c > left:
+            short = 1
+            c = left
+        left -= c
+        charge(S, r, W.now)
+        q.piece = c
+        q.pnext = -1
+        if last < 0:
+            n.pieces = r
+        else:
+            req_at(S, last).pnext = r
+        last = r
+        count += 1
+        tokens += c
+        r = nxt
+    flag(S, b, kvblock, B.stalled)
+    if r >= 0 and not kvblock and req_at(S, r).joins <= ran:
+        if run + count >= cap:
+            n.bound |= BY_CAP
+        if left <= 0:
+            short = 1
+    if short:
+        n.bound |= BY_CHUNK | BY_PREFILL
+    return count
+
+
+@jit
+def compose(S: int, lane: int) -> tuple[int, int, int]:
+    """Decide who is in an idle lane's next step: (members that decode, prompts, whether it is one step alone).
+
+    Without any, (0, 0, 0), nothing starts now.
+    """
+    W = world(S)
+    n = lane_at(S, lane)
+    n.dirty = 0
+    if n.busy != IDLE or not n.open:
+        return 0, 0, 0
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    first = 2 * b
+    if not usable(S, i):
+        return 0, 0, 0
+    if lane == first:
+        if n.kind == MIXED and lane_at(S, first + 1).busy != IDLE:
+            return 0, 0, 0
+    elif lane_at(S, first).busy != IDLE and lane_at(S, first).was == MIXED:
+        return 0, 0, 0
+    if n.resized:  # partitions of a GPU change together, at the last of their boundaries
+        p = gpu_at(S, pool_of(S, lane)).head
+        while p >= 0:
+            if lane_at(S, p).resized and shares_gpu(S, i, batch_at(S, p >> 1).inst):
+                return 0, 0, 0
+            p = lane_at(S, p).next
+        n.resized = 0
+    both = lane != first or n.kind == MIXED
+    dec = both
+    pre = lane == first
+    cap = W.cap if n.seqs < 0 else min(n.seqs, W.cap)
+    chunk = W.chunk if n.chunk < 0 else n.chunk
+    if dec:
+        while B.count[PARKED] > 0 and B.count[RUNNING] < cap:
+            join(S, b, B.ends[2 * PARKED])
+        while B.count[RUNNING] > cap:
+            r = B.ends[2 * RUNNING + 1]
+            leave_run(S, b, r)
+            set_parked(S, b, r)
+    pieces = 0
+    grown = 0
+    state = 0
+    swapped = B.swapped
+    n.pieces = -1
+    n.bound = 0
+    ran = n.ran
+    while True:  # once more, for prompts that would join later, where nothing else was there to be scheduled
+        if pre and not both:
+            pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, ran)
+        elif pre and chunk == 0:
+            pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1, ran)
+            dec = pieces == 0
+        elif pre:
+            if not grown:
+                state = grow(S, b)
+                grown = 1
+            if state < 2:
+                run = B.count[RUNNING]
+                pieces = take_pieces(S, lane, chunk - run, 0, cap, run, int(state == 0), ran)
+        if dec and not grown:
+            state = grow(S, b)
+            grown = 1
+        flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
+        if state >= 2:
+            if state == 3:
+                dirty(S, lane)
+            return 0, 0, 0
+        run = B.count[RUNNING] if dec else 0
+        if not pre or pieces > 0 or run > 0 or state > 0 or W.lookahead == 0 or ran == ANY:
+            break
+        ran = ANY
+    if pieces == 0 and run == 0:
+        if state == 1:  # all lost their pages: whoever waits may try again, after the others
+            dirty(S, lane)
+        return 0, 0, 0
+    if run == cap and B.count[PARKED] > 0:
+        n.bound |= BY_CAP
+    n.bound &= n.own
+    return run, pieces, int(state == 1 or B.swapped != swapped)
+
+
+@jit
+def form(S: int, T: Tables, lane: int) -> None:
+    """Decide what an idle lane does next, and start it."""
+    run, pieces, once = compose(S, lane)
+    if pieces == 0 and run == 0:
+        return
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    n.dec = run
+    n.was = n.kind if lane == 2 * b else PREFILL
+    n.t0 = W.now
+    n.ta = W.now
+    n.wa = 0.0
+    n.rate = 0.0
+    c = inst_at(S, i).cost
+    k = T.cost[c]
+    share_ = 1.0
+    if n.sms > 0:
+        share_ = n.sms / gpu_at(S, inst_at(S, i).at[0]).sms
+    W.steps += 1
+    if pieces > 0:
+        tokens, area, out = 0, 0.0, run
+        r = n.pieces
+        while r >= 0:
+            q = req_at(S, r)
+            tokens += q.piece
+            area += q.piece * (q.pre + 0.5 * q.piece)
+            if q.pre + q.piece == target(S, r):
+                out += 1
+            r = q.pnext
+        C = float(B.ctx) if run > 0 else 0.0
+        solo = step_s(T, c, run, C, tokens, pieces, area, out)
+        n.comp = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
+        n.hbm = min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo))
+        if W.sigma > 0.0:
+            solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.P)
+        B.P += 1
+        n.busy = STEP
+        n.k = 1
+        n.a = solo
+        n.b = 0.0
+        n.work = solo
+        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
+    else:
+        span(S, T, lane, run, c, once)
+        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
+    if run > 0:
+        B.skip = 0
+    if n.turn != NO_TURN:
+        n.mine = 1
+        if n.turn == ORDERED:
+            n.turn = BEGUN
+            n.began = W.now
+            n.until = W.now + n.quota
+    activate(S, lane)
+
+
+@jit
+def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
+    """Decode steps until the batch could change, in closed form: solo seconds of step j are a + b j."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    k = T.cost[c]
+    steps = req_at(S, B.root).tick - B.D
+    base = table(T.grid, T.gemm[c], run) + table(T.grid, T.head[c], run)
+    host = k.host0 + k.host1 * run
+    flat = base + (k.att0 + k.att1 * run)
+    slope = k.dec2 * run
+    if k.serial:
+        flat += host
+        line = base + (k.dec0 + k.dec1 * run) + host
+    else:
+        flat = max(flat, host)
+        line = base + (k.dec0 + k.dec1 * run)
+    y = line + k.dec2 * B.ctx
+    if y >= flat:
+        n.a = y
+        n.b = slope
+    else:  # a floor holds until the context reaches its knee
+        n.a = flat
+        n.b = 0.0
+        if slope > 0.0:
+            knee = int(math.floor((flat - y) / slope)) + 1
+            while knee > 1 and line + k.dec2 * (B.ctx + (knee - 1) * run) > flat:
+                knee -= 1
+            steps = min(steps, knee)
+    if W.sigma > 0.0:
+        f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.D // NOISE_TICKS)
+        n.a *= f
+        n.b *= f
+        steps = min(steps, NOISE_TICKS - B.D % NOISE_TICKS)
+    q = power_below(B.ctx)
+    solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
+    n.comp = min(1.0, (k.fl_tok * run) / (k.flops * solo))
+    n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
+    steps = min(steps, (2 * q - B.ctx + run - 1) // run)
+    if n.turn != NO_TURN:
+        steps = min(steps, n.most - n.took)
+    if W.lookahead > 0 and lane == 2 * b and B.count[WAITING] > 0:
+        young = req_at(S, B.ends[2 * WAITING + 1]).joins - n.ran
+        if young > 0:  # the latest prompt joins then
+            steps = min(steps, young)
+    steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
+    first = B.h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
+    more = needs(S, b, B.D, steps) - first
+    if more > 0 and not fits(S, i, more, 1):
+        lo, hi = 1, steps
+        while hi - lo > 1:
+            mid = (lo + hi) // 2
+            if fits(S, i, needs(S, b, B.D, mid) - first, 1):
+                lo = mid
+            else:
+                hi = mid
+        steps = lo
+        more = needs(S, b, B.D, steps) - first
+    put(S, i, more)
+    n.busy = SPAN
+    n.k = steps
+    n.work = solo_at(S, lane, steps)
+    W.spans += 1
+
+
+@jit
+def tally(S: int, lane: int, k: int) -> None:
+    """Count steps of a lane that are over, and those that a cap bound."""
+    W = world(S)
+    batch_at(S, lane >> 1).steps += k
+    bound = lane_at(S, lane).bound
+    if bound:
+        W.by_cap += k * int(bound & BY_CAP > 0)
+        W.by_chunk += k * int(bound & BY_CHUNK > 0)
+        W.by_prefill += k * int(bound & BY_PREFILL > 0)
+
+
+@jit
+def end_step(S: int, lane: int) -> None:
+    """A step, or the last of a span, ends now."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    t = W.now
+    if W.tokens:
+        segment(S, lane, INF)
+    wall = t - n.t0
+    B.busy_s += wall
+    tally(S, lane, n.k)
+    n.ran += n.k
+    retire(S, lane)
+    if n.dec > 0:
+        B.c_solo += n.work
+        B.c_wall += wall
+        B.D += n.k
+        B.ctx += n.dec * n.k
+        B.seq_steps += n.dec * n.k
+        while B.root >= 0 and req_at(S, B.root).tick == B.D:
+            r = B.root
+            leave_run(S, b, r)
+            end(S, r, DONE, t)
+    r = n.pieces
+    n.pieces = -1
+    while r >= 0:
+        q = req_at(S, r)
+        nxt = q.pnext
+        q.solo += n.work
+        q.slow += wall - n.work
+        mark(S, r, t)
+        q.pre += q.piece
+        B.left -= q.piece
+        B.prefilled += q.piece
+        q.piece = 0
+        if q.pre == target(S, r):
+            unlink(S, b, WAITING, r)
+            B.parts -= 1
+            if q.made == 0:
+                q.first = t
+            q.made += 1
+            q.l = target(S, r)
+            if W.tokens:
+                s = log_at(S, W.logs)
+                W.logs += 1
+                s.rid = r
+                s.batch = -1
+                s.ta = t
+            q.state = PARK
+            if q.first_inst < 0:
+                q.first_inst = B.inst
+            q.last_inst = B.inst
+            if q.made == q.out:
+                end(S, r, DONE, t)
+            else:
+                set_parked(S, b, r)
+                tell(S, E_PREFILLED, r, b, 0)
+                wake(S, 2 * b + 1)
+        r = nxt
+    if B.pend > 0:
+        pending(S, b)
+    if n.mine:
+        n.mine = 0
+        n.took += n.k
+    if B.count[RUNNING] > 0:
+        rest(S, b)
+    dirty(S, 2 * b)
+    dirty(S, 2 * b + 1)
+    if n.resized:
+        for x in range(W.nN):
+            if lane_at(S, x).resized:
+                dirty(S, x)
+    if inst_at(S, B.inst).state == LEAVING and inst_at(S, B.inst).busy == 0:
+        leave(S, B.inst)
+
+
+@jit
+def evict(S: int, i: int, drain: int, act_: int) -> None:
+    """Free weights once no member is left, or at the next boundary."""
+    W = world(S)
+    I = inst_at(S, i)
+    if I.state != DRAINING:  # else it was counted when it began to leave
+        W.migrations += int(elsewhere(S, i, QUEUED, IN))
+        I.left_s = W.now
+    I.evict = act_
+    set_weights(S, i, DRAINING if drain else LEAVING)
+    if not drain:
+        for lane in range(W.nN):  # a span may be at a boundary just now
+            n = lane_at(S, lane)
+            if n.busy == SPAN and batch_at(S, lane >> 1).inst == i and n.end <= W.now + HALF_NS:
+                end_step(S, lane)
+    if I.state != OUT and I.busy == 0 and (not drain or I.members == 0):
+        leave(S, i)

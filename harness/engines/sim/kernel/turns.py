@@ -1,0 +1,242 @@
+"""Standing orders and turns: how lanes open, close and end as stuck or empty."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.events import tell
+from harness.engines.sim.kernel.lanes import cut, dirty, freed, wake
+from harness.engines.sim.kernel.members import rest
+from harness.engines.sim.kernel.memory import shares_gpu
+from harness.engines.sim.kernel.waits import flag, usable
+from harness.engines.sim.state import (
+    BEGUN,
+    BY_CAP,
+    BY_CHUNK,
+    BY_PREFILL,
+    E_TURN,
+    ELSEWHERE,
+    EMPTY,
+    IDLE,
+    INF,
+    LINK,
+    LOADING,
+    MIXED,
+    MOVE,
+    NO_TURN,
+    ORDERED,
+    PARKED,
+    PREFILL,
+    QUEUED,
+    RUNNING,
+    STEPS,
+    STUCK,
+    WAITING,
+    batch_at,
+    event_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    req_at,
+    world,
+    xfer_at,
+)
+
+
+@jit
+def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
+    """Give a lane a turn, which begins with its first step; turns are kept in the order of lanes."""
+    W = world(S)
+    n = lane_at(S, lane)
+    n.turn = ORDERED
+    n.quota = for_s
+    n.most = steps if steps > 0 else 1 << 62
+    n.took = 0
+    n.until = INF
+    if W.thead < 0 or lane < W.thead:
+        n.tnext = W.thead
+        W.thead = lane
+    else:
+        x = W.thead
+        while lane_at(S, x).tnext >= 0 and lane_at(S, x).tnext < lane:
+            x = lane_at(S, x).tnext
+        n.tnext = lane_at(S, x).tnext
+        lane_at(S, x).tnext = lane
+
+
+@jit
+def forget_turn(S: int, lane: int) -> None:
+    """A lane has no turn any more; nobody is told. A step in flight is nobody's."""
+    W = world(S)
+    n = lane_at(S, lane)
+    n.mine = 0
+    if n.turn == NO_TURN:
+        return
+    n.turn = NO_TURN
+    if W.thead == lane:
+        W.thead = n.tnext
+    else:
+        x = W.thead
+        while lane_at(S, x).tnext != lane:
+            x = lane_at(S, x).tnext
+        lane_at(S, x).tnext = n.tnext
+
+
+@jit
+def shut(S: int, lane: int) -> None:
+    """Close a lane; whom it kept waiting for memory waits for a turn now."""
+    b = lane >> 1
+    lane_at(S, lane).open = 0
+    if lane == 2 * b:
+        flag(S, b, 0, batch_at(S, b).stalled)
+
+
+@jit
+def end_turn(S: int, lane: int, why: int) -> None:
+    """A turn is over: its lane closes, and its end is told."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    ran = W.now - n.began if n.turn == BEGUN else 0.0
+    forget_turn(S, lane)
+    shut(S, lane)
+    if batch_at(S, b).count[RUNNING] > 0:
+        rest(S, b)
+    if (W.hear >> E_TURN) & 1:
+        event_at(S, W.ev_n).ran = ran
+        tell(S, E_TURN, n.took, b, 4 * (2 if lane & 1 else n.kind) + why)
+
+
+@jit
+def deserted(S: int, lane: int) -> bool:
+    """Whether no member of its batch could ever step in a lane."""
+    b = lane >> 1
+    B = batch_at(S, b)
+    prompts = B.count[WAITING] - B.swapped
+    decodes = B.count[RUNNING] + B.count[PARKED] + B.count[ELSEWHERE] + B.swapped
+    if lane != 2 * b:
+        return decodes == 0
+    return prompts == 0 and (lane_at(S, lane).kind == PREFILL or decodes == 0)
+
+
+@jit
+def stuck(S: int, lane: int) -> bool:
+    """Whether nothing is under way that could let an idle lane with members step."""
+    W = world(S)
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    i = B.inst
+    if not usable(S, i):
+        return inst_at(S, i).state != QUEUED and inst_at(S, i).state != LOADING
+    if n.resized:
+        return False
+    if lane != 2 * b or n.kind == MIXED:
+        r = B.ends[2 * ELSEWHERE]
+        while r >= 0:
+            if req_at(S, r).state == MOVE:
+                return False
+            r = req_at(S, r).next
+        here = B.count[RUNNING] + B.count[PARKED] + (B.swapped if lane != 2 * b else B.count[WAITING])
+        if here == 0:
+            return True
+    for j in range(inst_at(S, i).n):
+        if gpu_at(S, inst_at(S, i).at[j]).active > 0:
+            return False
+    x = W.xhead
+    while x >= 0:
+        X = xfer_at(S, x)
+        begun = X.stage != LINK or X.parts > 0  # a move may still wait for its request's step
+        if begun and (shares_gpu(S, i, X.inst) or (X.src >= 0 and shares_gpu(S, i, X.src))):
+            return False
+        x = X.next
+    return True
+
+
+@jit
+def settle_turns(S: int) -> bool:
+    """At the end of an instant: end the turns of idle lanes that are deserted or stuck. False: a log is full."""
+    lane = world(S).thead
+    while lane >= 0:
+        n = lane_at(S, lane)
+        nxt = n.tnext
+        if n.busy == IDLE:
+            if not spare(S, 0):
+                return False
+            if deserted(S, lane):
+                end_turn(S, lane, EMPTY)
+            elif stuck(S, lane):
+                end_turn(S, lane, STUCK)
+        lane = nxt
+    return True
+
+
+@jit
+def own_caps(S: int, seqs: int, chunk: int) -> int:
+    """The caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
+    W = world(S)
+    caps = BY_CAP if seqs < 0 or seqs > W.cap else 0
+    if chunk == 0 or (chunk < 0 and W.chunk == 0):
+        caps |= BY_PREFILL
+    elif chunk < 0:
+        caps |= BY_CHUNK
+    return caps
+
+
+@jit
+def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int) -> None:
+    """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
+    lane = 2 * b + (phase == 2)
+    n = lane_at(S, lane)
+    other = lane_at(S, 2 * b + (phase != 2))
+    if close:
+        if phase == 2 or n.kind == (PREFILL if phase == 1 else MIXED):
+            if n.mine:  # a step of its turn is in flight, and the last
+                n.most = 0
+                shut(S, lane)
+            elif n.turn != NO_TURN:
+                end_turn(S, lane, STEPS)
+            else:
+                shut(S, lane)
+    else:
+        forget_turn(S, lane)
+        n.open = 1
+        n.kind = PREFILL if phase == 1 else MIXED
+        if other.open and (phase == 0 or (phase == 2 and other.kind == MIXED)):
+            forget_turn(S, 2 * b + (phase != 2))
+            shut(S, 2 * b + (phase != 2))
+            cut(S, 2 * b + (phase != 2))
+        if n.sms != sms:
+            n.resized = 1
+        n.seqs = seqs
+        n.chunk = chunk
+        n.sms = sms
+        n.own = own_caps(S, seqs, chunk)
+        if for_s < INF or steps > 0:
+            open_turn(S, lane, for_s, steps)
+    cut(S, lane)
+    if batch_at(S, b).count[RUNNING] > 0:
+        rest(S, b)
+    dirty(S, lane)
+
+
+@jit
+def limit(S: int, i: int, nbytes: int) -> None:
+    """Cap the growth of an account; nothing is taken back."""
+    W = world(S)
+    was = inst_at(S, i).limit
+    inst_at(S, i).limit = nbytes
+    if was >= 0 and (nbytes < 0 or nbytes > was):
+        freed(S, i)
+    for lane in range(W.nN):  # steps not begun lose what they held; prompts that fit no more fail
+        if batch_at(S, lane >> 1).inst == i:
+            wake(S, lane)
+
+
+@jit
+def spare(S: int, waiting: int) -> bool:
+    """Whether the logs have room for whatever one lane's step can produce."""
+    W = world(S)
+    most = 4 * W.cap + 64 + waiting
+    if W.nE - W.ev_n < most or W.xn < 9 * (W.cap + 8):
+        return False
+    return W.tokens == 0 or W.nL - W.logs > most + W.nN

@@ -1,0 +1,117 @@
+"""Where waiting time is charged: clocks of causes, and when weights are in."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.state import (
+    AWAY,
+    DRAINING,
+    HELD,
+    IN,
+    MOVE,
+    RUN,
+    WAIT,
+    batch_at,
+    inst_at,
+    model_at,
+    req_at,
+    world,
+)
+
+
+@jit
+def usable(S: int, i: int) -> bool:
+    """Whether lanes of an instance may step."""
+    return inst_at(S, i).state == IN or inst_at(S, i).state == DRAINING
+
+
+@jit
+def loaded(S: int, i: int) -> bool:
+    """Whether an instance's weights are in: also those that leave, behind a last step that is still under way."""
+    return inst_at(S, i).state >= IN
+
+
+@jit
+def out_s(S: int, k: int, t: float) -> float:
+    """Seconds up to t, which is now, for which a model's weights were in nowhere."""
+    M = model_at(S, k)
+    return M.out_s + (t - M.since) if M.places == 0 else M.out_s
+
+
+@jit
+def clocks(S: int, b: int, t: float) -> None:
+    """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
+    B = batch_at(S, b)
+    dt = t - B.c_t
+    B.c_t = t
+    if not loaded(S, B.inst):
+        B.c_load += dt
+    else:
+        if B.kvblock:
+            B.c_kv += dt
+        if B.stalled:
+            B.c_stall += dt
+
+
+@jit
+def flag(S: int, b: int, kvblock: int, stalled: int) -> None:
+    """Say whether a batch's prompts, or its decodes, wait for memory."""
+    W = world(S)
+    B = batch_at(S, b)
+    if B.kvblock != kvblock or B.stalled != stalled:
+        clocks(S, b, W.now)
+        was = B.kvblock | B.stalled
+        B.kvblock = kvblock
+        B.stalled = stalled
+        W.blocked += (kvblock | stalled) - was
+
+
+@jit
+def mark(S: int, r: int, t: float) -> None:
+    """Start a new stretch of time for a request."""
+    q = req_at(S, r)
+    q.m_t = t
+    if q.batch >= 0:
+        clocks(S, q.batch, t)
+        B = batch_at(S, q.batch)
+        q.m_load = B.c_load
+        q.m_kv = B.c_kv
+        q.m_stall = B.c_stall
+        q.m_solo = B.c_solo
+        q.m_wall = B.c_wall
+    else:
+        q.m_load = out_s(S, q.model, t)
+
+
+@jit
+def charge(S: int, r: int, t: float) -> None:
+    """Book the time since the last mark under its causes, and mark."""
+    q = req_at(S, r)
+    dt = t - q.m_t
+    if q.state == HELD:
+        load = out_s(S, q.model, t) - q.m_load
+        q.load += load
+        q.held += dt - load
+    else:
+        clocks(S, q.batch, t)
+        B = batch_at(S, q.batch)
+        load = B.c_load - q.m_load
+        q.load += load
+        rest = dt - load
+        if q.state == WAIT:
+            kv = B.c_kv - q.m_kv
+            q.kv += kv
+            rest -= kv
+        elif q.state == RUN:
+            solo = B.c_solo - q.m_solo
+            wall = B.c_wall - q.m_wall
+            stall = B.c_stall - q.m_stall
+            q.solo += solo
+            q.slow += wall - solo
+            q.kv += stall
+            rest -= wall + stall
+        if q.state == MOVE or q.state == AWAY:
+            q.move += rest
+        else:
+            q.turn += rest
+    mark(S, r, t)

@@ -1,0 +1,154 @@
+"""Where time passes: a simulator jumps, a GPU or a server waits. What an engine must do, and how it is found by name.
+
+A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.policy.actions import Action
+from harness.policy.events import Event
+from harness.policy.types import Cluster, Fidelity, Jobs, Option, UserError
+from harness.policy.view import View
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FOLDER = Path(__file__).resolve().parents[1] / "engines"
+MAKES = re.compile(r"^def make\(", re.MULTILINE)
+
+
+class Engine(Protocol):
+    """What `replay` needs of a simulator, a GPU or a server. All fields belong to the configured object.
+
+    The life of an engine: `make`, `ready`, the actions that answer "start" (`do`), `begin`, then `poll`, `do`, `view`
+    and `idle` until the run ends, `rows`, `stats`, `close`. An engine that was made may also be closed at once.
+    """
+
+    can: frozenset[str]  # the actions and fields that it carries out, as in `System.uses`; others it refuses
+    tells: frozenset[type]  # events, and actions whose successful `Done` it tells
+    offers: Mapping[str, tuple[Option, ...]]  # values of `System.options`
+    cluster: Cluster  # what policies may know: its GPUs and models as they are here, with these options
+    fidelity: Fidelity
+    wall_clock: bool  # its seconds are real: decisions take the time that they take, and nothing is added for them
+    exclusive: bool  # two runs at once would disturb each other: a sweep does its runs one by one, beside nothing else
+    measured_on: Mapping[str, str]  # the machine behind a `real` or `emulated` row: host, processor, libraries
+
+    def ready(self) -> None:
+        """Start what takes time or a device: import, allocate, launch servers. Once, before the first action.
+
+        Until then nothing is started and no device is touched: engines are also made to list what they can do.
+        Raises UserError where something is missing.
+        """
+        ...
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Take the workload and start the clock at `Config.start_s`; pass no time beyond `end_s`.
+
+        Actions done before are the answers to "start": their Loads are free and silent. `hears` holds the kinds of
+        events, and of actions whose successful end, the policy wants to be told. `oracle` opens `View.oracle_tokens`.
+        """
+        ...
+
+    def poll(self, until_s: float) -> Event | None:
+        """Next event due by `until_s` and the end of the run; None when there is none, and the clock stands there.
+
+        A wall clock may have passed `until_s` by the step that was under way. Without an `until_s` (infinity) no
+        action comes any more unless an event does: where nothing can happen, the first load or move that waits for
+        memory fails, at the time of the last event.
+        """
+        ...
+
+    def do(self, action: Action) -> None:
+        """Start an action; its end, or its refusal, comes back as an event. What is impossible changes nothing."""
+        ...
+
+    def view(self) -> View:
+        """Read-only queries on the state at the last `poll`."""
+        ...
+
+    def idle(self) -> bool:
+        """True when nothing will ever happen again without a new action."""
+        ...
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """What happened to each request, in order of id (schema: harness/rows/record.py)."""
+        ...
+
+    def stats(self) -> Mapping[str, float]:
+        """Counters of the whole run for its metadata; asked for after `rows`."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back: processes, devices, files. Always called, also on errors, Ctrl-C and SIGTERM.
+
+        May come before `ready`, and twice.
+        """
+        ...
+
+
+class Make(Protocol):
+    """`make` of an engine's file: quick, starts nothing."""
+
+    def __call__(self, config: Any, options: Mapping[str, Option], machine: Any) -> Engine:
+        """Configure the engine: a `Config`, what a system's `options` ask of it, and the `Machine` it is priced with.
+
+        Options that it does not offer are ignored here; `replay` refuses the pair.
+        """
+        ...
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Engines on hand: the directory is the registry. Files are read, not imported."""
+    files = (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
+    return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8"))))
+
+
+def _stem(file: Path) -> str:
+    return file.parent.name if file.stem == "__init__" else file.stem
+
+
+def path(name: str) -> Path:
+    """The file of an engine, by name (`sim`) or by path (`./mine.py`). UserError where there is none."""
+    if name.endswith(".py"):
+        file = Path(name).resolve()
+        if not file.is_file():
+            raise UserError(f"no file {name}")
+        return file
+    if name not in (have := names()):
+        near = difflib.get_close_matches(name, have, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f'no engine "{name}"{hint} (there is: {", ".join(have)})')
+    file = FOLDER / f"{name}.py"
+    return file if file.is_file() else FOLDER / name / "__init__.py"
+
+
+def find(name: str) -> Make:
+    """`make` of an engine, by name or by path. UserError where there is none."""
+    file = path(name)
+    if not name.endswith(".py"):
+        make: Make = importlib.import_module(f"harness.engines.{name}").make
+        return make
+    module = sys.modules.get(f"_engine_{file}")
+    if module is None:
+        spec = importlib.util.spec_from_file_location(f"_engine_{file}", file)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules[spec.name] = module
+    if not hasattr(module, "make"):
+        raise UserError(f"{file}: no function `make`, so it is no engine")
+    found: Make = module.make
+    return found

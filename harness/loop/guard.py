@@ -1,0 +1,142 @@
+"""A policy's code at arm's length: its time is limited, its prints stay off stdout, what it raises becomes one line.
+
+A policy's mistake comes out as `Fault`, whatever it was, so that a caller can tell it from a mistake of the bench.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from harness.policy.types import Infeasible, Unsupported
+
+HERE = Path(__file__).resolve().parents[1]
+# Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
+# workers and in checks, and no result depends on it.
+LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
+TICKS = 8  # of the timer within the limit
+LONGEST = 120  # characters of an exception's text
+
+
+class Fault(Exception):
+    """A policy raised, answered what is no action, or came to no end. `__cause__` is what it raised, if it did."""
+
+
+class Endless(BaseException):
+    """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM came. What a Ctrl-C passes through, this does."""
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise Terminated at SIGTERM, so that what is open gets closed. Outside the main thread nothing changes."""
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class Watch:
+    """Raises `Endless` into a call that exceeds the limit; `call` is the number of the call under way, 0: none.
+
+    A repeating timer looks whether the call is still the same one, so a call costs two assignments. Ticks are counted,
+    not seconds: a process that was stopped gets one tick for all the time it slept. Without SIGALRM, or outside the
+    main thread, there is no limit: Python cannot interrupt code there. Nor does it interrupt a call into C.
+    """
+
+    __slots__ = ("_before", "_on", "_seen", "_ticks", "call", "limit_s")
+
+    def __init__(self) -> None:
+        self.limit_s = LIMIT_S.get()
+        self.call = 0
+        self._seen = self._ticks = 0
+        self._before: Any = None
+        in_main = threading.current_thread() is threading.main_thread()
+        self._on = in_main and hasattr(signal, "setitimer") and self.limit_s < math.inf
+
+    def __enter__(self) -> Self:
+        if self._on:
+            self._before = signal.signal(signal.SIGALRM, self._tick)
+            signal.setitimer(signal.ITIMER_REAL, self.limit_s / TICKS, self.limit_s / TICKS)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.call = 0
+        if self._on:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, self._before)
+
+    def _tick(self, _signum: int, frame: FrameType | None) -> None:
+        if self.call != self._seen:
+            self._seen, self._ticks = self.call, 0
+        elif self.call:
+            self._ticks += 1
+            if self._ticks >= TICKS and not _collecting(frame):
+                self._ticks = 0  # who catches it has as long again before the next one
+                raise Endless(f"no answer within {self.limit_s:g} s")
+
+
+def _collecting(frame: FrameType | None) -> bool:
+    """Tell whether a callback of the garbage collector runs: Python drops what is raised there."""
+    callbacks = [code for one in gc.callbacks if (code := getattr(one, "__code__", None))]
+    while frame is not None:
+        if frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Call code of a policy's file other than `on`: whatever it raises is a Fault, but for what it may say."""
+    with Watch() as watch, quiet():
+        watch.call = 1
+        try:
+            yield
+        except (Fault, Infeasible, Unsupported, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise Fault(said(error)) from error
+
+
+def quiet() -> redirect_stdout[Any]:
+    """Send what a policy prints to stderr: stdout is for results."""
+    return redirect_stdout(sys.stderr)
+
+
+def said(error: BaseException) -> str:
+    """An exception in one line: `KeyError at mine.py:33 ('m9')`, by the innermost line of the policy's own file."""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _foreign(one.filename)]
+    own = [one.lineno for one in frames if one.filename == frames[0].filename]
+    at = f" at {Path(frames[0].filename).name}:{own[-1]}" if own else ""
+    if isinstance(error, Endless):
+        return f"{error}{at}"
+    text = next(iter(str(error).splitlines()), "")
+    text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return f"{type(error).__name__}{at}" + (f" ({text})" if text else "")
+
+
+def _foreign(filename: str) -> bool:
+    """Tell whether a frame's file is none of the bench's nor made up by the interpreter."""
+    return not filename.startswith("<") and HERE not in Path(filename).parents

@@ -1,0 +1,104 @@
+"""The one interface of every strategy, and the reader that finds a strategy by name or path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from harness.loop.guard import Fault, guarded
+from harness.policy.actions import Action
+from harness.policy.events import Event
+from harness.policy.types import Cluster, Option, UserError
+from harness.policy.view import View
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class System(Protocol):
+    """A GPU-sharing strategy: hears events, answers with actions; owns no clock, thread or GPU.
+
+    The three fields depend on the preset, so they belong to the object.
+    """
+
+    hears: frozenset[type]  # event types; action types whose successful Done is wanted
+    uses: frozenset[str]  # "Load", "Load.way:pool", "Run.sms", "Move.to:host", "view.oracle_tokens", "Request.slo"
+    options: Mapping[str, Option]  # what the paper's engine has: kv, preempt, sharing, memory, ...
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Answer one event; the answer is read to its end, then applied in order."""
+        ...
+
+
+class Make(Protocol):
+    """A system file's class: keyword fields are its parameters."""
+
+    presets: Mapping[str, Mapping[str, Option]]
+
+    def __call__(self, cluster: Cluster, **fields: Option) -> System:
+        """Build the strategy for a cluster."""
+        ...
+
+
+def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
+    """Call a system's class. Raises Infeasible where it says so, and Fault for whatever else goes wrong in it."""
+    with guarded():
+        policy = make(cluster, **fields)
+        for name, members in (("hears", type), ("uses", str)):
+            have = getattr(policy, name, None)
+            if not isinstance(have, frozenset) or not all(isinstance(one, members) for one in have):
+                raise Fault(f"has no `{name}`, a frozenset of {'event classes' if members is type else 'names'}")
+        if not isinstance(getattr(policy, "options", None), Mapping):
+            raise Fault("has no `options`, a mapping of names to values")
+    return policy
+
+
+def names() -> list[str]:
+    """Systems on hand: the directory is the registry."""
+    return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
+
+
+def module(name: str) -> ModuleType:
+    """The module of a system, by name (`prism`) or by path (`./mine.py`).
+
+    Raises UserError when there is none, with a suggestion, and Fault when it cannot be imported.
+    """
+    if name.endswith(".py"):
+        path = Path(name).resolve()
+        if not path.is_file():
+            raise UserError(f"no file {name}")
+        spec = importlib.util.spec_from_file_location(f"_system_{path.stem}", path)
+        assert spec is not None
+        assert spec.loader is not None
+        found = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = found
+        with guarded():
+            spec.loader.exec_module(found)
+        return found
+    if name not in names():
+        near = difflib.get_close_matches(name, names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UserError(f'no system "{name}"{hint} (bench list)')
+    with guarded():
+        return importlib.import_module(f"systems.{name}")
+
+
+def find(name: str) -> Any:
+    """The class of a system: the one in its file that has `on`, and names its presets. Raises as `module` does."""
+    found = module(name)
+    classes = [
+        c
+        for _, c in inspect.getmembers(found, inspect.isclass)
+        if c.__module__ == found.__name__ and callable(getattr(c, "on", None))
+    ]
+    if len(classes) != 1:
+        raise UserError(f"{found.__file__}: expected one class with a method `on`, found {len(classes)}")
+    if not isinstance(getattr(classes[0], "presets", None), Mapping):
+        raise Fault("has no `presets`, a mapping of names to fields")
+    return classes[0]

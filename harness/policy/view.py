@@ -1,0 +1,86 @@
+"""The world as a policy may read it: queries whose answers are immutable values."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, Protocol
+
+from harness.policy.actions import Run
+from harness.policy.types import Batch, Gpus, Host, Inst, Phase
+
+Weights = Literal["out", "waiting", "loading", "in", "leaving"]
+
+
+class BatchState(NamedTuple):
+    """Counts of a batch's members, and counters since the start (take differences)."""
+
+    waiting: int  # prefill not begun
+    decoding: int  # KV whole and here
+    away: int  # KV not where it can be attended
+    prefill_tokens: int  # still to prefill, of waiting members and of prefills in flight
+    ctx_tokens: int  # sum of contexts of `decoding`
+    steps: int
+    seq_steps: int  # decode tokens made
+    prefilled_tokens: int
+    busy_s: float
+
+
+class KvState(NamedTuple):
+    """A KV account: (model, gpu)."""
+
+    used_bytes: int
+    limit_bytes: int | None
+    room_bytes: int
+
+
+class RequestState(NamedTuple):
+    """Where a request stands."""
+
+    batch: Batch | None
+    made_tokens: int
+    kv_bytes: int
+    home: Gpus | Host | None
+
+
+class View(Protocol):
+    """Reads the engine in place: making one costs nothing; valid only during `on`."""
+
+    @property
+    def now_s(self) -> float:
+        """The engine's clock, seconds from the window's start (negative in the warm-up)."""
+        ...
+
+    def weights(self, inst: Inst) -> Weights:
+        """Where an instance's weights are on their way."""
+        ...
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """Instances in or under way, in order of `Load`."""
+        ...
+
+    def free_bytes(self, home: int | Host) -> int:
+        """Free memory, less reserve and waiting grants."""
+        ...
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """A KV account."""
+        ...
+
+    def batch(self, batch: Batch) -> BatchState:
+        """A batch's counts; O(1)."""
+        ...
+
+    def members(self, batch: Batch) -> tuple[int, ...]:
+        """Ids in order of Admit; O(members)."""
+        ...
+
+    def request(self, rid: int) -> RequestState:
+        """Where a request stands."""
+        ...
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """The order in force, SMs as granted."""
+        ...
+
+    def oracle_tokens(self, rid: int) -> int:
+        """The true output length; raises unless `uses` declares "view.oracle_tokens"."""
+        ...

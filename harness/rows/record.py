@@ -1,0 +1,393 @@
+"""Rows on disk: one folder a run, whole or absent, equal bytes for equal rows.
+
+A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
+`side.json` (wall-clock facts: outside bytes and hash). All stamps are whole nanoseconds from the window's start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from numpy.typing import NDArray
+
+ROWS = "requests.parquet"
+SIDE = "side.json"
+SWEEP = "attainment.parquet"
+
+STATES = ("done", "dropped", "failed", "unfinished")
+WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
+META = (
+    "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped", "infeasible",
+    "refused", "first_refused", "counts", "end_s", "measured_on",
+)  # fmt: skip
+
+ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
+_CODES = pa.dictionary(pa.int32(), pa.string())
+
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("model", _CODES, nullable=False),
+        pa.field("prompt_tokens", pa.int32(), nullable=False),
+        pa.field("output_tokens", pa.int32(), nullable=False),  # asked for
+        pa.field("made_tokens", pa.int32(), nullable=False),
+        pa.field("arrival_ns", pa.int64(), nullable=False),  # intended; negative in warm-up
+        pa.field("admit_ns", pa.int64()),
+        pa.field("first_ns", pa.int64()),
+        pa.field("done_ns", pa.int64()),  # of the final state: the last token where `done`
+        pa.field("first_tokens", pa.int32(), nullable=False),  # in the first chunk; 0: none came
+        pa.field("state", _CODES, nullable=False),
+        *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
+        pa.field("preemptions", pa.int32(), nullable=False),
+        pa.field("gpus", _CODES, nullable=False),  # "0"; "0+1" a TP group; "0>1" moved; "" never ran
+        pa.field("fidelity", _CODES, nullable=False),
+        pa.field("token_ns", pa.list_(pa.field("element", pa.int64(), nullable=False))),  # from the intended arrival
+    ]
+)
+
+_DICTS = [f.name for f in SCHEMA if f.type == _CODES]
+
+# What a disk says no with; any other OSError comes from an engine's rows and is not the user's mistake.
+_REFUSED = frozenset(
+    {errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR}
+    | {errno.EIO, errno.ENAMETOOLONG, errno.ELOOP, errno.EMFILE, errno.EEXIST}
+)
+
+
+# ------------------------------------------------------------------ seconds to nanoseconds, once
+
+
+def to_ns(seconds: NDArray[np.float64]) -> pa.Array:
+    """Whole nanoseconds of `seconds`, shape (n,); NaN becomes null."""
+    none = np.isnan(seconds)
+    return pa.array(np.rint(np.where(none, 0.0, seconds) * 1e9).astype(np.int64), mask=none)
+
+
+# ------------------------------------------------------------------ write
+
+
+def write(
+    folder: str | os.PathLike[str],
+    batches: Iterable[pa.RecordBatch],
+    metadata: Mapping[str, Any],
+    *,
+    side: Mapping[str, Any] | None = None,
+    files: Mapping[str, Iterable[bytes]] | None = None,
+) -> None:
+    """Write a run: all of it or nothing, replacing what stood there.
+
+    `batches` (of `SCHEMA`, in order of id) are streamed; `metadata` (and `counts`: rows by state) goes to the footer
+    as JSON; `side` to side.json; `files` are further files by name, each a stream of bytes. A skipped run has no rows
+    and `metadata["skipped"]` says why. Raises UserError where the disk refuses.
+    """
+    folder = Path(folder)
+    with _told(folder), _replacing(folder) as part:
+        part.mkdir()
+        with _synced(part / ROWS) as out:
+            counts: Counter[str] = Counter()
+            _parquet(out, _groups(batches, counts), SCHEMA, lambda: {**metadata, "counts": dict(counts)})
+        if side is not None:
+            _bytes(part / SIDE, [(json.dumps(dict(side), indent=1, sort_keys=True) + "\n").encode()])
+        for name, chunks in (files or {}).items():
+            _bytes(part / name, chunks)
+        _sync(part)
+
+
+def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping[str, Any]) -> None:
+    """Write one Parquet file of any schema: all of it or nothing. Raises UserError where the disk refuses."""
+    path = Path(path)
+    with _told(path), _replacing(path) as part, _synced(part) as out:
+        _parquet(out, table.to_batches(ROW_GROUP), table.schema, lambda: metadata)
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write one file: all of it or nothing. Raises UserError where the disk refuses."""
+    path = Path(path)
+    with _told(path), _replacing(path) as part:
+        _bytes(part, [data])
+
+
+def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callable[[], Mapping[str, Any]]) -> None:
+    ints = {_leaf(f): "DELTA_BINARY_PACKED" for f in schema if pa.types.is_integer(_value(f))}
+    writer = pq.ParquetWriter(
+        out,
+        schema.remove_metadata(),
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=[f.name for f in schema if pa.types.is_dictionary(f.type)],
+        column_encoding=ints,
+        write_statistics=False,
+        data_page_version="2.0",
+    )
+    try:
+        for part in parts:
+            writer.write(part, row_group_size=ROW_GROUP)
+        writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(metadata().items())})
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first failure is the one to tell
+            writer.close()
+        raise
+    writer.close()
+
+
+def _value(field: pa.Field) -> pa.DataType:
+    return field.type.value_type if pa.types.is_list(field.type) else field.type
+
+
+def _leaf(field: pa.Field) -> str:
+    return f"{field.name}.list.element" if pa.types.is_list(field.type) else str(field.name)
+
+
+def _groups(batches: Iterable[pa.RecordBatch], counts: Counter[str]) -> Iterator[pa.Table]:
+    """Tables of exactly ROW_GROUP rows (the last may be shorter), however the batches were cut; counts states."""
+    held: list[pa.RecordBatch] = []
+    room = ROW_GROUP
+    for batch in batches:
+        if not batch.schema.equals(SCHEMA):
+            raise ValueError(f"rows are not of the schema in harness/rows/record.py: {_differences(batch.schema)}")
+        while batch.num_rows >= room:
+            yield _canonical([*held, batch.slice(0, room)], counts)
+            batch, held, room = batch.slice(room), [], ROW_GROUP
+        if batch.num_rows:
+            held.append(batch)
+            room -= batch.num_rows
+    if held:
+        yield _canonical(held, counts)
+
+
+def _differences(schema: pa.Schema) -> str:
+    return "; ".join(f"{a} for {b}" for a, b in zip(schema, SCHEMA, strict=False) if a != b) or "number of columns"
+
+
+def _canonical(batches: Sequence[pa.RecordBatch], counts: Counter[str]) -> pa.Table:
+    """One table whose dictionaries hold, sorted, just the values that occur: equal rows, equal bytes."""
+    table = pa.Table.from_batches(batches)
+    for name in _DICTS:
+        at = SCHEMA.get_field_index(name)
+        column = table.column(at).combine_chunks()
+        codes = column.indices.to_numpy()
+        words = column.dictionary.to_pylist()
+        times = np.bincount(codes, minlength=len(words))
+        used = np.flatnonzero(times)
+        if name == "state":
+            counts.update({words[i]: int(times[i]) for i in used})
+        values = sorted({words[i] for i in used})
+        rank = np.zeros(len(words), np.int32)
+        rank[used] = [values.index(words[i]) for i in used]
+        encoded = pa.DictionaryArray.from_arrays(pa.array(rank[codes]), pa.array(values, pa.string()))
+        table = table.set_column(at, SCHEMA.field(at), encoded)
+    return table
+
+
+def dumps(value: Any) -> str:
+    """Canonical JSON: sorted keys, no spaces; floats round-trip."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+# ------------------------------------------------------------------ whole or absent
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Turn a refusal of the disk into one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.errno not in _REFUSED:
+            raise
+        reason = "a file is in the way" if error.errno == errno.EEXIST else os.strerror(error.errno)
+        raise UserError(f"{path}: cannot write results: {reason} (free the disk, or choose another folder)") from error
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path` that takes its place in one rename if the block succeeds, else goes.
+
+    It is locked while it is written, so what a killed writer left is known from what another one is writing.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nest = path.parent / f".{path.name}.{os.getpid()}.part"  # a folder: holds the new and, for a moment, the old
+    clean(path.parent, path.name)
+    nest.mkdir()
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, nest, ignore_errors=True)
+        stack.enter_context(_locked(nest))
+        yield nest / "new"
+        for old in count():  # a folder cannot be replaced in one step; absent means "to be run"
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                if path.is_dir():
+                    path.rename(nest / f"old{old}")
+            try:
+                (nest / "new").replace(path)
+                break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY:  # another writer was quicker: ours takes its place too
+                    raise
+        _sync(path.parent)
+
+
+def clean(folder: Path, name: str = "*") -> None:
+    """Remove what killed writers of `name` left in a folder."""
+    for left in folder.glob(f".{name}.*.part"):
+        with contextlib.suppress(OSError):
+            if _dead(left.name.split(".")[-2]):
+                with _locked(left):
+                    shutil.rmtree(left)
+
+
+def _dead(pid: str) -> bool:
+    """Tell whether a writer is gone; one between its `mkdir` and its lock is told by its process alone."""
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (PermissionError, ValueError):
+        return False
+    return False
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _synced(path: Path) -> Iterator[Any]:
+    with path.open("xb") as out:
+        yield out
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _bytes(path: Path, chunks: Iterable[bytes]) -> None:
+    with _synced(path) as out:
+        for chunk in chunks:
+            out.write(chunk)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# ------------------------------------------------------------------ read
+
+
+def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
+    """Rows of a run, in order of id. Raises UserError where there is no run."""
+    return _opened(Path(folder), lambda path: pq.read_table(path, columns=columns, memory_map=True))
+
+
+def meta(folder: str | os.PathLike[str]) -> dict[str, Any]:
+    """Facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
+    found = _opened(Path(folder), pq.read_metadata).metadata or {}
+    return {key.decode(): json.loads(value) for key, value in found.items() if key != b"ARROW:schema"}
+
+
+def exists(folder: str | os.PathLike[str]) -> bool:
+    """Tell whether a whole run stands here."""
+    return (Path(folder) / ROWS).is_file()
+
+
+def _opened(folder: Path, use: Any) -> Any:
+    path = folder / ROWS
+    try:
+        return use(path)
+    except FileNotFoundError:
+        raise UserError(f"{folder}: no run here ({ROWS} is missing); name a folder that bench wrote") from None
+    except pa.ArrowInvalid:
+        raise UserError(f"{path}: not a Parquet file of bench; delete its folder and run again") from None
+
+
+class Frames(NamedTuple):
+    """Tidy pandas frames. Columns p_* are fields of the spec, repeated in both; `run` is the folder's name."""
+
+    runs: pd.DataFrame  # one row a run: p_*, fidelity, tier, skipped, infeasible, n_<state>, s_<engine statistic>
+    requests: pd.DataFrame  # one row a request: seconds from the window's start (`*_s`), waits, tokens, state
+
+
+def load(path: str | os.PathLike[str], columns: Sequence[str] | None = None) -> Frames:
+    """Frames of one run, of a sweep (the runs in or named by its folder), or of all runs under `path`.
+
+    `columns` limits what is read of each request (names of `SCHEMA`). Raises UserError where there is no run.
+    """
+    import pandas as pd
+
+    folders = runs(path)
+    facts, frames = [], []
+    for folder in folders:
+        table, about = read(folder, columns), meta(folder)
+        params = {f"p_{key}": _cell(value) for key, value in _flat(about.get("spec") or {})}
+        facts.append(
+            {"run": folder.name, **params}
+            | {key: about.get(key) for key in ("fidelity", "tier", "fit", "skipped", "infeasible", "end_s")}
+            | {f"n_{key}": value for key, value in (about.get("counts") or {}).items()}
+            | {f"s_{key}": value for key, value in (about.get("stats") or {}).items()}
+        )
+        if table.num_rows:
+            frames.append(_seconds(table).assign(run=folder.name, **params))
+    rows = pd.concat(frames, ignore_index=True) if frames else _seconds(SCHEMA.empty_table()).assign(run="")
+    words = [c for c in rows.columns if c in _DICTS or c == "run" or (c.startswith("p_") and rows[c].dtype == "str")]
+    return Frames(pd.DataFrame(facts), rows.astype(dict.fromkeys(words, "category")))
+
+
+def runs(path: str | os.PathLike[str]) -> list[Path]:
+    """Run folders: `path` itself, those anywhere under it, or those that its sweep's table names beside it; sorted."""
+    path = Path(path)
+    if exists(path):
+        return [path]
+    found = {p.parent for p in path.rglob(ROWS) if not any(part.startswith(".") for part in p.relative_to(path).parts)}
+    if not found and (path / SWEEP).is_file():
+        names = pq.read_table(path / SWEEP, columns=["run"]).column("run").unique().to_pylist()
+        found = {path.parent / name for name in names if exists(path.parent / name)}
+    if not found:
+        raise UserError(f"{path}: no runs here; name a folder that bench wrote (bench compare makes one)")
+    return sorted(found)
+
+
+def _seconds(table: pa.Table) -> pd.DataFrame:
+    frame: pd.DataFrame = table.to_pandas()
+    stamps = [c for c in frame.columns if c.endswith("_ns")]
+    for name in stamps:
+        column = frame[name]
+        seconds = column.map(lambda x: None if x is None else x / 1e9) if name == "token_ns" else column / 1e9
+        frame[name] = seconds
+    return frame.rename(columns={name: name[:-3] + "_s" for name in stamps})
+
+
+def _flat(spec: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in spec.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _cell(value: Any) -> Any:
+    return dumps(value) if isinstance(value, list) else value

@@ -1,0 +1,76 @@
+"""Who ran when: the turns of a run, as its policy heard of them, and how it loads weights. Asked for by `--record`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.policy.actions import Action, Load
+from harness.policy.events import Event, TurnEnded
+from harness.policy.types import Host
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from harness.policy.types import Inst, Profile
+    from harness.policy.view import View
+
+FILE = "turns.parquet"
+
+
+@dataclass(slots=True)
+class Turns:
+    """A log (`replay.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    loads: dict[tuple[Inst, str], int] = field(default_factory=dict)
+
+    def watch(self, view: View) -> View:
+        """See `replay.Log`."""
+        return view
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """See `replay.Log`."""
+        for action in actions:
+            if isinstance(action, Load):
+                key = (action.inst, action.way)
+                self.loads[key] = self.loads.get(key, 0) + 1
+        if isinstance(event, TurnEnded) and event.steps and not isinstance(place := event.batch.inst.place, Host):
+            self.rows.append({
+                "gpus": "+".join(map(str, place)),
+                "model": event.batch.inst.model,
+                "phase": event.phase,
+                "why": event.why,
+                "steps": event.steps,
+                "start_s": now_s - event.ran_s,
+                "end_s": now_s,
+            })  # fmt: skip
+
+    def table(self) -> pa.Table:
+        """The turns, in order of their ends."""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(self.rows, schema=schema())
+
+
+def schema() -> pa.Schema:
+    """Columns of a table of turns."""
+    import pyarrow as pa
+
+    words = [(name, pa.string()) for name in ("gpus", "model", "phase", "why")]
+    return pa.schema([*words, ("steps", pa.int64()), ("start_s", pa.float64()), ("end_s", pa.float64())])
+
+
+def load_s(
+    loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
+) -> dict[str, tuple[float, float]]:
+    """By model, the means over its loads of two parts on idle links: a way's fixed seconds, and the copy of weights."""
+    parts: dict[str, list[tuple[int, float, float]]] = {}
+    for (inst, way), times in loads.items():
+        parts.setdefault(inst.model, []).append((times, fixed_s[way], profile.load_s(inst, way) - fixed_s[way]))
+    return {model: (_mean(rows, 1), _mean(rows, 2)) for model, rows in parts.items()}
+
+
+def _mean(rows: list[tuple[int, float, float]], part: int) -> float:
+    return sum(row[0] * row[part] for row in rows) / sum(row[0] for row in rows)

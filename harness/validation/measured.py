@@ -1,0 +1,365 @@
+"""Measured end-to-end runs of real engines: what each row states, and the conditions under which we replay it.
+
+A CSV is known by its columns (`FORMATS`), whatever its name. Each row is one case: a model on some GPUs under an engine
+generation, which is a host profile, and a load. What a row does not state is its engine's own default (`ENGINES`).
+`validate` prints our errors on the cases; `fit_hosts` fits host profiles on them.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from harness.engines.costs import cost, process
+from harness.engines.sim.engine import Config, Served, cluster
+from harness.policy.types import Jobs, Shape, UserError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+BLOCK_TOKENS = 16
+WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
+PROMPTS = 50  # of a Poisson run, which come again and again
+MODELS = {  # as sources name them; other names are shapes' own
+    "Qwen/Qwen3-32B": "qwen-3-32b",
+    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+    "mistralai/Mistral-7B-v0.1": "mistral-7b",
+    "llama-3-70b": "llama-3.3-70b",  # all 70B of Llama 3 have one shape
+    "llama-3.1-70b": "llama-3.3-70b",
+}
+GPUS = {"h100_sxm": "h100", "h100-80g": "h100", "Nvidia H100 GPU": "h100"}
+SGLANG_SHARE = 0.868
+# What servers do unless told otherwise, on an H100.
+ENGINES: Mapping[str, Mapping[str, Any]] = {
+    # 8,192 tokens a step and 1,024 sequences on cards of 70 GiB and more that are no A100 (vllm/engine/arg_utils.py).
+    "vllm-0.15": {"chunk_tokens": 8192, "batch_cap": 1024},
+    "vllm-0.12": {"chunk_tokens": 8192, "batch_cap": 1024},
+    # ServerArgs, server_args.py: prompts go before decodes, 8,192 tokens a step on cards below 160 GiB
+    # (chunked_prefill_size; max_prefill_tokens, 16,384, bounds the same batch from above). Weights and KV share 81,559
+    # MiB less 9.5 GiB and half a GiB a GPU (of two), here of what context and communicators leave free.
+    "sglang-0.5": {
+        "chunk_tokens": 0,
+        "prefill_tokens": 8192,
+        "batch_cap": 1024,
+        "mem_fraction": SGLANG_SHARE,
+        "process_bytes": round(SGLANG_SHARE * (process.CONTEXT + process.COLLECTIVES)),
+    },
+    # Whole prompts before decodes, 256 sequences (config.py). A step takes as many tokens as the longest request: here
+    # at most 8,192, where Mistral-7B could have 32,768, which changes its throughput by less than 1 %.
+    "vllm-0.6": {"chunk_tokens": 0, "batch_cap": 256},
+}
+STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*")
+METRICS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
+
+
+# ------------------------------------------------------------------ cases
+
+
+class Poisson(NamedTuple):
+    """Independent arrivals, a rate after the other."""
+
+    stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
+    prompt: int
+    output: int
+    cached: int  # tokens of each prompt that are found in the prefix cache
+
+    def jobs(self) -> Jobs:
+        """All stages, drawn from seed 0."""
+        draw, start_s, parts = np.random.default_rng(0), 0.0, []
+        for rate_rps, seconds in self.stages:
+            count = draw.poisson(rate_rps * seconds)
+            parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
+            start_s += seconds
+        return _alike(np.concatenate(parts), self.prompt, self.output, cached=self.cached)
+
+    def __str__(self) -> str:
+        return f"{'/'.join(f'{rate:g}' for rate, _ in self.stages)} req/s, {self.prompt}+{self.output}"
+
+
+class Closed(NamedTuple):
+    """A closed loop of clients that do not think."""
+
+    clients: int
+    prompt: int
+    output: int
+
+    def jobs(self) -> Jobs:
+        """`WAVES` requests a client."""
+        n = WAVES * self.clients
+        after = np.arange(n, dtype=np.int32) - self.clients
+        arrival_s = np.where(after < 0, 0.0, np.inf)
+        return _alike(arrival_s, self.prompt, self.output, after=np.maximum(after, -1).astype(np.int32))
+
+    def __str__(self) -> str:
+        return f"{self.clients} clients, {self.prompt}+{self.output}"
+
+
+class Batch(NamedTuple):
+    """So many requests at once, and no others."""
+
+    size: int
+    prompt: int
+    output: int
+
+    def jobs(self) -> Jobs:
+        """All at 0."""
+        return _alike(np.zeros(self.size), self.prompt, self.output)
+
+    def __str__(self) -> str:
+        return f"batch {self.size}, {self.prompt}+{self.output}"
+
+
+def _alike(
+    arrival_s: NDArray[np.float64],
+    prompt: int,
+    output: int,
+    *,
+    cached: int = 0,
+    after: NDArray[np.int32] | None = None,
+) -> Jobs:
+    n = len(arrival_s)
+    each, never = np.ones(n, np.int32), np.full(n, np.inf)
+    return Jobs(
+        ("model",), arrival_s, 0 * each, prompt * each, output * each, never, never,
+        cached_tokens=cached * each if cached else None, after=after, think_s=None if after is None else np.zeros(n),
+    )  # fmt: skip
+
+
+class Setting(NamedTuple):
+    """What one run of ours needs to know; equal settings are run once."""
+
+    engine: str
+    gpu: str
+    model: str  # of workloads/shapes.toml
+    tp: int
+    load: Poisson | Closed | Batch | None  # none: only what memory is free
+    flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
+
+    @property
+    def shape(self) -> Shape:
+        """The model's dimensions."""
+        from workloads.models import shape
+
+        return shape(self.model)
+
+    @property
+    def config(self) -> Config:
+        """The machine."""
+        flags = {"prefill_tokens": self.shape.max_tokens, **ENGINES[self.engine], **dict(self.flags)}
+        return Config(
+            (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
+            block_tokens=BLOCK_TOKENS, noise=cost.noise(self.gpu, self.engine), **flags,
+        )  # fmt: skip
+
+    @property
+    def kv_blocks(self) -> int:
+        """KV blocks that fit beside weights and process."""
+        its = cluster(self.config)
+        gpu, model = its.gpus[0], its.models["model"]
+        return (gpu.mem_bytes - model.weight_bytes) // (BLOCK_TOKENS * model.kv_token_bytes)
+
+
+class Case(NamedTuple):
+    """A row: the setting, which of a load's stages (None: all) and what was measured, by the names of `METRICS`."""
+
+    file: str
+    row: int  # line of the file
+    setting: Setting
+    stage: int | None
+    measured: Mapping[str, float]
+    fitted: bool  # its host profile was fitted on it
+    values: Mapping[str, str]  # of its columns
+
+
+# ------------------------------------------------------------------ files
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A line of a CSV; every mistake in it is told with file, line and column."""
+
+    path: Path
+    line: int
+    values: Mapping[str, str]
+
+    def bad(self, column: str, want: str) -> UserError:
+        """The error of a value that is not what a column holds."""
+        return UserError(f'{self.path}:{self.line}: {column} is "{self.values[column]}", not {want}')
+
+    def number(self, column: str) -> float:
+        """A number above 0."""
+        try:
+            value = float(self.values[column])
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise self.bad(column, "a number above 0")
+        return value
+
+    def count(self, column: str) -> int:
+        """A whole number above 0."""
+        value = self.number(column)
+        if value != int(value):
+            raise self.bad(column, "a whole number")
+        return int(value)
+
+    def gpu(self, column: str) -> str:
+        """A GPU kind."""
+        name = self.values[column]
+        try:
+            return cost.gpu(GPUS.get(name, name)).kind
+        except UserError as error:
+            raise self.bad(column, f"a GPU kind ({error})") from None
+
+    def model(self, column: str) -> str:
+        """A shape's name."""
+        from workloads.models import shape
+
+        name = MODELS.get(self.values[column], self.values[column])
+        try:
+            return shape(name).name
+        except UserError as error:
+            raise self.bad(column, f"a model ({error})") from None
+
+    def engine(self, column: str, name: str, version: str) -> str:
+        """A generation: an engine's name and the first two numbers of its version."""
+        found = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
+        if found not in ENGINES:
+            raise self.bad(column, f"of a known engine ({', '.join(ENGINES)})")
+        return found
+
+    def stages(self, column: str) -> tuple[tuple[float, float], ...]:
+        """RATExSECONDS;... as pairs of numbers above 0."""
+        found = STAGES.fullmatch(self.values[column])
+        pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
+        stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
+        if not stages or min(map(min, stages)) <= 0:
+            raise self.bad(column, "RATExSECONDS;...")
+        return stages
+
+
+Found = tuple[Setting, int | None, dict[str, float]]
+
+
+def _poisson(row: Row) -> Found:
+    """Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): gaps are of chunks, some of two tokens."""
+    stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
+    system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
+    flags = {
+        "chunk_tokens": row.count("mbt"),
+        "mem_fraction": row.number("mem"),
+        "batch_cap": row.count("max_num_seqs"),
+    }
+    bare = Setting("vllm-0.15", row.gpu("gpu"), row.model("model"), row.count("tp"), None, tuple(flags.items()))
+    # All of a prompt but its last block is a hit, unless the cache turns over before the prompt comes again: then only
+    # what all prompts share is. One run is of that kind, and its first token takes as long as its prompts computed.
+    kept = PROMPTS * (prompt + output) <= bare.kv_blocks * BLOCK_TOKENS
+    hits = (prompt - 1 if kept else system) // BLOCK_TOKENS * BLOCK_TOKENS
+    setting = bare._replace(load=Poisson(stages, prompt, output, hits))
+    ttft_s, e2e_s = row.number("real_ttft_mean") / 1e3, row.number("real_e2e_mean") / 1e3
+    measured = {"ttft": ttft_s, "tpot": (e2e_s - ttft_s) / max(1, output - 1), "e2e": e2e_s}
+    text = row.values["stage"]
+    if text != "-1" and not (text.isdigit() and int(text) < len(stages)):
+        raise row.bad("stage", "-1 (all) or the number of a stage")
+    return setting, None if text == "-1" else int(text), measured
+
+
+def _closed(row: Row) -> Found:
+    """A closed loop at fixed lengths; ms. E2E, which is TTFT + (output - 1) x TPOT, is also clients / throughput."""
+    load = Closed(row.count("concurrency"), row.count("isl"), row.count("osl"))
+    engine = row.engine("backend_version", row.values["backend"], row.values["backend_version"])
+    setting = Setting(engine, row.gpu("system"), row.model("model_path"), row.count("tp_size"), load)
+    ttft_s, tpot_s = row.number("silicon_ttft_ms") / 1e3, row.number("silicon_tpot_ms") / 1e3
+    return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
+
+
+def _offline(row: Row) -> Found:
+    """No server (vLLM 0.5 and 0.6): one batch, as many tokens out as in; seconds of all of it."""
+    if row.values["Framework"] != "vLLM":
+        raise row.bad("Framework", "vLLM")
+    length, size = row.count("Input Output Length"), row.count("Batch Size")
+    setting = Setting(
+        "vllm-0.6", row.gpu("Hardware"), row.model("Model"), row.count("Num of Hardware"), Batch(size, length, length)
+    )
+    return setting, None, {"throughput": 2 * length * size / row.number("Latency")}
+
+
+def _pools(row: Row) -> Found:
+    """Blocks that an engine found free for KV."""
+    if row.count("block_tokens") != BLOCK_TOKENS:
+        raise row.bad("block_tokens", str(BLOCK_TOKENS))
+    name, _, version = row.values["engine"].partition(" ")
+    flags = {
+        "chunk_tokens": row.count("max_num_batched_tokens"),
+        "mem_fraction": row.number("gpu_memory_utilization"),
+        "batch_cap": 256,  # not logged; `engines/process.py` tells what speaks for it
+    }
+    engine = row.engine("engine", name, version)
+    setting = Setting(engine, row.gpu("gpu"), row.model("model"), row.count("tp"), None, tuple(flags.items()))
+    return setting, None, {"kv_blocks": row.number("kv_blocks")}
+
+
+FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
+    _poisson: ("model", "gpu", "tp", "mbt", "mem", "stage", "real_e2e_mean", "real_ttft_mean", "stage_rates_s",
+               "system_tokens", "question_tokens", "output_tokens", "max_num_seqs"),
+    _closed: ("backend", "backend_version", "model_path", "system", "isl", "osl", "concurrency", "tp_size",
+              "silicon_ttft_ms", "silicon_tpot_ms"),
+    _offline: ("Hardware", "Num of Hardware", "Framework", "Model", "Input Output Length", "Batch Size", "Latency"),
+    _pools: ("model", "tp", "kv_blocks", "block_tokens", "gpu", "engine", "gpu_memory_utilization",
+             "max_num_batched_tokens"),
+}  # fmt: skip
+
+
+def cases(folder: Path) -> list[Case]:
+    """The cases of a CSV, or of all that lie in a folder or its `single/`; UserError names file, line and column."""
+    files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
+    if not files:
+        raise UserError(f"{folder}: no CSV of measured runs there (MEASURED_DIR, or bench validate FOLDER)")
+    found = [case for path in files for case in _read(path)]
+    if not found:
+        raise UserError(f"{folder}: no rows in its CSVs")
+    return found
+
+
+def _read(path: Path) -> Iterator[Case]:
+    try:
+        with path.open(newline="", encoding="utf-8") as source:
+            lines = csv.reader(source)
+            header = next(lines, [])
+            rows = [(lines.line_num, values) for values in lines if values]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    read = next((read for read, columns in FORMATS.items() if set(columns) <= set(header)), None)
+    if read is None:
+        near = max(FORMATS.values(), key=lambda columns: len(set(columns) & set(header)))
+        lacks = ", ".join(column for column in near if column not in header)
+        raise UserError(f"{path}:1: no known columns; the nearest form lacks {lacks}")
+    for line, values in rows:
+        if len(values) != len(header):
+            raise UserError(f"{path}:{line}: {len(values)} values for {len(header)} columns ({header[-1]} is the last)")
+        row = Row(path, line, dict(zip(header, values, strict=True)))
+        setting, stage, measured = read(row)
+        fitted = any(_holds(box, row) for box in cost.fitted(setting.engine))
+        yield Case(path.name, line, setting, stage, measured, fitted, row.values)
+
+
+def _holds(box: Mapping[str, Any], row: Row) -> bool:
+    """Whether a row is of the file that a table of `rows` names, with one of the values of each column."""
+    return box["file"] == row.path.name and all(
+        value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"
+    )
+
+
+def value(text: str | float) -> str | float:
+    """A column's value: a number where it is one, for files write 64 and 64.0."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
