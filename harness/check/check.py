@@ -34,8 +34,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from harness.engines import machine, shapes
-from harness.engines.costs import cost
+from harness.engines import machine
+from harness.engines.costs import cost, shapes
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop import system
