@@ -51,9 +51,8 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
         click.echo(f"{'skipped' if about['skipped'] else 'infeasible'}: {why}")
     else:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
-        click.echo(
-            f"{asked.label}: {counts}; attainment {100 * sweep.attained(path, under):.1f} % ({under.definition}, {rule})"
-        )
+        met = f"attainment {100 * sweep.attained(path, under):.1f} %"
+        click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under, '--misses')}")
 
