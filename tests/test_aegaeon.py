@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.check.check import Stand
+from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim import state

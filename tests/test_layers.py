@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from harness.check.check import impure
+from harness.check.purity import impure
 from harness.loop import engine
 
 ROOT = Path(__file__).resolve().parent.parent

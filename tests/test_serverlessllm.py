@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.check.check import Stand
+from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim

@@ -190,7 +190,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
-    others = {f"harness/{x}.py" for x in ("cli/app", "experiment/sweep", "rows/metrics", "check/new", "check/check")}
+    others = {f"harness/{x}.py" for x in ("cli/app", "experiment/sweep", "rows/metrics", "check/new", "check/laws")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
