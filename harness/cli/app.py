@@ -442,8 +442,9 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
-    from harness.experiment.run import fit_of, models_of, trace_of
+    from harness.experiment.run import models_of, trace_of
     from harness.rows.checked import note
+    from traces.realism import fit_of
     from workloads.build import closed, plan
 
     spec = found.reference
@@ -452,7 +453,7 @@ def _headline(found: Compared, shown: View) -> Iterator[str]:
     load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
-    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models.streams))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
@@ -583,16 +584,17 @@ def _explain(run: Path, under: Judge, *options: str) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    from harness.experiment.run import fit_of, models_of, trace_of
+    from harness.experiment.run import models_of, trace_of
     from harness.experiment.spec import as_dict
     from harness.report import table
     from harness.rows.checked import checked
+    from traces.realism import fit_of
 
     trace = trace_of(found.reference.trace)
     return {
         "trace": trace.name,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(found.reference.models)),
+        "fit": fit_of(trace, models_of(found.reference.models).streams),
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
@@ -979,7 +981,7 @@ def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) ->
 
 
 def _makers() -> list[str]:
-    from workloads.fitted import PRESETS
+    from traces.synthetic import PRESETS
 
     return list(PRESETS)
 
@@ -994,24 +996,22 @@ def _makers() -> list[str]:
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
-    from harness.experiment.run import drawn, judged
     from harness.report.table import aligned
-    from traces import fit, schema
+    from traces import realism, schema, synthetic
     from traces.load import of_table
-    from workloads import fitted
 
     asked = {"models": models, "span_s": span_s}
-    p = fitted.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
+    p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    found = judged(str(p))
-    rows = drawn(str(p), seed, None if found is None else found.verdict)
+    found = realism.realism(str(p))
+    rows = synthetic.table(p, seed, None if found is None else found.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
     if found is None:
         click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
     else:
-        own = fit.measure(of_table(rows, str(p)), found.target)
-        click.echo("\n".join(aligned(fit.table(own, found.mean, found.target))))
+        own = realism.measure(of_table(rows, str(p)), found.target)
+        click.echo("\n".join(aligned(realism.table(own, found.mean, found.target))))
         click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
         click.echo(f"fit {found.verdict}")
     if out is not None:

@@ -33,7 +33,6 @@ from harness.rows import record
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from traces.fit import Target
     from traces.load import Trace
     from workloads.models import ModelSet
 
@@ -77,73 +76,7 @@ def trace_of(name: str) -> Trace:
     """A trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
     from traces.load import trace
 
-    return trace(name, drawn)
-
-
-def drawn(name: str, seed: int = 0, fit: str | None = None) -> pa.Table:
-    """The table of what a generator draws. UserError for a name that is none."""
-    from traces.convert import synthetic
-    from workloads import fitted
-
-    p = fitted.preset(name)
-    origin: Any = "uniform" if p.lengths == "uniform" else "sampled"
-    return synthetic(p.label, *fitted.draw(p, seed), seed=seed, maker=str(p), length_origin=origin,
-                     ordered=p.name in fitted.SIZED, fit=fit)  # fmt: skip
-
-
-def fit_of(trace: Trace, models: ModelSet | None = None) -> str | None:
-    """How near the generator of a trace comes to its target, as a set uses it; of another trace, what its file says."""
-    if trace.maker is None:
-        return trace.fit
-    from workloads import fitted
-
-    p = fitted.preset(trace.maker)
-    if models is not None and p.name == "arena-like" and p.models == len(fitted.ARENA_COUNTS):
-        used = tuple((one.stream, one.shift_s) for one in models.members)
-        if len(used) in fitted.RELEASED and used == fitted.released(len(used)):
-            p = replace(p, models=len(used))
-    found = judged(str(p))
-    return None if found is None else found.verdict
-
-
-class Judged(NamedTuple):
-    """A generator's statistics beside its target's: the mean over many draws, and what follows."""
-
-    target: Target
-    mean: Mapping[Any, float]
-    verdict: str
-
-
-@cache
-def judged(maker: str) -> Judged | None:
-    """Hold the draws of a generator against its target; none where nothing was measured for it."""
-    from traces import fit
-    from traces.load import of_table
-    from workloads import fitted
-
-    p = fitted.preset(maker)
-    rate = f"x{p.rate_rps:g}" if p.rate_rps else ""
-    stem = p.name.removesuffix("-drift")
-    names = (f"{stem}.{p.models}{rate}", stem)
-    if not (target := next((fit.targets()[name] for name in names if name in fit.targets()), None)):
-        return None
-    found = fit.mean(fit.measure(of_table(drawn(maker, seed), maker), target) for seed in range(fit.DRAWS))
-    return Judged(target, found, fit.verdict(found, target))
-
-
-def sized(name: str, models: ModelSet) -> str:
-    """The name under which a run knows a trace: a generator's with its size, which is the set's where none is given."""
-    from traces.load import family, manifest, present
-    from workloads import fitted
-
-    if (one := family(name)) is not None:
-        return name if present(name) else one.generator
-    if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
-        name = name if present(name) else fallback
-    if name.partition("+")[0] not in fitted.PRESETS:
-        return name
-    p = fitted.preset(name)
-    return str(replace(p, models=len(models.members)) if p.name in fitted.SIZED and "+models=" not in name else p)
+    return trace(name)
 
 
 @cache
@@ -193,7 +126,7 @@ def config_of(spec: Spec) -> machine.Config:
 
     trace, models = trace_of(spec.trace), models_of(spec.models)
     slo = {model: pair for model, *pair in spec.slo_s}
-    longest = longest_tokens(trace)
+    longest = 1 << (trace.longest_tokens - 1).bit_length()  # a power of two, as an operator would set it
     return machine.Config(
         models=tuple(
             machine.Served(
@@ -250,16 +183,6 @@ def engine_of(spec: Spec, options: Mapping[str, Option] | None = None) -> engine
 def cluster_of(spec: Spec) -> Cluster:
     """What policies may know of a spec's machine, with pages as small as they come and a process a model."""
     return engine_of(spec).cluster
-
-
-def longest_tokens(trace: Trace) -> int:
-    """The longest prompt + output that is served: the trace's, up to a power of two, as an operator would set it."""
-    longest = int((trace.prompt_tokens + trace.output_tokens).max())
-    if trace.maker is not None:  # other seeds draw other rows
-        from workloads import fitted
-
-        longest = fitted.preset(trace.maker).longest_tokens
-    return 1 << (longest - 1).bit_length()
 
 
 def assemble(spec: Spec) -> tuple[system.System, engines.Engine]:
@@ -353,13 +276,14 @@ def _traits(spec: Spec) -> Traits:
 def resolve(spec: Spec) -> Spec:
     """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
     from harness.engines.costs import cost
+    from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed
 
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),
         engine=_located(spec.engine, ".py"),
-        trace=_located(sized(spec.trace, models_of(spec.models)), ".parquet"),
+        trace=_located(sized(spec.trace, len(models_of(spec.models).members)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),
         gpu=cost.gpu(spec.gpu).kind,
@@ -549,16 +473,6 @@ def jobs_of(spec: Spec) -> Jobs:
     return jobs
 
 
-def rate_of(spec: Spec) -> float:
-    """Requests per second of a resolved spec at rate scale 1: as its generator means them, or as counted."""
-    from workloads import fitted
-
-    trace = trace_of(spec.trace)
-    if trace.maker is not None and (each := fitted.preset(trace.maker).rate_rps):
-        return each * len(models_of(spec.models).members)
-    return len(jobs_of(replace(spec, rate_scale=1.0, window_s=None, warmup_s=0.0))) / trace.span_s
-
-
 def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
     import numpy as np
@@ -618,6 +532,8 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
     What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
     writes nothing, where the policy fails. The engine is closed however the run ends; SIGTERM ends it as Ctrl-C does.
     """
+    from traces.realism import fit_of
+
     begun = time.time()
     t, cpu = time.perf_counter(), time.process_time()
     trace, bare = trace_of(spec.trace), engine_of(spec)
@@ -627,7 +543,7 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
         "code_hash": code_hash,
         "fidelity": bare.fidelity,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(spec.models)),
+        "fit": fit_of(trace, models_of(spec.models).streams),
         "plan_origin": spec.plan,
         "stats": {},
         "skipped": None,
