@@ -18,7 +18,9 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import cost as kernel_cost
-from harness.experiment.run import config_of, execute, jobs_of, models_of, resolve, trace_of
+from harness.experiment.lookup import config_of, models_of, trace_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute, jobs_of
 from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find

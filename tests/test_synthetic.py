@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.experiment.run import models_of, trace_of
+from harness.experiment.lookup import models_of, trace_of
 from harness.policy.types import UserError
 from traces import realism, schema, synthetic
 from traces.convert import hyperbolic

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.run import trace_of
+from harness.experiment.lookup import trace_of
 from harness.policy.types import UserError
 from traces import schema, synthetic
 from traces.convert import arena, convert

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.engines.shapes import weight_bytes
-from harness.experiment.run import trace_of
+from harness.experiment.lookup import trace_of
 from harness.policy.types import GIB, Jobs, UserError
 from traces import synthetic
 from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf

@@ -341,7 +341,7 @@ def compare(
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.experiment import sweep
-    from harness.experiment.run import trace_of
+    from harness.experiment.lookup import trace_of
     from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
@@ -405,7 +405,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from dataclasses import replace
 
     from harness.experiment import sweep
-    from harness.experiment.run import Failed, resolve
+    from harness.experiment.lookup import Failed
+    from harness.experiment.resolve import resolve
     from harness.report import table
 
     known = sweep.speeds(out)
@@ -442,7 +443,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
-    from harness.experiment.run import models_of, trace_of
+    from harness.experiment.lookup import models_of, trace_of
     from harness.rows.checked import note
     from traces.realism import fit_of
     from workloads.build import closed, plan
@@ -480,7 +481,8 @@ def _gaps(found: Compared, shown: View) -> str:
     """The ratio that says whether models idle long enough to be swapped."""
     from dataclasses import replace
 
-    from harness.experiment.run import cluster_of, jobs_of
+    from harness.experiment.lookup import cluster_of
+    from harness.experiment.run import jobs_of
     from harness.policy.types import Inst, Unsupported
     from workloads.build import idle_to_swap
 
@@ -584,7 +586,7 @@ def _explain(run: Path, under: Judge, *options: str) -> str:
 
 def _about(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    from harness.experiment.run import models_of, trace_of
+    from harness.experiment.lookup import models_of, trace_of
     from harness.experiment.spec import as_dict
     from harness.report import table
     from harness.rows.checked import checked
@@ -689,7 +691,8 @@ def reproduce(
 def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from harness.experiment import sweep
-    from harness.experiment.run import recorded, resolve
+    from harness.experiment.resolve import resolve
+    from harness.experiment.run import recorded
     from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
     from harness.rows import record
@@ -774,7 +777,7 @@ def _stale(sweep: Path) -> str:
     """Say which runs of a sweep were made by other sources than the present ones."""
     import pyarrow.parquet as pq
 
-    from harness.experiment.run import code
+    from harness.experiment.sources import code
     from harness.experiment.spec import from_dict
     from harness.rows import record
 
@@ -849,7 +852,8 @@ def list_(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from harness.engines.costs import cost
-    from harness.experiment import run
+    from harness.experiment.lookup import blamed
+    from harness.experiment.resolve import gaps as gaps_of
     from harness.experiment.spec import Spec
     from harness.loop import engine, system
     from harness.report import table
@@ -859,11 +863,11 @@ def list_(ctx: click.Context) -> None:
     engines = engine.names()
     lines = [("system", "presets", *engines, "what it is")]
     for name in system.names():
-        with run.blamed(Spec(name)):
+        with blamed(Spec(name)):
             presets = system.find(name).presets
         marks = []
         for where in engines:
-            lacks = {preset: run.gaps(name, preset, where) for preset in (None, *presets)}
+            lacks = {preset: gaps_of(name, preset, where) for preset in (None, *presets)}
             marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
             alike = len({tuple(one) for one in lacks.values()}) == 1
             told = {None: lacks[None]} if alike else lacks
@@ -912,7 +916,7 @@ def trace() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(name: str, as_json: bool) -> None:
     """Popularity, burstiness, idleness and lengths of a trace."""
-    from harness.experiment.run import trace_of
+    from harness.experiment.lookup import trace_of
     from harness.report.table import aligned
     from traces.stats import stats as measure
 

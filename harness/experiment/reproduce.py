@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.experiment import sweep
 from harness.experiment.figure import Claim, Figure, Row, Scope
-from harness.experiment.run import Failed, jobs_of, models_of, resolve, trace_of, traits
+from harness.experiment.lookup import Failed, models_of, trace_of
+from harness.experiment.resolve import resolve, traits
+from harness.experiment.run import jobs_of
 from harness.experiment.spec import MACHINE, Spec, asked, canonical, digest, from_dict
 from harness.experiment.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.loop.system import ROOT
