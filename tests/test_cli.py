@@ -413,7 +413,9 @@ def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path: Path) -> None:
-    from harness.experiment.run import code, execute, resolve
+    from harness.experiment.resolve import resolve
+    from harness.experiment.run import execute
+    from harness.experiment.sources import code
     from tests.test_sweep import TINY
 
     folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))

@@ -46,7 +46,7 @@ ARCHITECTURE = {
     "traces": Box("policy", "numpy pandas pyarrow"),
     "workloads": Box("policy traces", "numpy"),
     # many runs, and what they say
-    "report": Box("policy rows", "numpy pandas pyarrow"),
+    "report": Box("policy rows traces workloads experiment", "numpy pandas pyarrow"),
     "experiment": Box(
         "policy loop rows engines engines.costs engines.sim traces workloads report", "numpy pandas pyarrow scipy tqdm"
     ),

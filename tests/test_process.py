@@ -18,7 +18,9 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.experiment.figure import HERE, figure
-from harness.experiment.run import cluster_of, execute, resolve
+from harness.experiment.lookup import cluster_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute
 from harness.experiment.spec import Spec, as_dict
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record
