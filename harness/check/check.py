@@ -46,6 +46,7 @@ from harness.loop.replay import Decision, Livelock, Read, positions, replay
 from harness.loop.system import System
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.fields import domains
 from harness.policy.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, Unsupported, UserError
 from harness.policy.view import View
 from workloads.models import shape
@@ -518,7 +519,7 @@ def starts(name: str) -> Iterator[Breach]:
     if not told:
         yield Breach("the file has no docstring that says what the system does")
     presets = make.presets
-    takes = [field for field in inspect.signature(make).parameters if field != "cluster"]
+    takes = domains(make)
     for preset, values in presets.items():
         if unknown := sorted(set(values) - set(takes)):
             yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
@@ -526,7 +527,7 @@ def starts(name: str) -> Iterator[Breach]:
         said = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
             rf"\b{re.escape(field)}\b.*#", source
         )
-        if not said and field not in {**getattr(make, "choices", {}), **getattr(make, "ranges", {})}:
+        if not said and not takes[field].stated:
             yield Breach(f"field {field} is explained nowhere: say in the file's docstring what it means")
     for preset in (None, *presets):
         try:
