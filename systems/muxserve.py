@@ -37,6 +37,7 @@ from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, shares
 from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
@@ -211,10 +212,10 @@ class MuxServe:
     """Placement once, ADBS for ever, prefill turns where they are asked for."""
 
     cluster: Cluster
-    kv: str = "elastic"  # pages on demand (MuxServe++), or blocks (paged)
-    adapt_s: float = 8.0  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
+    kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
+    adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
     hard: bool = False  # quotas are limits in bytes, not numbers of sequences
-    lanes: str = "engine"  # engines batch; or prefills take turns; or turns and percentages of the SMs
+    lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -231,11 +232,6 @@ class MuxServe:
         "turns": {"lanes": "turns"},
         "original": {"kv": "paged", "lanes": "shares"},
     }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "kv": ("elastic", "paged"),
-        "lanes": ("engine", "turns", "shares"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"adapt_s": (0, 64)}
 
     def __post_init__(self) -> None:
         self.options = {"kv": self.kv, "process": "pair" if self.lanes == "shares" else "model"}

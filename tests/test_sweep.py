@@ -34,23 +34,26 @@ TINY = Spec("static", trace="sample", models="llama-3.2-1b*3", gpus=1, slo="", d
 SYSTEM = '''
 """A system of a test."""
 
+from dataclasses import dataclass
+
 from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Woke
-from harness.policy.types import Batch, Inst
+from harness.policy.fields import choice, number
+from harness.policy.types import Batch, Cluster, Inst
 
 DECISION_S = 0.004
 
 
+@dataclass
 class Mine:
+    cluster: Cluster
+    tau: int = number(3, 0, 10)
+    share: float = 0.5
+    kind: str = choice("a", "b")
     presets = {"slow": {"tau": 9}}
-    ranges = {"tau": (0, 10)}
-    choices = {"kind": ("a", "b")}
     hears = frozenset({Woke})
     uses = frozenset({"Load", "Run", "Admit"%s})
     options = {"kv": "paged"}
-
-    def __init__(self, cluster, tau: int = 3, share: float = 0.5, kind: str = "a"):
-        self.cluster = cluster
 
     def on(self, event, view):
         if event == Woke("start"):

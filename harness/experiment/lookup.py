@@ -16,6 +16,7 @@ from harness.experiment.spec import LINKS, Spec, meant
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
+from harness.policy.fields import Domain, domains
 from harness.policy.types import Cluster, Infeasible, Option, Unsupported, UserError
 
 if TYPE_CHECKING:
@@ -72,30 +73,27 @@ def fields_of(make: Any, spec: Spec) -> dict[str, Option]:
     if spec.preset is not None and spec.preset not in presets:
         have = ", ".join(presets) or "none"
         raise UserError(f'{spec.system} has no preset "{spec.preset}"{meant(spec.preset, presets)} (it has: {have})')
-    takes = {n: p.default for n, p in inspect.signature(make).parameters.items() if n != "cluster"}
+    takes = domains(make)
     found = dict(presets[spec.preset]) if spec.preset is not None else {}
     for name, value in spec.fields:
         if name not in takes:
             have = ", ".join(takes) or "none"
             raise UserError(f'{spec.system} has no field "{name}"{meant(name, takes)} (it has: {have})')
-        found[name] = _fitting(make, name, value, takes[name])
+        found[name] = _fitting(name, value, takes[name])
     return found
 
 
-def _fitting(make: Any, name: str, value: Option, default: Any) -> Option:
-    kind = type(default)
+def _fitting(name: str, value: Option, domain: Domain) -> Option:
+    kind = type(domain.default)
     if kind is float and type(value) is int:
         value = float(value)
-    if default is not inspect.Parameter.empty and type(value) is not kind:
-        raise UserError(f"field {name} is {value!r}, not of the kind of {default!r}")
-    choices = getattr(make, "choices", {}).get(name)
-    if choices and value not in choices:
-        raise UserError(
-            f"field {name} is {value!r}{meant(str(value), map(str, choices))} ({', '.join(map(str, choices))})"
-        )
-    low_high = getattr(make, "ranges", {}).get(name)
-    if low_high and not low_high[0] <= value <= low_high[1]:
-        raise UserError(f"field {name} is {value!r}, not in [{low_high[0]:g}, {low_high[1]:g}]")
+    if domain.default is not inspect.Parameter.empty and type(value) is not kind:
+        raise UserError(f"field {name} is {value!r}, not of the kind of {domain.default!r}")
+    if domain.choices and value not in domain.choices:
+        have = [str(one) for one in domain.choices]
+        raise UserError(f"field {name} is {value!r}{meant(str(value), have)} ({', '.join(have)})")
+    if not isinstance(value, str) and not domain.least <= value <= domain.most:
+        raise UserError(f"field {name} is {value!r}, not in [{domain.least:g}, {domain.most:g}]")
     return value
 
 
