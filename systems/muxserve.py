@@ -214,6 +214,7 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
+    quotas: bool = True  # False: none, whoever asks first is served
     hard: bool = False  # quotas are limits in bytes, not numbers of sequences
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
@@ -235,7 +236,9 @@ class MuxServe:
 
     def __post_init__(self) -> None:
         self.options = {"kv": self.kv, "process": "pair" if self.lanes == "shares" else "model"}
-        self.uses |= {"Limit"} if self.hard else {"Run.seqs"}
+        if not self.quotas:
+            self.adapt_s, self.hard = 0.0, False
+        self.uses |= {"Limit"} if self.hard else {"Run.seqs"} if self.quotas else set()
         if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}
             self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
@@ -290,7 +293,7 @@ class MuxServe:
         if self.hard:
             yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
         else:
-            yield from self.open(m, self.most(m))
+            yield from self.open(m, self.most(m) if self.quotas else None)
 
     def most(self, m: str) -> int:
         """Mean requests that a model's quota holds."""
@@ -381,7 +384,7 @@ class MuxServe:
                 s = view.batch(self.batch(m))
                 if not s.prefill_tokens:
                     continue
-                seqs = None if self.hard else self.most(m) - s.decoding - s.away
+                seqs = None if self.hard or not self.quotas else self.most(m) - s.decoding - s.away
                 if seqs is not None and seqs <= 0:
                     self.starved.add(m)
                     continue
