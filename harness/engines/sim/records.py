@@ -126,8 +126,9 @@ GPU = record(
 )
 
 LINK = record(
-    """A link. A GPU has four rows: from its host, to it, to GPUs of its node, to other nodes; behind them so has a host,
-    the first of which is its disk's.
+    """A link. Each GPU has four: from its host, to it, to GPUs of its node, to other nodes.
+
+    Behind those, each host has four rows as well; the first is its disk's.
 
     bytes_per_s    f8  bytes/s   bandwidth; 0: there is no such link
     end            f8  s         when it ends the part that it moves, or stops within it; infinite: it is idle

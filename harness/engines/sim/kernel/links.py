@@ -318,9 +318,7 @@ def route_weights(S: int, x: int, i: int, source: int) -> None:
     for g in range(W.first_host):
         if gpu_at(S, g).node == node:
             add_part(S, x, 4 * g, size * I.gpu_count / peers)
-    if (
-        link_at(S, 4 * I.gpus[0] + 2).bytes_per_s > 0.0 and peers > I.gpu_count
-    ):  # each target gathers what the others fetched
+    if link_at(S, 4 * I.gpus[0] + 2).bytes_per_s > 0.0 and peers > I.gpu_count:  # targets gather what others fetched
         for j in range(I.gpu_count):
             add_part(S, x, 4 * I.gpus[j] + 2, size * (1 - I.gpu_count / peers))
 

@@ -521,9 +521,8 @@ def move_now(S: int, r: int, x: int) -> None:
     b = q.batch
     blocks = q.blocks
     if q.state == RUN:  # those taken since it joined are its own from when it leaves
-        blocks = max(
-            blocks, (q.length + batch_at(S, b).tick - q.joined_tick - 1 + W.block_tokens - 1) // W.block_tokens
-        )
+        length = q.length + batch_at(S, b).tick - q.joined_tick
+        blocks = max(blocks, (length - 1 + W.block_tokens - 1) // W.block_tokens)
     if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
         refuse(S, x)
         return
