@@ -241,7 +241,7 @@ def test_hits_hold_the_same_kv() -> None:
             assert isinstance(event, Prefilled)
             seen.append(sim.view().kv("m", 0).used_bytes)
         held.append(seen)
-        assert (sim.S.R["state"] == state.DONE).all()
+        assert (sim.S.requests["state"] == state.DONE).all()
         assert sim.view().kv("m", 0).used_bytes == 0
     assert held[0] == held[1]
     assert min(held[0]) > 0

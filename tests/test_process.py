@@ -117,8 +117,8 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
     for layout in process.LAYOUTS:
         engine = Sim(config, {"process": layout})
         engine._inst_row(Inst("n", (1,)))
-        assert int(engine.S.I["foot"][-1]) == engine.cluster.models["n"].weight_bytes
-        assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.G["cap"][:2].tolist())
+        assert int(engine.S.insts["footprint"][-1]) == engine.cluster.models["n"].weight_bytes
+        assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.gpus["cap"][:2].tolist())
     one = Sim(config, {"process": "gpu"}).cluster
     assert one.models["n"].weight_bytes == weight_bytes(shape("mistral-7b"))
     every = Sim(replace(config, process="model"), {"process": "gpu"}).cluster
