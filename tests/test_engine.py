@@ -42,7 +42,7 @@ def test_what_every_engine_needs_is_not_compiled(module: str) -> None:
 def test_engines_are_the_files_that_define_make() -> None:
     assert "sim" in engine.names()
     assert not {"machine", "cost", "kernel", "rows"} & set(engine.names())  # helpers beside them
-    assert imported("from harness import engine; engine.names()") == ""
+    assert imported("from harness.loop import engine; engine.names()") == ""
 
 
 @pytest.mark.parametrize(

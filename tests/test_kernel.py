@@ -15,8 +15,8 @@ import pytest
 
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served
-from harness.engines.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import peek

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from harness.engines.costs import cost, process
 from harness.engines.costs.process import Layout, Parts
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
-from harness.engines.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.experiment.figure import HERE, figure

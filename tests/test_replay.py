@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 import numpy as np
 import pytest
 
-from harness.engines.shapes import weight_bytes
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.sim.engine import Sim
 from harness.loop import replay as loop
 from harness.loop.answers import fault

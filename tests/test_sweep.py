@@ -185,10 +185,8 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {"harness/experiment/run.py", "harness/experiment/spec.py"}
-    core |= {
-        f"harness/engines/{x}.py" for x in ("shapes", "machine", "rows", "sim/__init__", "sim/engine", "sim/state")
-    }
-    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
+    core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
+    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef", "costs/shapes")}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
@@ -302,8 +300,8 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness import sweep\nfrom tests.test_sweep import GRID\n"
-        "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\n"
+        "from tests.test_sweep import GRID\nsweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )
     got = []
     for seed in ("1", "2"):

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config
-from harness.engines.shapes import weight_bytes
 from harness.experiment.figure import figure
 from harness.policy.types import GIB, KEPT_PAGES, MIB
 from systems import aegaeon, muxserve, prism

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.engines.shapes import weight_bytes
+from harness.engines.costs.shapes import weight_bytes
 from harness.experiment.run import trace_of
 from harness.policy.types import GIB, Jobs, UserError
 from traces.load import trace as load

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.engines import machine, shapes
-from harness.engines.costs import cost
+from harness.engines import machine
+from harness.engines.costs import cost, shapes
 from harness.engines.machine import Config, Served
 from harness.policy.types import KEPT_PAGES, Jobs, Plan
 from workloads.models import shape

@@ -26,7 +26,7 @@ from harness.check.findings import Breach
 from harness.engines import machine
 from harness.engines.costs import cost
 from harness.engines.machine import Config, Served
-from harness.engines.sim.engine import Sim
+from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
@@ -70,7 +70,7 @@ class Subject(NamedTuple):
         config = self.case.config
         priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
         policy = self.policy(machine.cluster(config, priced=priced))
-        engine = Sim(config, policy.options, priced)
+        engine = engines.find("sim")(config, policy.options, priced)
         return self.policy(engine.cluster), engine
 
 

@@ -130,10 +130,10 @@ def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
 def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
     """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
+    from harness.experiment import validate as judge
+    from harness.experiment.measured import cases
     from harness.policy.types import UserError
     from harness.report import table
-    from harness.validation import validate as judge
-    from harness.validation.measured import cases
 
     if folder is None:
         raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")

@@ -17,6 +17,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.engines import sim
 from harness.experiment import sweep
 from harness.experiment.figure import Claim, Figure, Row, Scope
 from harness.experiment.run import Failed, jobs_of, models_of, rate_of, resolve, trace_of, traits
@@ -370,7 +371,7 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: bases, rates, the grid, the table."""
-        if not sweep.compiled():
+        if not sim.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
         panels = self.panels

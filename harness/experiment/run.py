@@ -417,7 +417,7 @@ def _located(name: str, suffix: str) -> str:
 
 def _fit(spec: Spec) -> None:
     """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
-    from harness.engines import shapes
+    from harness.engines.costs import shapes
 
     card = machine_of(spec).spec
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines import shapes
-from harness.engines.costs import cost, process
+from harness.engines.costs import cost, process, shapes
 from harness.engines.machine import (
     PIECE_BYTES,
     Config,
