@@ -21,7 +21,7 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness.policy.types import UserError
-from harness.rows import metrics
+from harness.rows import tidy
 from harness.rows.record import SWEEP
 from plots import style
 
@@ -42,7 +42,7 @@ def points(table: pa.Table) -> pd.DataFrame:
 
     A series is a label, with its GPU count where that is not the common one, and its fidelity where they differ.
     """
-    frame = metrics.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
+    frame = tidy.summary(table, [*ATTAINMENT, *LATENCY, "offered_rps"])
     common = frame.groupby("gpus").size().idxmax() if len(frame) else 0
     mixed = frame["fidelity"].nunique() > 1
 

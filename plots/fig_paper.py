@@ -20,7 +20,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLo
 from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
-from harness.rows import metrics
+from harness.rows import tidy
 from harness.rows.record import SWEEP
 from plots import style
 
@@ -61,7 +61,7 @@ def points(table: pa.Table, facts: Mapping[str, Any]) -> pd.DataFrame:
     import pandas as pd
 
     names = [*facts["definitions"], "both"]
-    frame = metrics.summary(table, [*names, *metrics.WEIGHTS], by=["panel", "x", *metrics.POINT])
+    frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["panel", "x", *tidy.POINT])
     panels = {panel["panel"]: panel for panel in facts["panels"]}
     rows = []
     for (key, label, x), group in frame.groupby(["panel", "label", "x"], observed=True, sort=True):
@@ -73,7 +73,7 @@ def points(table: pa.Table, facts: Mapping[str, Any]) -> pd.DataFrame:
         for name in dict.fromkeys(names):
             row |= {f"{name}_{part}": values.loc[name, part] if name in values.index else np.nan
                     for part in ("mean", "low", "high")}  # fmt: skip
-        row |= {name: values.loc[name, "mean"] if name in values.index else np.nan for name in metrics.WEIGHTS}
+        row |= {name: values.loc[name, "mean"] if name in values.index else np.nan for name in tidy.WEIGHTS}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -88,7 +88,7 @@ def crossed(table: pa.Table, panel: Mapping[str, Any], label: str, definition: s
     import pyarrow.compute as pc
 
     own = table.filter(pc.equal(table["panel"].cast(pa.string()), panel["panel"]))
-    c = metrics.crossed(own, panel["axis"], label, definition, level)
+    c = tidy.crossed(own, panel["axis"], label, definition, level)
     return c.at.mean * _unit(panel) if c is not None and c.at.sign == "=" else None
 
 
@@ -167,8 +167,8 @@ def _legend(figure: Figure, frame: pd.DataFrame, facts: Mapping[str, Any], looks
         here = frame[frame["panel"] == panel["panel"]].groupby("label")["gpus"].unique()
         for label, counts in here.items():
             took.setdefault(str(label), set()).update(map(int, counts))
-        own |= metrics.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
-    names = {label: metrics.with_gpus(_name(label), took[label]) if label in own else _name(label) for label in looks}
+        own |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
+    names = {label: tidy.with_gpus(_name(label), took[label]) if label in own else _name(label) for label in looks}
     handles = [Line2D([], [], linestyle="" if label in facts["controls"] else look.line, label=names[label],
                       **_marks(look)) for label, look in looks.items()]  # fmt: skip
     handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=(0, (3, 1.5)),

@@ -16,7 +16,7 @@ import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 
-from harness.rows import metrics
+from harness.rows import tidy
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
 
@@ -180,7 +180,7 @@ def legend(figure: Figure, handles: Sequence[Line2D], columns: int, **more: Any)
 def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
 
-    `runs` holds the columns of metrics.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point.
+    `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point.
     """
 
     def each(column: str) -> str:
@@ -206,11 +206,11 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
 
 def caps(table: pa.Table) -> str:
     """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
-    bound = metrics.bound(table)
+    bound = tidy.bound(table)
     said = []
     for cap in dict.fromkeys(b.cap for b in bound):
         most = ", ".join(f"{b.label} up to {100 * b.most:.3g} %" for b in bound if b.cap == cap)
-        said.append(f"{cap} bound more than {100 * metrics.BINDS:g} % of steps: {most}.")
+        said.append(f"{cap} bound more than {100 * tidy.BINDS:g} % of steps: {most}.")
     return " ".join(said)
 
 

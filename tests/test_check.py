@@ -18,6 +18,7 @@ from harness.check.new import write
 from harness.check.purity import impure
 from harness.check.trial import Subject, Trial, needs, run
 from harness.engines.sim.engine import Sim
+from harness.loop import engine as engines
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.policy.events import Event, Finished
 from harness.policy.types import Batch, Host, Inst, UserError
@@ -276,7 +277,7 @@ class Repeats(Sim):
     ],
 )
 def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "Sim", engine)
+    monkeypatch.setattr(engines, "find", lambda _: engine)
     found = check(str(SOUND[0]), only=law, case="simultaneous")
     assert says in found[0].message
 

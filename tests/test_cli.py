@@ -24,8 +24,8 @@ from harness.experiment.spec import Spec
 from harness.experiment.sweep import AA, AA_SEED
 from harness.loop.system import ROOT
 from harness.report import table
-from harness.rows import metrics, record
-from harness.rows.metrics import Estimate
+from harness.rows import record, tidy
+from harness.rows.statistics import Estimate
 from tests.test_sweep import SYSTEM, files
 
 MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")
@@ -494,10 +494,8 @@ def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[
                     rows.append(about | {"definition": definition, "value": value})
                     if definition == "both":
                         rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
-    schema = pa.schema(
-        [(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA]
-    )
-    return pa.Table.from_pylist(rows, schema=schema).cast(metrics.TABLE_SCHEMA)
+    schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+    return pa.Table.from_pylist(rows, schema=schema).cast(tidy.TABLE_SCHEMA)
 
 
 def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> table.View:

@@ -27,7 +27,7 @@ from harness.loop.system import find
 from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Prefilled
 from harness.policy.types import Batch, Inst, Jobs, UserError
-from harness.rows import metrics, record
+from harness.rows import attainment, record, requests
 from traces import synthetic
 from traces.load import sized
 from workloads.base import base
@@ -49,10 +49,10 @@ def jobs(clients: int, requests: int, prompt: Any = 300, output: Any = 40, think
     )  # fmt: skip
 
 
-def ran(work: Jobs, config: Config = CONFIG) -> metrics.Rows:
+def ran(work: Jobs, config: Config = CONFIG) -> requests.Rows:
     sim = Sim(config)
     replay(find("dedicated")(sim.cluster), sim, work)
-    return metrics.rows(pa.Table.from_batches(sim.rows()))
+    return requests.rows(pa.Table.from_batches(sim.rows()))
 
 
 # ------------------------------------------------------------------ clients
@@ -80,7 +80,8 @@ def test_every_client_has_one_request_or_thinks(clients: int, seed: int, think_s
     np.testing.assert_allclose(rows.arrival_s[later] - ends_s[work.after[later]], think_s, atol=2e-9)
     if think_s == 0.0:
         at_s = np.linspace(1e-3, ends_s[-clients:].min() - 1e-3, 50)  # until the first client has done its share
-        busy = metrics.in_system(rows, at_s)
+        came, went = (np.searchsorted(np.sort(x), at_s, "right") for x in (rows.arrival_s, ends_s))
+        busy = came - went
         assert (busy == clients).all()
 
 
@@ -114,7 +115,7 @@ def test_a_policy_knows_nothing_of_what_is_not_sent_yet() -> None:
 def test_what_was_never_sent_stands_at_the_end_of_the_run() -> None:
     sim = Sim(CONFIG)
     replay(find("dedicated")(sim.cluster), sim, jobs(1, 6, output=200, think_s=1.0), end_s=2.0)
-    rows = metrics.rows(pa.Table.from_batches(sim.rows()))
+    rows = requests.rows(pa.Table.from_batches(sim.rows()))
     sent = rows.arrival_s < 2.0
     assert 1 <= sent.sum() < 5
     assert (rows.arrival_s[~sent] == 2.0).all()
@@ -200,8 +201,8 @@ def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
     assert len(jobs_of(spec)) == 12
     assert config_of(spec).models[0].shape.max_tokens == 128
     folder = execute(spec, tmp_path, "")
-    rows = metrics.rows(record.read(folder))
-    counted = metrics.in_window(rows, math.inf)
+    rows = requests.rows(record.read(folder))
+    counted = requests.in_window(rows, math.inf)
     assert counted.tolist() == [False] * 3 + [True] * 9  # all but the first wave
     assert rows.done.all()
     assert (np.diff(rows.arrival_s) >= 0).all()
@@ -249,7 +250,7 @@ def test_hits_hold_the_same_kv() -> None:
 
 def test_decodes_are_the_same_after_hits() -> None:
     a, b = ran(hits(0)), ran(hits(900))
-    np.testing.assert_allclose(metrics.tpot_s(a), metrics.tpot_s(b), rtol=1e-6)
+    np.testing.assert_allclose(attainment.tpot_s(a), attainment.tpot_s(b), rtol=1e-6)
     assert (b.ttft_s < a.ttft_s).all()
 
 

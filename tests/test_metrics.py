@@ -16,8 +16,11 @@ from hypothesis import strategies as st
 from scipy import stats
 from scipy.optimize import isotonic_regression
 
-from harness.rows import metrics as m
+from harness.rows import attainment, statistics, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import SCHEMA, STATES, WAITS, write_table
+from harness.rows.requests import Rows, in_window, take
+from harness.rows.requests import rows as arrays
 
 INF = math.inf
 ByModel = Mapping[str, tuple[float, float]]
@@ -59,8 +62,13 @@ def ns(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1e9)
 
 
-def rows(*requests: dict[str, Any]) -> m.Rows:
-    return m.rows(table(*requests))
+def rows(*requests: dict[str, Any]) -> Rows:
+    return arrays(table(*requests))
+
+
+def test_every_definition_has_its_formula() -> None:
+    assert list(attainment.SCORES) == list(DEFINITIONS)
+    assert {other for one in DEFINITIONS.values() for other in one.beside} <= set(DEFINITIONS)
 
 
 # ------------------------------------------------------------------ worked numbers
@@ -70,15 +78,15 @@ def test_latencies_by_hand() -> None:
     """16 tokens, first after 50 ms, then one each 10 ms; arrival at 2 s."""
     one = rows({"arrival": 2.0, "first": 2.05, "done": 2.2, "made": 16})
     assert one.ttft_s == pytest.approx([0.05])
-    assert m.tpot_s(one) == pytest.approx([0.010])
+    assert attainment.tpot_s(one) == pytest.approx([0.010])
     assert one.e2e_s == pytest.approx([0.2])
-    assert m.norm_s(one) == pytest.approx([0.0125])
+    assert attainment.norm_s(one) == pytest.approx([0.0125])
 
 
 def test_tokens_of_the_first_chunk_take_no_gap() -> None:
     """5 tokens in the first chunk, 10 after it in 1 s: TPOT 0.1 s, not 1/14."""
     one = rows({"first": 1.0, "done": 2.0, "made": 15, "first_tokens": 5})
-    assert m.tpot_s(one) == pytest.approx([0.1])
+    assert attainment.tpot_s(one) == pytest.approx([0.1])
 
 
 def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
@@ -87,29 +95,17 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
         {"first": 1.0, "made": 1, "asked": 1},
         {"first": 1.0, "done": 3.0, "made": 3},
     )
-    assert np.isnan(m.tpot_s(r)).tolist() == [True, True, False]
-    assert m.met_tpot(r, {"a": (INF, 0.5)}).tolist() == [1, 0, 0]
-    assert m.undefined_tpot(r) == pytest.approx(1 / 3)
+    assert np.isnan(attainment.tpot_s(r)).tolist() == [True, True, False]
+    assert attainment.met_tpot(r, {"a": (INF, 0.5)}).tolist() == [1, 0, 0]
+    assert attainment.undefined_tpot(r) == pytest.approx(1 / 3)
     assert (
-        m.measures(r, {}, 10.0)["tpot_p50_s"] == INF
+        tidy.measures(r, {}, 10.0)["tpot_p50_s"] == INF
     )  # of {1.0, inf}: the unfinished one counts, the undefined does not
-
-
-def test_itl_by_chunk_and_by_token() -> None:
-    """Chunks of 1, 2, 2 tokens at 1, 1.2, 1.6 s."""
-    r = rows({"tokens": [1.0, 1.2, 1.2, 1.6, 1.6]}, {"tokens": [0.5]})
-    chunk, token, stall = m.itl_s(r), m.itl_s(r, "token"), m.stall_s(r)
-    assert chunk is not None
-    assert token is not None
-    assert stall is not None
-    assert chunk == pytest.approx([0.2, 0.4])
-    assert token == pytest.approx([0.1, 0.1, 0.2, 0.2])
-    assert stall == pytest.approx([0.4, 0.0])
 
 
 def test_without_token_times_token_measures_are_null() -> None:
     r = rows({"first": 1.0, "done": 2.0, "made": 3})
-    assert m.itl_s(r) is m.itl_s(r, "token") is m.stall_s(r) is m.token_share(r, {}) is m.qos(r, {}) is None
+    assert attainment.token_share(r, {}) is attainment.qos(r, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +126,7 @@ def test_token_definitions_by_hand(
     tokens: list[float], slo: tuple[float, float], share: float, fraction: float
 ) -> None:
     r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
-    shares, fractions = m.token_share(r, {"a": slo}), m.qos(r, {"a": slo})
+    shares, fractions = attainment.token_share(r, {"a": slo}), attainment.qos(r, {"a": slo})
     assert shares is not None
     assert fractions is not None
     assert shares == pytest.approx([share, 0, 0])
@@ -148,34 +144,34 @@ def test_attainment_definitions_by_hand() -> None:
         {"done": 0.1, "state": "failed", "asked": 11},
     )
     slo = {"a": (1.0, 0.1)}
-    assert m.met_ttft(r, slo).tolist() == [1, 0, 1, 0, 0, 0]
-    assert m.met_tpot(r, slo).tolist() == [1, 1, 0, 0, 0, 0]
-    assert m.met_both(r, slo).tolist() == [1, 0, 0, 0, 0, 0]
-    assert m.met_e2e(r, slo).tolist() == [1, 1, 1, 0, 0, 0]
-    assert m.met_e2e(r, np.array([1.8, 1.8, 1.8, 9, 9, 9.0])).tolist() == [1, 0, 0, 0, 0, 0]
-    assert m.goodput_rps(r, slo, 2.0) == 0.5
-    assert m.share(m.met_both(r, {})) == 0.5  # no SLO: finishing is enough
+    assert attainment.met_ttft(r, slo).tolist() == [1, 0, 1, 0, 0, 0]
+    assert attainment.met_tpot(r, slo).tolist() == [1, 1, 0, 0, 0, 0]
+    assert attainment.met_both(r, slo).tolist() == [1, 0, 0, 0, 0, 0]
+    assert attainment.met_e2e(r, slo).tolist() == [1, 1, 1, 0, 0, 0]
+    assert attainment.met_e2e(r, np.array([1.8, 1.8, 1.8, 9, 9, 9.0])).tolist() == [1, 0, 0, 0, 0, 0]
+    assert attainment.goodput_rps(r, slo, 2.0) == 0.5
+    assert attainment.share(attainment.met_both(r, {})) == 0.5  # no SLO: finishing is enough
 
 
 def test_limits_are_by_model() -> None:
     r = rows({"model": "b", "first": 1.0, "done": 1.0, "made": 1}, {"model": "a", "first": 1.0, "done": 1.0, "made": 1})
-    assert m.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)}).tolist() == [0, 1]
-    assert m.per_model(r, m.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})) == {"a": 1.0, "b": 0.0}
+    assert attainment.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)}).tolist() == [0, 1]
+    assert attainment.per_model(r, attainment.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})) == {"a": 1.0, "b": 0.0}
 
 
 def test_limits_may_be_by_request() -> None:
     r = rows({"first": 1.0, "done": 3.0, "made": 3}, {"first": 1.0, "done": 3.0, "made": 3})
-    own = m.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
-    assert m.met_ttft(r, own).tolist() == [1, 0]
-    assert m.met_tpot(r, own).tolist() == [0, 1]
-    assert m.met_e2e(r, own).tolist() == [0, 0]
-    t = m.attainment([replace(run("r"), slo_s=m.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
+    own = attainment.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
+    assert attainment.met_ttft(r, own).tolist() == [1, 0]
+    assert attainment.met_tpot(r, own).tolist() == [0, 1]
+    assert attainment.met_e2e(r, own).tolist() == [0, 0]
+    t = tidy.scores([replace(run("r"), slo_s=attainment.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
     assert value(t, "both") == 1.0  # of the two in the window
 
 
 def test_window_holds_its_start_and_not_its_end() -> None:
     r = rows(*({"arrival": t} for t in (-1e-9, 0.0, 9.999999999, 10.0)))
-    assert m.in_window(r, 10.0).tolist() == [False, True, True, False]
+    assert in_window(r, 10.0).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize(("values", "q", "expected"), [
@@ -183,17 +179,17 @@ def test_window_holds_its_start_and_not_its_end() -> None:
     ([math.nan, math.nan], 0.5, INF), ([7], 0.99, 7),
 ])  # fmt: skip
 def test_a_latency_that_never_came_is_infinite(values: list[float], q: float, expected: float) -> None:
-    assert m.quantile(np.array(values, float), q) == pytest.approx(expected)
+    assert attainment.quantile(np.array(values, float), q) == pytest.approx(expected)
 
 
 def test_jain_by_hand() -> None:
-    assert m.jain([1, 1, 1]) == 1
-    assert m.jain([1, 0, 0, 0]) == 0.25
-    assert m.jain([0.9, 0.3]) == pytest.approx(1.44 / (2 * 0.9))
-    assert math.isnan(m.jain([0, 0]))
+    assert attainment.jain([1, 1, 1]) == 1
+    assert attainment.jain([1, 0, 0, 0]) == 0.25
+    assert attainment.jain([0.9, 0.3]) == pytest.approx(1.44 / (2 * 0.9))
+    assert math.isnan(attainment.jain([0, 0]))
 
 
-def test_busy_time_and_queues_by_hand() -> None:
+def test_busy_time_by_hand() -> None:
     """[0, 2] and [1, 3] overlap; [5, 6] stands alone; the last never ends, its waits reach 8."""
     r = rows(
         {"arrival": 0.0, "first": 1.0, "done": 2.0, "made": 4},
@@ -201,11 +197,8 @@ def test_busy_time_and_queues_by_hand() -> None:
         {"arrival": 5.0, "done": 6.0, "state": "dropped"},
         {"arrival": 7.0, "held": 1.0},
     )
-    assert m.busy_s(r) == pytest.approx(5.0)
-    assert m.throughput_tps(r) == pytest.approx(8 / 5)
-    at = np.array([-1, 0, 0.5, 1.5, 2.7, 4, 5.5, 7.5, 100.0])
-    assert m.waiting(r, at).tolist() == [0, 1, 1, 1, 0, 0, 1, 1, 1]
-    assert m.in_system(r, at).tolist() == [0, 1, 1, 2, 1, 0, 1, 1, 1]
+    assert attainment.busy_s(r) == pytest.approx(5.0)
+    assert attainment.throughput_tps(r) == pytest.approx(8 / 5)
 
 
 def test_why_requests_missed() -> None:
@@ -215,12 +208,12 @@ def test_why_requests_missed() -> None:
         {"kv": 1.0, "turn": 1.0},  # a tie: the earlier cause
         {"slow": 2.0},
     )
-    causes = m.causes(r, np.array([0, 0, 0, 1.0]))
+    causes = attainment.causes(r, np.array([0, 0, 0, 1.0]))
     assert causes["kv"] == pytest.approx(2 / 3)
     assert causes["load"] == pytest.approx(1 / 3)
     assert sum(causes.values()) == pytest.approx(1)
     assert "solo" not in causes
-    assert m.causes(r, np.ones(4)) == {}
+    assert attainment.causes(r, np.ones(4)) == {}
 
 
 # ------------------------------------------------------------------ laws
@@ -241,20 +234,20 @@ SLO = st.tuples(*[st.tuples(st.sampled_from([0.5, 2.0, INF]), st.sampled_from([0
 )
 
 
-def scores(r: m.Rows, slo: m.Slo) -> dict[str, Sequence[float]]:
-    found = {name: rule(r, slo) for name, rule in m.DEFINITIONS.items()}
+def scores(r: Rows, slo: attainment.Slo) -> dict[str, Sequence[float]]:
+    found = {name: rule(r, slo) for name, rule in attainment.SCORES.items()}
     return {name: x.tolist() for name, x in found.items() if x is not None}
 
 
 @given(requests=REQUESTS, slo=SLO, seed=st.randoms())
-def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: m.Slo, seed: Any) -> None:
+def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: attainment.Slo, seed: Any) -> None:
     order = list(range(len(requests)))
     seed.shuffle(order)
     one, two = scores(rows(*requests), slo), scores(rows(*(requests[i] for i in order)), slo)
     assert one.keys() == two.keys()
     for name in one:
         assert [one[name][i] for i in order] == list(two[name])
-    a, b = m.measures(rows(*requests), slo, 60.0), m.measures(rows(*(requests[i] for i in order)), slo, 60.0)
+    a, b = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*(requests[i] for i in order)), slo, 60.0)
     assert a == pytest.approx(b, nan_ok=True)
 
 
@@ -263,7 +256,7 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
     slow = [{**r, "arrival": 2 * r["arrival"], "tokens": [2 * t for t in r["tokens"]]} for r in requests]
     twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
     assert scores(rows(*requests), slo) == scores(rows(*slow), twice)
-    one, two = m.measures(rows(*requests), slo, 60.0), m.measures(rows(*slow), twice, 120.0)
+    one, two = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*slow), twice, 120.0)
     for name in one:
         factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
         assert two[name] == pytest.approx(factor * one[name], nan_ok=True)
@@ -271,14 +264,14 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
 
 @given(requests=REQUESTS, slo=SLO, extra=REQUEST)
 def test_a_request_that_never_finishes_never_helps(
-    requests: list[dict[str, Any]], slo: m.Slo, extra: dict[str, Any]
+    requests: list[dict[str, Any]], slo: attainment.Slo, extra: dict[str, Any]
 ) -> None:
     one, two = scores(rows(*requests), slo), scores(rows(*requests, {**extra, "state": "unfinished"}), slo)
     for name in one:
         assert np.mean(two[name]) <= np.mean(one[name])
     a, b = (
-        m.measures(rows(*requests), slo, 60.0),
-        m.measures(rows(*requests, {**extra, "state": "unfinished"}), slo, 60.0),
+        tidy.measures(rows(*requests), slo, 60.0),
+        tidy.measures(rows(*requests, {**extra, "state": "unfinished"}), slo, 60.0),
     )
     assert b["goodput_rps"] <= a["goodput_rps"]
     assert not b["e2e_p99_s"] < a["e2e_p99_s"]
@@ -321,21 +314,21 @@ def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[di
 
 
 @given(requests=REQUESTS, slo=SLO)
-def test_models_add_up(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+def test_models_add_up(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
     r = rows(*requests)
     for name, each in scores(r, slo).items():
-        by_model = m.per_model(r, np.array(each))
+        by_model = attainment.per_model(r, np.array(each))
         counts = {model: sum(q["model"] == model for q in requests) for model in by_model}
         assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(sum(each)), name
-        worst, mean = min(by_model.values()), m.share(np.array(each))
+        worst, mean = min(by_model.values()), attainment.share(np.array(each))
         assert worst <= mean + 1e-12
-        assert math.isnan(index := m.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
+        assert math.isnan(index := attainment.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
 
 
 @given(requests=REQUESTS, slo=SLO)
-def test_taking_all_is_all(requests: list[dict[str, Any]], slo: m.Slo) -> None:
+def test_taking_all_is_all(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
     r = rows(*requests)
-    halves = [m.take(r, r.model == code) for code in range(len(r.models))]
+    halves = [take(r, r.model == code) for code in range(len(r.models))]
     assert sum(map(len, halves)) == len(r)
     for name, whole in scores(r, slo).items():
         parts = [scores(h, slo)[name] for h in halves]
@@ -347,48 +340,48 @@ def test_taking_all_is_all(requests: list[dict[str, Any]], slo: m.Slo) -> None:
 
 def test_t_interval_by_hand() -> None:
     """1..5: mean 3, s = sqrt(2.5), t_{.975,4} = 2.776445: half 1.963243."""
-    e = m.interval([1, 2, 3, 4, 5])
+    e = statistics.interval([1, 2, 3, 4, 5])
     assert (e.mean, e.low, e.high, e.n) == pytest.approx((3, 1.036757, 4.963243, 5), abs=1e-6)
-    assert m.interval([0.99, 1.0, 0.98], (0, 1)).high == 1.0
+    assert statistics.interval([0.99, 1.0, 0.98], (0, 1)).high == 1.0
 
 
 def test_one_run_has_no_interval() -> None:
-    assert m.interval([0.5]) == m.Estimate(0.5, None, None, 1)
+    assert statistics.interval([0.5]) == statistics.Estimate(0.5, None, None, 1)
     with pytest.raises(ValueError, match="at least one run"):
-        m.interval([])
+        statistics.interval([])
 
 
 def test_bootstrap_agrees_with_another_implementation() -> None:
     x = np.random.default_rng(1).gamma(1.5, size=12)
     low, high = stats.bootstrap((x,), np.mean, n_resamples=9_999, rng=np.random.default_rng(2)).confidence_interval
-    e = m.interval(x)
+    e = statistics.interval(x)
     assert (e.low, e.high) == pytest.approx((low, high), rel=0.03)
 
 
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.floats(0, 1), min_size=2, max_size=12), st.randoms())
 def test_intervals_hold_their_mean_and_forget_order(values: list[float], seed: Any) -> None:
-    e = m.interval(values, (0, 1))
+    e = statistics.interval(values, (0, 1))
     assert e.low is not None
     assert e.high is not None
     assert 0 <= e.low <= e.mean + 1e-12
     assert e.mean - 1e-12 <= e.high <= 1
-    if len(values) < m.T_BELOW:
+    if len(values) < statistics.T_BELOW:
         seed.shuffle(values)
-        assert (m.interval(values, (0, 1)).low, e.mean) == pytest.approx((e.low, np.mean(values)))
+        assert (statistics.interval(values, (0, 1)).low, e.mean) == pytest.approx((e.low, np.mean(values)))
 
 
 def test_pairing_by_seed() -> None:
     """A system against its copy covers 0; a constant gain is a win however much seeds differ."""
     noisy = dict(enumerate([0.2, 0.9, 0.5, 0.7, 0.4]))
-    same = m.paired(noisy, noisy)
+    same = statistics.paired(noisy, noisy)
     assert (same.mean, same.low, same.high) == (0, 0, 0)
-    assert not m.wins(same)
-    better = m.paired({s: x + 0.01 for s, x in noisy.items()} | {99: 5.0}, noisy)
+    assert not statistics.wins(same)
+    better = statistics.paired({s: x + 0.01 for s, x in noisy.items()} | {99: 5.0}, noisy)
     assert better.n == 5
     assert better.mean == pytest.approx(0.01)
-    assert m.wins(better)
-    assert not m.wins(m.paired({0: 1.0}, {0: 0.0}))  # one run proves nothing
+    assert statistics.wins(better)
+    assert not statistics.wins(statistics.paired({0: 1.0}, {0: 0.0}))  # one run proves nothing
 
 
 CURVES = st.dictionaries(st.integers(1, 60).map(float), st.floats(0, 1), min_size=1, max_size=12)
@@ -396,7 +389,7 @@ CURVES = st.dictionaries(st.integers(1, 60).map(float), st.floats(0, 1), min_siz
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_the_fit_is_isotonic_regression(values: list[float]) -> None:
-    assert m.falling(values) == pytest.approx(list(isotonic_regression(values, increasing=False).x), abs=1e-12)
+    assert statistics.falling(values) == pytest.approx(list(isotonic_regression(values, increasing=False).x), abs=1e-12)
 
 
 @pytest.mark.parametrize(("attained", "expected"), [
@@ -410,16 +403,16 @@ def test_the_fit_is_isotonic_regression(values: list[float]) -> None:
     ([1.0, 1.0, 1.0, math.nan], (4.04, "=")),
 ])  # fmt: skip
 def test_rate_at_by_hand(attained: list[float], expected: tuple[float, str]) -> None:
-    rate, sign = m.rate_at(dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True)), 0.99)
+    rate, sign = statistics.rate_at(dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True)), 0.99)
     assert rate == pytest.approx(expected[0])
     assert sign == expected[1]
-    assert m.rate_at(dict(zip([8.0, 4.0, 2.0, 1.0], attained[::-1], strict=True)), 0.99) == (rate, sign)
+    assert statistics.rate_at(dict(zip([8.0, 4.0, 2.0, 1.0], attained[::-1], strict=True)), 0.99) == (rate, sign)
 
 
 @given(CURVES)
 def test_a_crossing_lies_between_a_rate_that_holds_and_the_next_that_fails(curve: dict[float, float]) -> None:
-    rate, sign = m.rate_at(curve, 0.5)
-    rates, last = sorted(curve), m.held(curve, 0.5)
+    rate, sign = statistics.rate_at(curve, 0.5)
+    rates, last = sorted(curve), statistics.held(curve, 0.5)
     if sign == "<":
         assert (rate, last) == (rates[0], None)
         assert curve[rate] < 0.5
@@ -437,37 +430,37 @@ def test_a_crossing_lies_between_a_rate_that_holds_and_the_next_that_fails(curve
 @given(CURVES)
 def test_a_curve_that_falls_crosses_at_its_first_failure_and_has_no_dip(curve: dict[float, float]) -> None:
     falling = dict(zip(sorted(curve), sorted(curve.values(), reverse=True), strict=True))
-    c = m.crossing({0: falling}, 0.5)
+    c = statistics.crossing({0: falling}, 0.5)
     assert c.dip == 0.0
     assert c.fails == min((x for x, y in falling.items() if y < 0.5), default=None)
     assert c.at.mean <= (c.fails or max(curve))
-    assert m.held(falling, 0.5) == max((x for x, y in falling.items() if y >= 0.5), default=None)
+    assert statistics.held(falling, 0.5) == max((x for x, y in falling.items() if y >= 0.5), default=None)
 
 
 def test_what_the_fit_smooths_over_stands_beside_it() -> None:
     """A system that dips to 98.4 to 99.3 % at the lowest rate and holds up to 12 requests a second."""
     dips = {0.7: 0.984, 1.4: 0.996, 2.8: 0.995, 5.7: 0.996, 11.3: 0.993, 22.6: 0.9}
     good = dict.fromkeys(dips, 1.0) | {0.7: 0.993, 22.6: 0.9}
-    c = m.crossing({0: dips, 1: good}, 0.99)
+    c = statistics.crossing({0: dips, 1: good}, 0.99)
     assert 11.3 < c.at.mean < 13.0
     assert c.fails == 0.7  # of any seed
     assert c.dip == pytest.approx((0.984 + 0.996 + 0.995 + 0.996 + 0.993) / 5 - 0.984)  # the fit is flat up to 11.3
     assert c.times(2.0).fails == 1.4
-    assert m.crossing({0: {1.0: 1.0}}, 0.99).fails is None
+    assert statistics.crossing({0: {1.0: 1.0}}, 0.99).fails is None
 
 
 def test_crossings_over_seeds() -> None:
     def curve(*y: float) -> dict[float, float]:
         return dict(zip([1.0, 2.0, 4.0], y, strict=True))
 
-    both = m.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99).at
+    both = statistics.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99).at
     assert both.mean == pytest.approx(2.25)
     assert (both.sign, both.n, both.cut) == ("=", 2, 0)
-    above = m.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99).at
+    above = statistics.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99).at
     assert (above.mean, above.sign, above.high) == (3.5, ">", None)
     assert (above.cut, above.edge) == (1, 4.0)  # one seed beyond 4
-    assert m.crossing({0: curve(0, 0, 0)}, 0.99).at == m.Estimate(1.0, None, 1.0, 1, "<", 1, 1.0)
-    mixed = m.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).at
+    assert statistics.crossing({0: curve(0, 0, 0)}, 0.99).at == statistics.Estimate(1.0, None, 1.0, 1, "<", 1, 1.0)
+    mixed = statistics.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).at
     assert (mixed.sign, mixed.cut, mixed.edge) == ("~", 2, None)
 
 
@@ -475,22 +468,22 @@ def test_ratio_of_crossings_is_paired_by_seed() -> None:
     def seeds(*crossings: float) -> dict[int, dict[float, float]]:
         return {s: {x: 1.0, x + 1: 0.0, 0.5: 1.0} for s, x in enumerate(crossings)}
 
-    ratio = m.crossing_ratio(seeds(4, 8, 12), seeds(2, 4, 6), 1.0)
+    ratio = statistics.crossing_ratio(seeds(4, 8, 12), seeds(2, 4, 6), 1.0)
     assert ratio.mean == pytest.approx(2.0)
     assert ratio.low == pytest.approx(2.0)
     assert ratio.sign == "="
     high = {0: {1.0: 1.0, 2.0: 1.0}}
     low = {0: {1.0: 1.0, 2.0: 0.5}}
-    assert m.crossing_ratio(high, low, 1.0).sign == ">"
-    assert m.crossing_ratio(high | {1: low[0]}, low | {1: low[0]}, 1.0).cut == 1
-    assert m.crossing_ratio(low, high, 1.0).sign == "<"
-    assert m.crossing_ratio(high, high, 1.0).sign == "~"
+    assert statistics.crossing_ratio(high, low, 1.0).sign == ">"
+    assert statistics.crossing_ratio(high | {1: low[0]}, low | {1: low[0]}, 1.0).cut == 1
+    assert statistics.crossing_ratio(low, high, 1.0).sign == "<"
+    assert statistics.crossing_ratio(high, high, 1.0).sign == "~"
 
 
 # ------------------------------------------------------------------ the tidy table
 
 
-def run(name: str, seed: int = 0, **more: Any) -> m.Run:
+def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
     spec = {"system": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "rate_scale": 2.0,
             "seed": seed, "window_s": 10.0, "slo": "5xP95", "engine": "sim", "scaling": "rotate"}  # fmt: skip
     stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0,
@@ -499,7 +492,7 @@ def run(name: str, seed: int = 0, **more: Any) -> m.Run:
     good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
     warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
     meta = {"spec": spec, "fidelity": "simulated", "tier": "replayed", "stats": stats}
-    return m.Run(name, meta, table(warm, good, late), {"a": (1.0, 1.0), "b": (1.0, 1.0)}, **more)
+    return tidy.Run(name, meta, table(warm, good, late), {"a": (1.0, 1.0), "b": (1.0, 1.0)}, **more)
 
 
 def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None = None) -> float | None:
@@ -510,8 +503,8 @@ def value(t: pa.Table, definition: str, over: str = "pooled", model: str | None 
 
 
 def test_the_table_of_one_run_by_hand() -> None:
-    t = m.attainment([run("static-1")])
-    assert t.schema.equals(m.TABLE_SCHEMA)
+    t = tidy.scores([run("static-1")])
+    assert t.schema.equals(tidy.TABLE_SCHEMA)
     assert value(t, "both") == 0.5
     assert value(t, "tpot") == 1.0
     assert (value(t, "both", "model", "a"), value(t, "both", "model", "b")) == (1.0, 0.0)
@@ -523,20 +516,20 @@ def test_the_table_of_one_run_by_hand() -> None:
     assert value(t, "missed_kv") == 1.0
     assert value(t, "kv_used") == 0.5
     assert value(t, "gpu_busy") == 0.2
-    assert [value(t, name) for name in m.CAPS] == [0.03, 0.01, 0.0]
+    assert [value(t, name) for name in tidy.CAPS] == [0.03, 0.01, 0.0]
     assert {x["n"] for x in t.to_pylist() if x["over"] == "pooled"} == {2}
 
 
 def test_end_to_end_deadlines_of_each_request() -> None:
-    t = m.attainment([run("r", deadline_s=np.array([0.0, 1.0, 6.9]))])
+    t = tidy.scores([run("r", deadline_s=np.array([0.0, 1.0, 6.9]))])
     assert value(t, "e2e") == 0.5
 
 
 def test_table_order_is_that_of_the_specs(tmp_path: Path) -> None:
-    one = m.attainment([run("r-a", 1), run("r-b", 0)])
-    assert one.equals(m.attainment([run("r-b", 0), run("r-a", 1)]))
+    one = tidy.scores([run("r-a", 1), run("r-b", 0)])
+    assert one.equals(tidy.scores([run("r-b", 0), run("r-a", 1)]))
     assert one.column("seed").unique().to_pylist() == [0, 1]
-    for name, t in (("one", one), ("two", m.attainment([run("r-b", 0), run("r-a", 1)]))):
+    for name, t in (("one", one), ("two", tidy.scores([run("r-b", 0), run("r-a", 1)]))):
         write_table(tmp_path / name, t, {})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
 
@@ -546,21 +539,21 @@ def test_skipped_and_infeasible_runs_stay_visible() -> None:
     empty = SCHEMA.empty_table()
     skipped = replace(base, name="s", label="s", table=empty, meta={**base.meta, "skipped": "no Move"})
     hollow = replace(base, name="i", label="i", table=empty, meta={**base.meta, "infeasible": "70B does not fit"})
-    t = m.attainment([skipped, hollow, base])
+    t = tidy.scores([skipped, hollow, base])
     lines = t.to_pylist()
     assert {x["value"] for x in lines if x["run"] == "s"} == {None}
     assert {x["value"] for x in lines if x["run"] == "i"} == {0.0}
-    s = m.summary(t, ["both"])
+    s = tidy.summary(t, ["both"])
     assert dict(zip(s["label"], s["mean"], strict=True)) == {"i": 0.0, "static": 0.5}
     assert dict(zip(s["label"], s["infeasible"], strict=True)) == {"i": True, "static": False}
-    assert m.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
-    assert m.curves(t, "static") == {0: {0.2: 0.5}}
-    assert m.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
+    assert tidy.curves(t, "i") == {0: {0.2: 0.0}}  # it takes the rate that its peers were offered
+    assert tidy.curves(t, "static") == {0: {0.2: 0.5}}
+    assert tidy.curves(t, "static", "ttft", "rate_scale") == {0: {2.0: 0.5}}
 
 
 def test_summary_over_seeds() -> None:
-    t = m.attainment([run(f"r-{s}", s) for s in range(3)])
-    s = m.summary(t, ["both", "ttft_p95_s"], ["pooled", "worst"])
+    t = tidy.scores([run(f"r-{s}", s) for s in range(3)])
+    s = tidy.summary(t, ["both", "ttft_p95_s"], ["pooled", "worst"])
     assert len(s) == 3
     both = s[(s["definition"] == "both") & (s["over"] == "pooled")].iloc[0]
     assert (both["mean"], both["low"], both["high"], both["n"]) == (0.5, 0.5, 0.5, 3)
@@ -569,20 +562,20 @@ def test_summary_over_seeds() -> None:
 def test_a_cap_binds_in_more_than_a_hundredth_of_the_steps_in_the_mean_over_seeds() -> None:
     base = run("r")
 
-    def at(rate: float, cap: float, chunk: float, seed: int) -> m.Run:
+    def at(rate: float, cap: float, chunk: float, seed: int) -> tidy.Run:
         spec, stats = base.meta["spec"], base.meta["stats"]
         meta = {"spec": {**spec, "rate_scale": rate, "seed": seed},
                 "stats": {**stats, "cap_bound": cap, "chunk_bound": chunk}}  # fmt: skip
         return replace(base, name=f"r-{rate}-{seed}", meta={**base.meta, **meta})
 
     runs = [at(1.0, 0.0, 0.01, 0), at(2.0, 0.005, 0.01, 0), at(2.0, 0.025, 0.01, 1), at(4.0, 0.5, 0.0, 0)]
-    (found,) = m.bound(m.attainment(runs))
-    assert found._replace(share=0.0) == m.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
+    (found,) = tidy.bound(tidy.scores(runs))
+    assert found._replace(share=0.0) == tidy.Bound("batch_cap", "static", 0.2, 0.0, 0.5)
     assert found.share == pytest.approx(0.015)
-    assert m.bound(m.attainment(runs[:1])) == []
+    assert tidy.bound(tidy.scores(runs[:1])) == []
 
 
 def test_nothing_offered_is_nothing_claimed() -> None:
-    t = m.attainment([replace(run("x"), table=SCHEMA.empty_table())])
+    t = tidy.scores([replace(run("x"), table=SCHEMA.empty_table())])
     assert value(t, "both") is None
-    assert m.attainment([]).num_rows == 0
+    assert tidy.scores([]).num_rows == 0

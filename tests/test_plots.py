@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
-from harness.rows import metrics, record
+from harness.rows import record, tidy
 from plots import fig_compare, style
 
-PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in metrics.TABLE_SCHEMA])
+PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
 
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
@@ -32,7 +32,7 @@ def sweep(*runs: dict[str, Any]) -> pa.Table:
                  "plan_origin": "trace"} | {k: v for k, v in run.items() if k != "values"}  # fmt: skip
         about |= {"system": about["label"], "over": "pooled", "n": 100}
         lines += [{**about, "definition": name, "value": value} for name, value in run["values"].items()]
-    return pa.Table.from_pylist(lines, schema=PLAIN).cast(metrics.TABLE_SCHEMA)
+    return pa.Table.from_pylist(lines, schema=PLAIN).cast(tidy.TABLE_SCHEMA)
 
 
 def values(both: float, ttft_s: float = 0.1, rate: float = 1.0) -> dict[str, float]:

@@ -24,7 +24,7 @@ from harness.experiment.run import execute
 from harness.experiment.spec import Spec, as_dict
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record
-from harness.rows.metrics import machine
+from harness.rows.tidy import machine
 from workloads.models import shape
 
 SHAPES = {"llama-3.1-70b": "llama-3.3-70b"}  # equal dimensions

@@ -12,7 +12,7 @@ import pytest
 
 from harness.engines import rows
 from harness.engines.costs.coef import COST
-from harness.engines.layout import UNITS, Field, fields, record
+from harness.engines.costs.layout import UNITS, Field, fields, record
 from harness.engines.sim import engine, kernel, records, state
 from harness.rows.record import WAITS
 

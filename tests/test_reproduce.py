@@ -24,8 +24,8 @@ from harness.experiment.run import execute
 from harness.experiment.spec import Spec, from_dict
 from harness.policy.types import UserError
 from harness.report import explain
-from harness.rows import metrics, record
-from harness.rows.metrics import Crossing, Estimate
+from harness.rows import record, statistics, tidy
+from harness.rows.statistics import Crossing, Estimate
 from plots import fig_paper, style
 from tests.test_sweep import SYSTEM, files
 
@@ -227,24 +227,24 @@ def test_a_dip_at_a_low_rate_is_not_the_knee() -> None:
 
 def test_the_least_scale_and_the_fewest_gpus_that_hold() -> None:
     curve = {1.0: 0.5, 2.0: 0.98, 4.0: 1.0, 8.0: 1.0}
-    assert metrics.least({0: curve}, 0.99).at.mean == pytest.approx(3.0)
-    assert metrics.least({0: curve}, 0.99).fails == 2.0  # the largest scale that fails
-    assert metrics.fewest({0: curve}, 0.99).at == Estimate(4.0, None, None, 1, "=")
+    assert statistics.least({0: curve}, 0.99).at.mean == pytest.approx(3.0)
+    assert statistics.least({0: curve}, 0.99).fails == 2.0  # the largest scale that fails
+    assert statistics.fewest({0: curve}, 0.99).at == Estimate(4.0, None, None, 1, "=")
     dip = {0: curve | {8.0: 0.98}}  # on average of 4 and 8 it is .99
-    assert metrics.least(dip, 0.985).at.mean == pytest.approx(2.0 + 2.0 * 0.5)
-    few = metrics.fewest(dip, 0.985)
+    assert statistics.least(dip, 0.985).at.mean == pytest.approx(2.0 + 2.0 * 0.5)
+    few = statistics.fewest(dip, 0.985)
     assert (few.at, few.fails) == (Estimate(4.0, None, None, 1), 8.0)
     assert few.dip == pytest.approx(0.01)
     low = {0: curve | {8.0: 0.9}}
-    assert metrics.least(low, 0.99).at == Estimate(8.0, 8.0, None, 1, ">", 1, 8.0)
-    assert metrics.fewest(low, 0.99).at == Estimate(8.0, None, None, 1, ">", 1, 8.0)
-    assert metrics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99).at == Estimate(2.0, None, None, 1, "<", 1, 2.0)
-    assert metrics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).at.mean == 2.0  # of the mean over seeds
+    assert statistics.least(low, 0.99).at == Estimate(8.0, 8.0, None, 1, ">", 1, 8.0)
+    assert statistics.fewest(low, 0.99).at == Estimate(8.0, None, None, 1, ">", 1, 8.0)
+    assert statistics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99).at == Estimate(2.0, None, None, 1, "<", 1, 2.0)
+    assert statistics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).at.mean == 2.0  # of the mean over seeds
 
 
 @given(st.dictionaries(st.floats(1, 9), st.floats(0, 1), min_size=1, max_size=6))
 def test_least_mirrors_the_crossing(curve: dict[float, float]) -> None:
-    up, down = metrics.least({0: curve}, 0.9), metrics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
+    up, down = statistics.least({0: curve}, 0.9), statistics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
     assert up.at.mean == -down.at.mean
     assert (up.at.sign, down.at.sign) in {("=", "="), ("<", ">"), (">", "<")}
     assert (up.fails is None and down.fails is None) or up.fails == -(down.fails or 0.0)
@@ -253,7 +253,7 @@ def test_least_mirrors_the_crossing(curve: dict[float, float]) -> None:
 
 @given(st.dictionaries(st.integers(1, 9).map(float), st.floats(0, 1), min_size=1, max_size=6))
 def test_the_fewest_gpus_hold_by_themselves(curve: dict[float, float]) -> None:
-    at = metrics.fewest({0: curve}, 0.9).at
+    at = statistics.fewest({0: curve}, 0.9).at
     assert at.mean in curve
     assert (curve[at.mean] >= 0.9 - 1e-12) == (at.sign != ">")
 
@@ -598,8 +598,8 @@ def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
     panels = {panel["panel"]: panel for panel in one.about["panels"]}
     assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
     assert "Windows cut to 50 of 60 s." in one.about["notes"]
-    assert set(metrics.CAPS) <= set(one.table["definition"].to_pylist())  # for the caption
-    scores = metrics.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
+    assert set(tidy.CAPS) <= set(one.table["definition"].to_pylist())  # for the caption
+    scores = tidy.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0
     assert scores[max(scores)] < 0.9

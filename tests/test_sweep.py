@@ -25,7 +25,7 @@ from harness.experiment.sources import closure, code
 from harness.experiment.spec import Spec, as_dict
 from harness.loop.system import ROOT, find
 from harness.policy.types import UserError
-from harness.rows import metrics, record
+from harness.rows import attainment, record, tidy
 from workloads.base import DRAWN, RARE
 from workloads.build import build
 
@@ -196,7 +196,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
-    others = {f"harness/{x}.py" for x in ("cli/app", "rows/metrics", "check/new", "check/laws")}
+    others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
@@ -265,7 +265,7 @@ def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
     about = record.meta(folder)
     assert "GiB" in about["infeasible"]
     assert record.read(folder).num_rows == 0
-    scored = metrics.score(metrics.Run(folder.name, about, record.read(folder), {})).to_pylist()
+    scored = tidy.score(tidy.Run(folder.name, about, record.read(folder), {})).to_pylist()
     assert {row["value"] for row in scored if row["definition"] == "both"} == {0.0}
 
 
@@ -504,7 +504,7 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
     assert under.definition == "e2e"
     spec = resolve(under.spec(TINY))
     limits = sweep.limits(spec, under)
-    assert isinstance(limits, metrics.Limits)
+    assert isinstance(limits, attainment.Limits)
     jobs = jobs_of(spec)
     assert len(limits.ttft_s) == len(jobs)
     order = np.argsort(jobs.prompt_tokens, kind="stable")

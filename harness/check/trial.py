@@ -26,7 +26,8 @@ from harness.check.findings import Breach
 from harness.engines import machine
 from harness.engines.costs import cost
 from harness.engines.machine import Config, Served
-from harness.loop import engine, system
+from harness.loop import engine as engines
+from harness.loop import system
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
 from harness.loop.guard import Fault
@@ -69,8 +70,8 @@ class Subject(NamedTuple):
         config = self.case.config
         priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
         policy = self.policy(machine.cluster(config, priced=priced))
-        simulator = engine.find("sim")(config, policy.options, priced)
-        return self.policy(simulator.cluster), simulator
+        engine = engines.find("sim")(config, policy.options, priced)
+        return self.policy(engine.cluster), engine
 
 
 def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:

@@ -82,9 +82,9 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
-    from harness.experiment import sweep
+    from harness.experiment import sentences, sweep
     from harness.experiment.lookup import trace_of
-    from harness.report import comparison, table
+    from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
     if controls:
@@ -111,7 +111,7 @@ def compare(
     if form is None:
         _print(found, shown, rule, stem if plots else None)
     elif form == "json":
-        click.echo(table.as_json(shown, comparison.facts(found, rule)))
+        click.echo(table.as_json(shown, sentences.facts(found, rule)))
     elif form == "csv":
         click.echo(table.as_csv(shown), nl=False)
     else:
@@ -122,7 +122,7 @@ def compare(
 
         fig_compare.render(found.folder, stem, f"bench plot {short_path(found.folder)}")
     if form is not None:
-        click.echo("".join(f"{line}\n" for line in comparison.failures(found.failed)), err=True, nl=False)
+        click.echo("".join(f"{line}\n" for line in sentences.failures(found.failed)), err=True, nl=False)
     if found.failed:
         sys.exit(2)
 
@@ -158,10 +158,10 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.experiment import sweep
+    from harness.experiment import sentences, sweep
     from harness.experiment.lookup import Failed
     from harness.experiment.resolve import resolve
-    from harness.report import comparison, table
+    from harness.report import table
 
     known = sweep.speeds(out)
     if entries[0].spec.scaling == "none":
@@ -190,15 +190,16 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from_ = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
     if failed:
-        click.echo("\n".join(comparison.failures(failed)))
+        click.echo("\n".join(sentences.failures(failed)))
         sys.exit(2)
 
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.report import comparison, table
+    from harness.experiment import sentences
+    from harness.report import table
 
-    for line in comparison.headline(found, shown):
+    for line in sentences.headline(found, shown):
         click.echo(line)
     tty = sys.stdout.isatty()
     room = ROOM
@@ -208,8 +209,8 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
         room = shutil.get_terminal_size().columns
     if shown.rows:
         click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
-    for note in comparison.notes(found, shown, rule):
+    for note in sentences.notes(found, shown, rule):
         click.echo(note)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(found.folder) + pdf)
-    click.echo(f"next: {comparison.next_command(found, shown, rule, click.get_current_context().meta[WORDS])}")
+    click.echo(f"next: {sentences.next_command(found, shown, rule, click.get_current_context().meta[WORDS])}")

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from harness.rows.definitions import DEFINITIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
@@ -119,7 +121,7 @@ LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True)
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
 WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
-DEFINITION = click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"])
+DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "

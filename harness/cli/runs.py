@@ -55,7 +55,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
         met = f"attainment {100 * sweep.attained(path, under):.1f} %"
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
     click.echo(short_path(path))
-    click.echo(f"next: {explain_command(path, under, '--misses')}")
+    click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
 
 
 @click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf"))
@@ -137,7 +137,7 @@ def explain(
     run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
 ) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
-    from harness.experiment import sweep
+    from harness.experiment import judged, sweep
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -154,12 +154,12 @@ def explain(
     spec = from_dict(about["spec"])
     asked = None if slo is None else slo_rule(slo, slo_scale)
     with Terminal() as teller:
-        under, lines = words.judge(run, spec, asked, slo_rule("P95", None), teller)
+        under, lines = judged.judge(run, spec, asked, slo_rule("P95", None), teller)
     limits, table = sweep.limits(spec, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
         click.echo("\n".join(words.timeline(table, request, limits)))
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
-        again = explain_command(run, under)
+        again = explain_command(run, under.rule)
         click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))

@@ -38,7 +38,10 @@ TOP = 256.0  # rate scale, in multiples of the lowest, at which a search gives u
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 AXIS = {"rate_scale": "rate (req/s)", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 SCORERS = (
-    "rows/metrics.py",
+    "rows/requests.py",
+    "rows/attainment.py",
+    "rows/statistics.py",
+    "rows/tidy.py",
     "rows/record.py",
     "experiment/sweep.py",
     "experiment/figure.py",

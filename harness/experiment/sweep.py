@@ -551,7 +551,10 @@ def scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tupl
     codes = sorted((task.spec.folder, task.code) for _, task in cells)
     scorers = [
         (ROOT / "harness" / name).read_bytes().hex()
-        for name in ("rows/metrics.py", "rows/record.py", "experiment/sweep.py")
+        for name in (
+            *("rows/requests.py", "rows/attainment.py", "rows/statistics.py", "rows/tidy.py", "rows/record.py"),
+            "experiment/sweep.py",
+        )
     ]
     about = {
         "judges": judgements((under, task.spec.folder) for _, task in cells),

@@ -15,7 +15,7 @@ from harness.engines.machine import machine
 from harness.experiment.measured import METRICS, Batch, Case, Closed, Poisson, Setting
 from harness.loop import system
 from harness.loop.replay import replay
-from harness.rows import metrics
+from harness.rows import attainment, requests
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
 
@@ -37,7 +37,7 @@ def ours(
     `host` replaces the settings' own profile, in steps without noise: what a fit tries.
     """
     waiting = dict.fromkeys(case.setting for case in found)
-    ran: dict[Setting, metrics.Rows | None] = {}
+    ran: dict[Setting, requests.Rows | None] = {}
     for setting in waiting:
         if tell is not None:
             tell(len(ran), len(waiting))
@@ -47,7 +47,7 @@ def ours(
     return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
 
 
-def rows(setting: Setting, host: cost.HostProfile | None = None) -> metrics.Rows:
+def rows(setting: Setting, host: cost.HostProfile | None = None) -> requests.Rows:
     """Run a setting on `dedicated`: what happened to each request."""
     assert setting.load is not None
     config = setting.config
@@ -58,10 +58,10 @@ def rows(setting: Setting, host: cost.HostProfile | None = None) -> metrics.Rows
         priced = priced._replace(tables=tables, host=host)
     engine = sim.make(config, {"kv": "paged"}, priced)
     replay(system.find("dedicated")(engine.cluster), engine, setting.load.jobs())
-    return metrics.rows(pa.Table.from_batches(engine.rows()))
+    return requests.rows(pa.Table.from_batches(engine.rows()))
 
 
-def _measures(setting: Setting, stage: int | None, every: metrics.Rows | None) -> dict[str, float]:
+def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) -> dict[str, float]:
     load = setting.load
     if every is None:
         return {"kv_blocks": float(setting.kv_blocks)}
@@ -76,10 +76,10 @@ def _measures(setting: Setting, stage: int | None, every: metrics.Rows | None) -
         counted = np.full(len(every), True)
         if stage is not None:
             counted = np.searchsorted(ends_s, every.arrival_s, "right") == stage
-    taken = metrics.take(every, counted)
+    taken = requests.take(every, counted)
     return {
         "ttft": float(taken.ttft_s.mean()),
-        "tpot": float(metrics.tpot_s(taken).mean()),
+        "tpot": float(attainment.tpot_s(taken).mean()),
         "e2e": float(taken.e2e_s.mean()),
     }
 

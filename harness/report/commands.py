@@ -6,10 +6,6 @@ import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from harness.experiment.sweep import Judge
 
 
 def short_path(path: Path) -> str:
@@ -32,6 +28,6 @@ def again(words: Iterable[str], option: str, value: str) -> str:
     return shlex.join(["bench", *kept, option, value])
 
 
-def explain_command(run: Path, under: Judge, *options: str) -> str:
-    """The command that explains a run as it was judged."""
-    return shlex.join(["bench", "explain", short_path(run), "--slo", under.rule, *options])
+def explain_command(run: Path, rule: str, *options: str) -> str:
+    """The command that explains a run by an SLO rule."""
+    return shlex.join(["bench", "explain", short_path(run), "--slo", rule, *options])

@@ -1,6 +1,6 @@
 """A scored sweep as the table that answers the question: for a terminal, a paper, or another program.
 
-Values come from `metrics.summary`; this file decides what stands beside what, and in which unit.
+Values come from `tidy.summary`; this file decides what stands beside what, and in which unit.
 """
 
 from __future__ import annotations
@@ -13,30 +13,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.rows import metrics
-from harness.rows.metrics import Crossing, Estimate
+from harness.report.causes import CAUSES
+from harness.rows import statistics, tidy
+from harness.rows.definitions import DEFINITIONS
+from harness.rows.statistics import Crossing, Estimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 NONE = "-"
-CAUSES = {
-    "held": "held back by the policy",
-    "host": "host",
-    "load": "waiting for weights",
-    "kv": "KV wait",
-    "move": "KV move",
-    "turn": "waiting for a step",
-    "slow": "interference",
-}
-
-
-BESIDE = {
-    "both": ("ttft", "tpot"),
-    "token": ("qos", "both"),
-    "qos": ("token", "both"),
-}  # what a definition is read with
 
 
 class Column(NamedTuple):
@@ -60,7 +46,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("mean", share, "mean", "%", 100, True, definition, "mean"),
         Column("worst", share, "worst", "%", 100, True, definition, "worst"),
     ]
-    found += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in BESIDE.get(definition, ())]
+    found += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in DEFINITIONS[definition].beside]
     return (
         *found,
         Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, ""),
@@ -115,7 +101,7 @@ def view(
     points: dict[tuple[str, float, str, str], Estimate] = {}
     gpus: dict[str, int] = {}
     hollow: set[tuple[str, float]] = set()
-    for p in metrics.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
+    for p in tidy.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
         low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
         points[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
         gpus[p["label"]] = int(p["gpus"])
@@ -170,10 +156,10 @@ def _scaled(e: Estimate | None, factor: float) -> Estimate | None:
 
 def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
     """The rate at `level`, the lowest that fails and the deepest dip, by column; none where there is a single rate."""
-    found = metrics.curves(table, label, definition)
+    found = tidy.curves(table, label, definition)
     if not found or max(len(curve) for curve in found.values()) < 2:
         return {}
-    c = metrics.crossing(found, level)
+    c = statistics.crossing(found, level)
     columns = {"rate_99": c.at}
     if c.fails is not None:
         columns["fails_99"] = Estimate(c.fails, None, None, c.at.n)
@@ -204,8 +190,8 @@ def verdict(table: pa.Table, shown: View, definition: str, level: float) -> str 
     if ours.sign == theirs.sign and ours.sign in {"<", ">"} and all(e.cut == e.n for e in (ours, theirs)):
         where = "neither, not even at the lowest rate" if ours.sign == "<" else "both up to the highest rate asked"
         return f"{100 * level:g} % is met by {where}: {best.label}, {second.label}"
-    curves = [metrics.curves(table, row.label, definition) for row in (best, second)]
-    ratio = metrics.crossing_ratio(curves[0], curves[1], level)
+    curves = [tidy.curves(table, row.label, definition) for row in (best, second)]
+    ratio = statistics.crossing_ratio(curves[0], curves[1], level)
     text = f"{best.label} meets {100 * level:g} % at {_sign(ratio)}{_three(ratio.mean)} x the rate of {second.label}"
     beyond = f"{ratio.cut} of {_count(ratio.n)} beyond the rates asked" if ratio.cut else ""
     if ratio.low is None and ratio.high is None:
@@ -223,16 +209,16 @@ def _difference(table: pa.Table, rivals: Sequence[Row], rate: float, definition:
     ours, theirs = (scores(table, row.label, rate, definition) for row in (best, second))
     if not ours.keys() & theirs.keys():
         return None
-    gap = metrics.paired(ours, theirs)
+    gap = statistics.paired(ours, theirs)
     text = f"{best.label} meets {100 * gap.mean:+.2f} points more than {second.label}"
     if gap.mean == 0:
         return f"{best.label} and {second.label} meet the same share"
     if gap.low is None or gap.high is None:
         return f"{text} ({_count(gap.n)}, no interval)"
     spanned = f"[{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]"
-    return (
-        f"{text} {spanned}" if metrics.wins(gap) else f"{text}, which {_count(gap.n)} do not tell from chance {spanned}"
-    )
+    if statistics.wins(gap):
+        return f"{text} {spanned}"
+    return f"{text}, which {_count(gap.n)} do not tell from chance {spanned}"
 
 
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:
@@ -241,7 +227,7 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
     n = min(len(ours), len(theirs))
     if not n:
         return None
-    gap = metrics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
+    gap = statistics.paired(dict(enumerate(ours[:n])), dict(enumerate(theirs[:n])))
     text = f"A/A: {label} against its copy on other seeds {100 * gap.mean:+.2f} points"
     if gap.low is None or gap.high is None:
         return f"{text} ({_count(gap.n)}, no interval)"
@@ -253,7 +239,7 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
 
 def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:
     """Pooled attainment by seed at one rate."""
-    found = metrics.curves(table, label, definition, "rate_scale")
+    found = tidy.curves(table, label, definition, "rate_scale")
     return {seed: curve[rate] for seed, curve in found.items() if rate in curve}
 
 
@@ -270,18 +256,18 @@ def why(table: pa.Table, shown: View, definition: str, level: float) -> str | No
         }
         if shares:
             cause = max(shares, key=lambda x: shares[x])
-            found.append(f"{row.label} {100 * shares[cause]:.0f} % {CAUSES[cause]}")
+            found.append(f"{row.label} {100 * shares[cause]:.0f} % {CAUSES[cause].phrase}")
     return "Why requests miss: " + ", ".join(found) if found else None
 
 
 def caps(table: pa.Table, spec: Mapping[str, Any]) -> list[str]:
     """A line for each cap of the engine that bound more than 1 % of steps: where, and how to lift it."""
-    bound = metrics.bound(table)
+    bound = tidy.bound(table)
     lines = []
     for cap in dict.fromkeys(b.cap for b in bound):
         mine = [b for b in bound if b.cap == cap]
         where = ", ".join(f"{b.label} from {_three(b.offered_rps)} req/s ({100 * b.share:.1f} %)" for b in mine)
-        over = f"more than {100 * metrics.BINDS:g} % of steps"
+        over = f"more than {100 * tidy.BINDS:g} % of steps"
         lines.append(f"{cap} = {spec[cap]} bound {over}: {where}; --set {cap}={2 * spec[cap]}")
     return lines
 
@@ -397,7 +383,7 @@ def _terminal(shown: View, bold: bool, spread: bool) -> Iterator[str]:
 
 def name(row: Row, shown: View) -> str:
     """The label, with the number of GPUs where it is not that of most rows: `dedicated (8 GPUs)`."""
-    label = row.label if row.gpus == shown.gpus else metrics.with_gpus(row.label, [row.gpus])
+    label = row.label if row.gpus == shown.gpus else tidy.with_gpus(row.label, [row.gpus])
     return label + (" (infeasible)" if row.infeasible else "")
 
 

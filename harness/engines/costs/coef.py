@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.layout import record
+from harness.engines.costs.layout import record
 
 COST = record(
     """The coefficients of a step, named as in the formulas above.

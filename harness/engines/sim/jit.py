@@ -19,7 +19,7 @@ SOURCES = (
     "sim/records.py",
     "sim/jit.py",
     "costs/coef.py",
-    "layout.py",
+    "costs/layout.py",
 )  # in harness/engines
 
 

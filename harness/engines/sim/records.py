@@ -6,7 +6,7 @@ Codes are the constants of `state.py`.
 
 from __future__ import annotations
 
-from harness.engines.layout import record
+from harness.engines.costs.layout import record
 
 WORLD = record(
     """The scalars of a run, and where its arrays lie.

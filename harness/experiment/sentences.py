@@ -132,7 +132,7 @@ def next_command(found: Compared, shown: View, rule: str, words: Iterable[str]) 
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
     mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
     own = ["--definition", rule] * (rule != found.judge.definition)
-    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.judge, *own, "--misses")
+    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.judge.rule, *own, "--misses")
 
 
 def facts(found: Compared, rule: str) -> dict[str, Any]:

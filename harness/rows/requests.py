@@ -1,0 +1,118 @@
+"""The rows of a run as arrays: one element a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from harness.rows.record import STATES, WAITS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """Token stamps: request i's are `ns[at[i]:at[i + 1]]`, from its intended arrival."""
+
+    ns: NDArray[np.int64]
+    at: NDArray[np.int64]
+
+    def __iter__(self) -> Iterator[Floats]:
+        """Yield each request's stamps in seconds."""
+        return (self.ns[a:b] / 1e9 for a, b in zip(self.at[:-1], self.at[1:], strict=True))
+
+    def take(self, which: Bools) -> Tokens:
+        """Stamps of the requests that `which` selects."""
+        counts = np.diff(self.at)
+        return Tokens(self.ns[np.repeat(which, counts)], np.concatenate([[0], np.cumsum(counts[which])]))
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Requests as arrays, one element each; NaN where a stamp never came. Seconds from the window's start."""
+
+    models: tuple[str, ...]
+    model: NDArray[np.int32]  # indexes `models`
+    arrival_s: Floats
+    ttft_s: Floats  # first token - intended arrival
+    e2e_s: Floats  # final state - intended arrival
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]  # asked for
+    made_tokens: NDArray[np.int32]
+    first_tokens: NDArray[np.int32]  # in the first chunk
+    state: NDArray[np.int32]  # indexes record.STATES
+    waits_s: Floats  # (requests, causes), in the order of record.WAITS
+    tokens: Tokens | None
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @property
+    def done(self) -> Bools:
+        """Which requests finished."""
+        done: Bools = self.state == STATES.index("done")
+        return done
+
+
+def rows(table: pa.Table) -> Rows:
+    """Arrays of a run's table (record.SCHEMA)."""
+    models, model = _codes(table, "model")
+    states, state = _codes(table, "state")
+    arrival = _numpy(table, "arrival_ns")
+    return Rows(
+        models=models,
+        model=model,
+        arrival_s=arrival / 1e9,
+        ttft_s=(_numpy(table, "first_ns") - arrival) / 1e9,
+        e2e_s=(_numpy(table, "done_ns") - arrival) / 1e9,
+        prompt_tokens=_numpy(table, "prompt_tokens"),
+        output_tokens=_numpy(table, "output_tokens"),
+        made_tokens=_numpy(table, "made_tokens"),
+        first_tokens=_numpy(table, "first_tokens"),
+        state=np.array([STATES.index(name) for name in states], np.int32)[state],
+        waits_s=np.stack([_numpy(table, f"{wait}_ns") for wait in WAITS], axis=1) / 1e9,
+        tokens=_tokens(table),
+    )
+
+
+def take(rows: Rows, which: Bools) -> Rows:
+    """Keep the requests that `which` selects; `models` stays whole."""
+    arrays = {f.name: getattr(rows, f.name) for f in fields(rows) if f.name not in {"models", "tokens"}}
+    tokens = rows.tokens.take(which) if rows.tokens is not None else None
+    return Rows(models=rows.models, tokens=tokens, **{name: array[which] for name, array in arrays.items()})
+
+
+def in_window(rows: Rows, window_s: float) -> Bools:
+    """Tell which requests were offered: 0 <= arrival < window."""
+    return (rows.arrival_s >= 0.0) & (rows.arrival_s < window_s)
+
+
+def _numpy(table: pa.Table, name: str) -> NDArray[Any]:
+    array: NDArray[Any] = table.column(name).to_numpy()  # nulls make it float with NaN: exact below 104 days in ns
+    return array
+
+
+def _codes(table: pa.Table, name: str) -> tuple[tuple[str, ...], NDArray[np.int32]]:
+    """Sorted values that occur, and codes into them."""
+    column = table.column(name)
+    column = (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).combine_chunks()
+    words, codes = column.dictionary.to_pylist(), column.indices.to_numpy()
+    values = sorted({words[i] for i in np.unique(codes)})
+    place = {word: i for i, word in enumerate(values)}
+    return tuple(values), np.array([place.get(word, -1) for word in words], np.int32)[codes]
+
+
+def _tokens(table: pa.Table) -> Tokens | None:
+    if "token_ns" not in table.column_names or table.column("token_ns").null_count == len(table):
+        return None
+    column = table.column("token_ns").combine_chunks()
+    counts = np.nan_to_num(column.value_lengths().to_numpy(zero_copy_only=False)).astype(np.int64)
+    return Tokens(column.flatten().to_numpy(), np.concatenate([[0], np.cumsum(counts)]))

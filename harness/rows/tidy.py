@@ -1,0 +1,352 @@
+"""The tidy table of a sweep: a row for each run, model and measure; and what its runs say together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.rows.attainment import (
+    SCORES,
+    Slo,
+    causes,
+    goodput_rps,
+    jain,
+    limits,
+    met_both,
+    met_e2e,
+    norm_s,
+    per_model,
+    quantile,
+    share,
+    throughput_tps,
+    tpot_s,
+    undefined_tpot,
+)  # fmt: skip
+from harness.rows.requests import Rows, in_window, rows, take
+from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, interval, least
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.rows.requests import Floats
+
+WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
+CAPS: Mapping[str, str] = {
+    "cap_bound": "batch_cap",
+    "chunk_bound": "chunk_tokens",
+    "prefill_bound": "prefill_tokens",
+}  # the share of steps that this field of the spec bound
+BINDS = 0.01  # above this share a cap is part of the result, and told
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run to score: its folder's name, facts (record.meta), rows (record.read) and the SLO seconds that apply."""
+
+    name: str
+    meta: Mapping[str, Any]
+    table: pa.Table
+    slo_s: Slo
+    label: str = ""  # in tables and legends; the system's name (and preset) if empty
+    deadline_s: Floats | None = field(default=None, repr=False)  # end-to-end, per row of `table`
+
+
+_WORD = pa.dictionary(pa.int32(), pa.string())
+RUN_SCHEMA = [
+    ("run", _WORD),
+    ("label", _WORD),
+    ("system", _WORD),
+    ("preset", _WORD),
+    ("trace", _WORD),
+    ("models", _WORD),
+    ("gpu", _WORD),
+    ("gpus", pa.int32()),
+    ("machine", _WORD),  # its processes and links where they are not the default; else null
+    ("engine", _WORD),
+    ("host", _WORD),
+    ("scaling", _WORD),
+    ("rate_scale", pa.float64()),
+    ("seed", pa.int64()),
+    ("slo", _WORD),
+    ("plan_origin", _WORD),
+    ("tier", _WORD),
+    ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
+    ("fidelity", _WORD),
+    ("skipped", _WORD),  # reason; its rows have no value
+    ("infeasible", _WORD),  # reason; its attainment is 0
+]
+TABLE_SCHEMA = pa.schema(
+    [
+        *RUN_SCHEMA,
+        ("definition", _WORD),  # of attainment (definitions.py), or a measure with its unit in the name
+        ("over", _WORD),  # pooled | model | mean (over models) | worst (model) | jain
+        ("model", _WORD),  # null unless over = model
+        ("n", pa.int64()),  # offered requests under the value
+        ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
+    ]
+)
+ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
+
+
+def machine(spec: Mapping[str, Any]) -> str | None:
+    """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
+    links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
+    held = spec.get("process_bytes")
+    facts = [
+        "one process a model for all" if spec.get("process") == "model" else "",
+        "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
+        *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
+    ]
+    return ", ".join(fact for fact in facts if fact) or None
+
+
+def scores(runs: Iterable[Run]) -> pa.Table:
+    """Tidy table (run x model x definition, `TABLE_SCHEMA`) of all runs, sorted by spec; reads one run at a time."""
+    table = pa.concat_tables([TABLE_SCHEMA.empty_table(), *map(score, runs)])
+    plain = pa.schema([(f.name, pa.string() if f.type == _WORD else f.type) for f in TABLE_SCHEMA])
+    # strings while sorting, so that the dictionaries come out in the order of the sorted rows: equal runs, equal bytes
+    return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
+
+
+def score(run: Run, *, by_model: bool = True) -> pa.Table:
+    """Rows of one run in the tidy table: every definition and measure, pooled and (on request) per model."""
+    spec = run.meta.get("spec") or {}
+    skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
+    values: list[tuple[str, str, str | None, int, float | None]] = []
+    if skipped:
+        values += [(name, "pooled", None, 0, None) for name in SCORES]
+    elif infeasible:
+        values += [(name, over, None, 0, 0.0) for name in SCORES for over in ("pooled", "mean", "worst")]
+    else:
+        values += _values(run, spec, by_model)
+    about = {
+        **spec,
+        "run": run.name,
+        "label": run.label or ":".join(x for x in (spec.get("system"), spec.get("preset")) if x and x != "default"),
+        "plan_origin": run.meta.get("plan_origin") or spec.get("plan"),
+        "tier": run.meta.get("tier"),
+        "fit": run.meta.get("fit"),
+        "machine": machine(spec),
+        "fidelity": run.meta.get("fidelity"),
+        "skipped": skipped,
+        "infeasible": infeasible,
+    }
+    count = len(values)
+    columns = {name: _repeat(about.get(name), kind, count) for name, kind in RUN_SCHEMA}
+    names = TABLE_SCHEMA.names[len(RUN_SCHEMA) :]
+    columns |= dict(zip(names, zip(*values, strict=True), strict=True))
+    arrays = [_array(columns[f.name], f.type) for f in TABLE_SCHEMA]
+    return pa.Table.from_arrays(arrays, schema=TABLE_SCHEMA)
+
+
+def _repeat(value: Any, kind: pa.DataType, count: int) -> Any:
+    return pa.array([value] * count, pa.string() if kind == _WORD else kind)
+
+
+def _array(values: Any, kind: pa.DataType) -> pa.Array:
+    if kind == _WORD:
+        return pa.array(values, pa.string()).dictionary_encode()
+    return values if isinstance(values, pa.Array) else pa.array(values, kind)
+
+
+def _values(
+    run: Run, spec: Mapping[str, Any], by_model: bool
+) -> Iterator[tuple[str, str, str | None, int, float | None]]:
+    """(definition, over, model, n, value)."""
+    every = rows(run.table)
+    window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
+    counted = in_window(every, spec.get("window_s") or math.inf)
+    offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
+    n = len(offered)
+    counts = np.bincount(offered.model, minlength=len(offered.models))
+    for name, rule in SCORES.items():
+        if name == "e2e" and run.deadline_s is not None:
+            scores: Floats | None = met_e2e(offered, run.deadline_s[counted])
+        else:
+            scores = rule(offered, slo)
+        if scores is None:
+            yield name, "pooled", None, n, None
+            continue
+        each = per_model(offered, scores)
+        yield name, "pooled", None, n, _known(share(scores))
+        yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
+        yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
+        yield name, "jain", None, n, _known(jain(each.values()))
+        for model, value in each.items() if by_model else ():
+            yield name, "model", model, int(counts[offered.models.index(model)]), value
+    for name, value in measures(offered, slo, window_s).items():
+        yield name, "pooled", None, n, _known(value)
+    for code in np.flatnonzero(counts) if by_model else ():
+        own = offered.model == code
+        for name, value in measures(take(offered, own), slo.take(own), window_s).items():
+            yield name, "model", offered.models[code], int(counts[code]), _known(value)
+    for wait, value in causes(offered, met_both(offered, slo)).items():
+        yield f"missed_{wait}", "pooled", None, n, value
+    for name, value in utilisation(run.meta.get("stats") or {}).items():
+        yield name, "pooled", None, n, _known(value)
+
+
+def _known(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
+def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
+    """Compute what stands beside attainment, of offered rows: rates, latencies, shares; units in the names."""
+    tpot = tpot_s(rows)
+    defined = tpot[~(rows.done & np.isnan(tpot))]  # unfinished ones stay, as infinite
+    finished = norm_s(rows)[rows.done]
+    latencies = {"ttft": rows.ttft_s, "tpot": defined, "e2e": np.where(rows.done, rows.e2e_s, np.nan)}
+    return {
+        "offered_rps": len(rows) / window_s if window_s else math.nan,
+        "goodput_rps": goodput_rps(rows, slo, window_s) if window_s else math.nan,
+        "throughput_tps": throughput_tps(rows),
+        "done": share(rows.done.astype(np.float64)),
+        "undefined_tpot": undefined_tpot(rows),
+        **{f"{name}_p{q}_s": quantile(x, q / 100) for name, x in latencies.items() for q in (50, 95, 99)},
+        "tpot_mean_s": share(tpot[~np.isnan(tpot)]),  # of finished requests only: stands beside `done`
+        "norm_mean_s": share(finished),  # likewise
+    }
+
+
+def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
+    """Compute shares of what there was (KV bytes x seconds, GPU seconds) from an engine's statistics; others as is.
+
+    The engine's span is the whole run, warm-up and drain included.
+    """
+    gpu_s = stats.get("gpus", 0.0) * stats.get("span_s", 0.0)
+    kv_byte_s = stats.get("kv_cap_bytes", 0.0) * stats.get("span_s", 0.0)
+    shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
+    found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
+    return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS) if name in stats}
+
+
+def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:
+    """Labels of a panel whose systems take GPUs of their own accord (`dedicated`: one a model), not as many as asked.
+
+    `took` are the counts of each label; `asked` is None on an axis of GPUs, where such a label has one count alone.
+    """
+    several = len(set().union(*took.values())) > 1
+    return {label for label, counts in took.items()
+            if (several and len(counts) == 1 if asked is None else set(counts) != {asked})}  # fmt: skip
+
+
+def with_gpus(label: str, counts: Collection[int]) -> str:
+    """A label with the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
+    every = sorted(counts)
+    text = " and ".join(map(str, every)) if len(every) < 3 else f"{every[0]} to {every[-1]}"
+    return f"{label} ({text} GPUs)"
+
+
+# ------------------------------------------------------------------ over the runs of a sweep
+
+_SAME = ["trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity", "plan_origin"]
+POINT = [*_SAME, "label", "system", "gpus", "rate_scale", "over", "model", "definition"]
+
+
+def summary(
+    table: pa.Table, definitions: Sequence[str], over: Sequence[str] = ("pooled",), by: Sequence[str] = POINT
+) -> pd.DataFrame:
+    """Mean and interval over seeds of each point (`by`, the definition last): columns mean, low, high, n, infeasible.
+
+    A point without a value has NaN, one without an interval NaN bounds.
+    """
+    import pandas as pd
+
+    wanted = pc.and_(
+        pc.is_in(table.column("definition").cast(pa.string()), pa.array(list(definitions), pa.string())),
+        pc.is_in(table.column("over").cast(pa.string()), pa.array(list(over), pa.string())),
+    )
+    frame = table.filter(pc.and_(wanted, pc.is_null(table.column("skipped")))).to_pandas()
+    points = []
+    for key, group in frame.groupby(list(by), dropna=False, observed=True, sort=True):
+        values = group["value"].to_numpy(np.float64)
+        bounds = (0.0, 1.0) if key[-1] in SCORES else (0.0, math.inf)
+        e = interval(values, bounds)
+        hollow = bool(group["infeasible"].notna().any())
+        points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))
+    return pd.DataFrame(points, columns=[*by, "mean", "low", "high", "n", "infeasible"])
+
+
+class Bound(NamedTuple):
+    """A cap of the engine that bound more than `BINDS` of a system's steps, in the mean over seeds."""
+
+    cap: str  # the field of the spec
+    label: str
+    offered_rps: float  # the lowest rate at which it did
+    share: float  # of steps at that rate
+    most: float  # of steps at any point
+
+
+def bound(table: pa.Table) -> list[Bound]:
+    """Find the caps that bound, in the order of `CAPS`, and in which systems, by name."""
+    names = pa.array([*CAPS, "offered_rps"])
+    pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
+    wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))
+    frame = table.filter(wanted).to_pandas()
+    by = [*(name for name in ("panel", "x") if name in frame), *POINT]  # a paper's figure has panels
+    means = frame.groupby(by, dropna=False, observed=True)["value"].mean().reset_index()
+    means = means.sort_values(["label", "rate_scale"], kind="stable")
+    offered = (
+        means[means["definition"] == "offered_rps"].groupby(["label", "rate_scale"], observed=True)["value"].mean()
+    )
+    found = []
+    for name, cap in CAPS.items():
+        binds = means[(means["definition"] == name) & (means["value"] > BINDS)]
+        for label, own in binds.groupby("label", observed=True):
+            first = own.iloc[0]
+            rate = float(offered.get((label, first["rate_scale"]), math.nan))
+            found.append(Bound(cap, str(label), rate, float(first["value"]), float(own["value"].max())))
+    return found
+
+
+def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:
+    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` over `axis`.
+
+    `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
+    """
+    by = "rate_scale" if axis == "offered_rps" else axis
+    frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
+    frame = frame[frame["over"] == "pooled"].rename(columns={by: "rate_scale"})
+    offered = frame[(frame["definition"] == "offered_rps") & frame["value"].notna()]
+    rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
+    rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
+    found: dict[int, dict[float, float]] = {}
+    mine = frame[(frame["label"] == label) & (frame["definition"] == definition)]
+    for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
+        x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
+        if not math.isnan(x):
+            found.setdefault(int(seed), {})[float(x)] = float(value)
+    return {seed: found[seed] for seed in sorted(found)}
+
+
+def _own(offered: pd.DataFrame) -> tuple[list[tuple[int, float]], list[float]]:
+    return list(zip(offered["seed"], offered["rate_scale"], strict=True)), list(offered["value"])
+
+
+FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Crossing]] = {  # where a level is crossed, by axis
+    "rate_scale": crossing,
+    "models": crossing,
+    "slo_scale": least,
+    "gpus": fewest,
+}
+
+
+def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:
+    """Where a label crosses the level along column x; None where it was not run.
+
+    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
+    """
+    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
+    if axis != "models" or not (unfit := pc.unique(own.filter(pc.is_valid(own["infeasible"]))["x"]).to_pylist()):
+        found = curves(own, label, definition, "x")
+        return FIND[axis](found, level) if found else None
+    fit = curves(own.filter(pc.is_null(own["infeasible"])), label, definition, "x")
+    c = crossing(fit or curves(own, label, definition, "x"), level)
+    at = Estimate(c.at.mean, None, None, c.at.n) if c.at.sign == ">" else c.at
+    return replace(c, at=at, fails=min(unfit if c.fails is None else [c.fails, *unfit]))
