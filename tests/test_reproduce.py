@@ -576,7 +576,7 @@ def test_explain_judges_a_figures_run_as_its_panels_do(mine: Path, tmp_path: Pat
     assert set(judges) == {"1xP95", "2xP95"}
     spec, table = from_dict(record.meta(tmp_path / "out" / run)["spec"]), record.read(tmp_path / "out" / run)
     for row in (r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"):
-        limits = sweep.limits(spec, judges[row["slo"]].under)
+        limits = sweep.limits(tmp_path / "out" / run, judges[row["slo"]].under)
         line = next(explain.misses(table, spec.window_s or math.inf, limits, row["definition"], ""))
         missed, offered = map(int, line.split()[:3:2])
         assert 1 - missed / offered == pytest.approx(row["value"])

@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import cost
@@ -306,7 +307,8 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\nfrom tests.test_sweep import GRID\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\n"
+        "from tests.test_sweep import GRID\n"
         "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )
     got = []
@@ -502,14 +504,71 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
     under = sweep.judge(TINY, "4xsolo", tmp_path)
     assert under.seconds is None
     assert under.definition == "e2e"
-    spec = resolve(under.spec(TINY))
-    limits = sweep.limits(spec, under)
-    assert isinstance(limits, metrics.Limits)
-    jobs = jobs_of(spec)
-    assert len(limits.ttft_s) == len(jobs)
+    assert list(tmp_path.iterdir()) == []  # nothing to measure
+    (folder,) = sweep.sweep([under.spec(TINY)], tmp_path, workers=1)
+    limits = own_limits(folder, "4xsolo")
+    jobs = jobs_of(replace(resolve(under.spec(TINY)), slo="4xsolo"))  # as a policy that reads them has them
+    assert np.array_equal(limits.ttft_s, jobs.ttft_slo_s)
+    assert np.array_equal(limits.tpot_s, jobs.tpot_slo_s)
     order = np.argsort(jobs.prompt_tokens, kind="stable")
     assert np.all(np.diff(limits.ttft_s[order]) >= -1e-12)  # one shape: longer prompts get more
-    assert list(tmp_path.iterdir()) == []  # nothing to measure
+
+
+def own_limits(folder: Path, rule: str) -> metrics.Limits:
+    found = sweep.limits(folder, sweep.Judge(rule, None))
+    assert isinstance(found, metrics.Limits)
+    return found
+
+
+def test_what_requests_take_alone_is_stored_once_for_all_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
+    rows = (folder / record.ROWS).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("workloads.build.build", None)  # neither the workload nor its trace is needed
+        patch.setattr("traces.load.trace", None)
+        two = own_limits(folder, "2xsolo")
+    stored = (folder / record.SOLO).stat().st_mtime_ns
+    monkeypatch.setattr(sweep, "solo_s", None)  # nor the cost table any more
+    four, mixed = own_limits(folder, "4xsolo"), own_limits(folder, "4/2xsolo")
+    assert np.array_equal(four.ttft_s, 2 * two.ttft_s)
+    assert np.array_equal(four.tpot_s, 2 * two.tpot_s)
+    assert np.array_equal(mixed.ttft_s, four.ttft_s)
+    assert np.array_equal(mixed.tpot_s, two.tpot_s)
+    assert (folder / record.SOLO).stat().st_mtime_ns == stored
+    assert (folder / record.ROWS).read_bytes() == rows
+    assert sweep.sweep([TINY], tmp_path, workers=1) == [folder]  # still current
+
+
+@pytest.mark.parametrize("harm", ["cut", "foreign", "another", "fewer"])
+def test_what_is_not_of_these_rows_is_derived_anew(harm: str, tmp_path: Path) -> None:
+    folder, other = sweep.sweep([TINY, replace(TINY, seed=1)], tmp_path, workers=1)
+    limits = own_limits(folder, "1xsolo")
+    path = folder / record.SOLO
+    whole = path.read_bytes()
+    match harm:
+        case "cut":
+            path.write_bytes(whole[:-20])
+        case "foreign":
+            path.write_bytes(b"nothing of ours")
+        case "another":
+            own_limits(other, "1xsolo")
+            path.write_bytes((other / record.SOLO).read_bytes())
+        case _:
+            of = json.loads(pq.read_metadata(path).metadata[b"of"])
+            record.write_table(path, pq.read_table(path).slice(1), {"of": of})
+    assert path.read_bytes() != whole
+    again = own_limits(folder, "1xsolo")
+    assert np.array_equal(again.ttft_s, limits.ttft_s)
+    assert path.read_bytes() == whole
+
+
+def test_a_run_of_other_sources_takes_what_its_requests_take_alone_with_it(tmp_path: Path) -> None:
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
+    own_limits(folder, "1xsolo")
+    execute(resolve(TINY), tmp_path, "other sources")
+    assert not (folder / record.SOLO).exists()
 
 
 # ------------------------------------------------------------------ the knee

@@ -832,7 +832,7 @@ def explain(
     asked = None if slo is None else _rule(slo, slo_scale)
     with Terminal() as teller:
         under, lines = words.judge(run, spec, asked, _rule("P95", None), teller)
-    limits, table = sweep.limits(spec, under), record.read(run)
+    limits, table = sweep.limits(run, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
         click.echo("\n".join(words.timeline(table, request, limits)))

@@ -566,7 +566,7 @@ def attained(folder: Path, under: Judge, definitions: Collection[str]) -> dict[s
     spec = from_dict(about["spec"])
     rows = metrics.rows(record.read(folder))
     counted = metrics.in_window(rows, spec.window_s or math.inf)
-    slo = metrics.limits(rows, sweep.limits(spec, under)).take(counted)
+    slo = metrics.limits(rows, sweep.limits(folder, under)).take(counted)
     offered = metrics.take(rows, counted)
     found = {name: metrics.DEFINITIONS[name](offered, slo) for name in definitions}
     if missing := next((name for name, scores in found.items() if scores is None), None):

@@ -13,6 +13,7 @@ import os
 import pickle
 import signal
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from harness.experiment.lookup import Failed, engine_of, models_of, trace_of
 from harness.experiment.resolve import resolve
-from harness.experiment.run import current, execute, jobs_of, solo
+from harness.experiment.run import current, execute, jobs_of, solo_s
 from harness.experiment.sources import code
 from harness.experiment.spec import LINKS, Spec, canonical, digest, from_dict
 from harness.loop.guard import LIMIT_S, Terminated
@@ -390,14 +391,10 @@ def _solo_slos(spec: Spec, rule: Any) -> dict[str, Pair]:
     """The SLOs of each model's longest request under a rule by its own latency."""
     import numpy as np
 
-    from harness.policy.types import Jobs
-
     trace, models = trace_of(spec.trace), models_of(spec.models)
     n = len(models.members)
     prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))
-    none = np.full(n, np.inf)
-    longest = Jobs(models.names, np.zeros(n), np.arange(n, dtype=np.int32), prompt, output, none, none)
-    ttft_s, tpot_s = solo(spec, longest)
+    ttft_s, tpot_s = solo_s(spec, np.arange(n, dtype=np.int32), prompt, output)
     pairs = zip((rule.ttft_x * ttft_s).tolist(), (rule.tpot_x * tpot_s).tolist(), strict=True)
     return dict(zip(models.names, pairs, strict=True))
 
@@ -534,15 +531,58 @@ def scorable(label: str, folder: Path, under: Judge) -> metrics.Run:
     """A run as metrics scores it under a rule."""
     about = record.meta(folder)
     about["spec"] = about["spec"] | {"slo": under.rule}
-    return metrics.Run(folder.name, about, record.read(folder), limits(from_dict(about["spec"]), under), label)
+    return metrics.Run(folder.name, about, record.read(folder), limits(folder, under), label)
 
 
-def limits(spec: Spec, under: Judge) -> metrics.Slo:
-    """The SLO seconds of a run under a rule: by model, or of each of its requests."""
+def limits(run: Path, under: Judge) -> metrics.Slo:
+    """The SLO seconds of a run under a rule: by model, or of each of its requests, from what its folder holds."""
+    from workloads import slo
+
     if under.seconds is not None:
         return under.seconds
-    jobs = jobs_of(replace(spec, slo=under.rule))
-    return metrics.Limits(jobs.ttft_slo_s, jobs.tpot_slo_s)
+    rule = slo.parse(under.rule)
+    assert isinstance(rule, slo.Scaled)  # only multiples of a request's own latency have no seconds by model
+    alone = stored_solo(run)
+    return metrics.Limits(rule.ttft_x * alone.ttft_s, rule.tpot_x * alone.tpot_s)
+
+
+_SOLO = threading.Lock()  # one thread derives and writes, the others read
+
+
+def stored_solo(run: Path) -> metrics.Limits:
+    """Seconds that each request of a run takes alone (`solo_s`), in order of id, as `record.SOLO` beside its rows says.
+
+    Where there is none, or not one of these rows, it is derived from the rows and the cost table once, and written.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    about, path = record.meta(run), run / record.SOLO
+    of = {key: about[key] for key in ("spec_hash", "code_hash")}
+    with _SOLO:
+        record.clean(run, record.SOLO)
+        rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
+        if (found := _read_solo(path, of)) is None or len(found) != len(rows):
+            spec = from_dict(about["spec"])
+            names = pa.array(models_of(spec.models).names)
+            model = pc.index_in(rows["model"].cast(pa.string()), names).to_numpy()
+            lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
+            seconds = solo_s(spec, model.astype(np.int32), *lengths)
+            found = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
+            record.write_table(path, found, {"of": of})
+    return metrics.Limits(found["ttft_s"].to_numpy(), found["tpot_s"].to_numpy())
+
+
+def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
+    """The table at `path` if it is whole and was made for the run of these hashes."""
+    import pyarrow.parquet as pq
+
+    with suppress(OSError, ValueError, KeyError):  # whatever stands there, it is made anew
+        about = pq.read_metadata(path).metadata or {}
+        if json.loads(about[b"of"]) == of:
+            return pq.read_table(path, columns=["ttft_s", "tpot_s"])
+    return None
 
 
 def scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tuple[Path, pa.Table]:
