@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 COMPARE = """
 from dataclasses import replace
 from pathlib import Path
-from harness.experiment import sweep
+from harness.experiment import compare as comparison
 from tests.test_sweep import TINY
 
 def entries():
-    return [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", "chunked")]
+    return [comparison.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", "chunked")]
 
 def compare(out, workers, rule="5xP95"):
-    return sweep.compare(entries(), Path(out), rates=[1.0, 2.0], seeds=1, rule=rule, workers=workers)
+    return comparison.compare(entries(), Path(out), rates=[1.0, 2.0], seeds=1, rule=rule, workers=workers)
 """
 
 # Kills itself when a function of `os`, or the Parquet writer's write, is called for the n-th time.

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import cost
-from harness.experiment import sweep
+from harness.experiment import compare, slo, sweep
 from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
+from harness.experiment.rates import LEVEL, LOW, knee
 from harness.experiment.resolve import resolve
 from harness.experiment.run import current, execute, jobs_of
 from harness.experiment.sources import closure, code
@@ -402,9 +403,9 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     path = tmp_path / "late.py"
     text = (SYSTEM % "").replace("import Woke", "import Arrived, Woke").replace("{Woke}", "{Woke, Arrived}")
     path.write_text(text.replace("if event ==", "if view.now_s > 5: 1 / 0\n        if event =="))
-    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
+    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
     left, alone = (
-        sweep.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
+        compare.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
         for name, some in (("both", entries), ("one", entries[:1]))
     )
     assert list(left.failed) == ["late"]
@@ -412,7 +413,7 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
     assert files(tmp_path / "both") == files(tmp_path / "one")
     with pytest.raises(Failed, match=r"^late: "):
-        sweep.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
+        compare.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
@@ -437,20 +438,20 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
-    one = sweep.base_specs(TINY)
+    one = slo.base_specs(TINY)
     for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
-        assert sweep.base_specs(replace(TINY, **change)) == one
+        assert slo.base_specs(replace(TINY, **change)) == one
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
-        assert sweep.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
-    assert [spec.seed for spec in one] == list(sweep.TUNING_SEEDS)
-    assert not set(sweep.TUNING_SEEDS) & set(range(sweep.AA_SEED + 100))
+        assert slo.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
+    assert [spec.seed for spec in one] == list(slo.TUNING_SEEDS)
+    assert not set(slo.TUNING_SEEDS) & set(range(compare.AA_SEED + 100))
     assert all(
         (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
     )
 
 
 def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
-    spec = resolve(replace(sweep.base_specs(TINY)[0], models="llama-3.2-1b*8"))
+    spec = resolve(replace(slo.base_specs(TINY)[0], models="llama-3.2-1b*8"))
     jobs, trace = jobs_of(spec), trace_of("sample")
     assert np.isinf(jobs.ttft_slo_s).all()
     assert np.all(np.diff(jobs.arrival_s) >= 0)
@@ -471,8 +472,8 @@ def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
 
 
 def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
-    folders = sweep.sweep(sweep.base_specs(TINY), tmp_path, workers=1)
-    found = sweep.bases(folders)
+    folders = sweep.sweep(slo.base_specs(TINY), tmp_path, workers=1)
+    found = slo.bases(folders)
     for model, (ttft_s, tpot_s) in found.items():
         rows = [row for f in folders for row in record.read(f).to_pylist() if row["model"] == model]
         rows = [row for row in rows if row["arrival_ns"] >= 0]
@@ -488,7 +489,7 @@ def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
 
 
 def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_path: Path) -> None:
-    one, five = (sweep.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
+    one, five = (slo.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
     assert one.seconds is not None
     assert five.seconds is not None
     for model, (ttft_s, tpot_s) in one.seconds.items():
@@ -501,7 +502,7 @@ def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_
 
 
 def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -> None:
-    under = sweep.judge(TINY, "4xsolo", tmp_path)
+    under = slo.judge(TINY, "4xsolo", tmp_path)
     assert under.seconds is None
     assert under.definition == "e2e"
     assert list(tmp_path.iterdir()) == []  # nothing to measure
@@ -515,7 +516,7 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
 
 
 def own_limits(folder: Path, rule: str) -> metrics.Limits:
-    found = sweep.limits(folder, sweep.Judge(rule, None))
+    found = slo.limits(folder, slo.Judge(rule, None))
     assert isinstance(found, metrics.Limits)
     return found
 
@@ -530,7 +531,7 @@ def test_what_requests_take_alone_is_stored_once_for_all_scales(
         patch.setattr("traces.load.trace", None)
         two = own_limits(folder, "2xsolo")
     stored = (folder / record.SOLO).stat().st_mtime_ns
-    monkeypatch.setattr(sweep, "solo_s", None)  # nor the cost table any more
+    monkeypatch.setattr(slo, "solo_s", None)  # nor the cost table any more
     four, mixed = own_limits(folder, "4xsolo"), own_limits(folder, "4/2xsolo")
     assert np.array_equal(four.ttft_s, 2 * two.ttft_s)
     assert np.array_equal(four.tpot_s, 2 * two.tpot_s)
@@ -600,7 +601,7 @@ def test_the_knee_is_found_by_doubling(
     knees: dict[str, float], asked: Sequence[float], grid: Sequence[float] | None
 ) -> None:
     attained, seen = falls(knees)
-    rates = sweep.knee(attained)
+    rates = knee(attained)
     assert seen == list(asked)
     if grid is not None:
         assert list(rates) == pytest.approx(list(grid))
@@ -614,19 +615,19 @@ def test_the_grid_reaches_from_all_met_to_none_met() -> None:
     for _ in range(200):
         knees = {name: 2 ** draw.uniform(-2, 5) for name in "abc"}
         attained, _ = falls(knees)
-        rates = sweep.knee(attained)
+        rates = knee(attained)
         assert len(rates) >= 6
-        assert max(attained(rates[-1]).values()) < sweep.LOW
+        assert max(attained(rates[-1]).values()) < LOW
         low = min(attained(rates[0]).values())
-        assert low >= sweep.LEVEL or rates[0] <= 1.0
+        assert low >= LEVEL or rates[0] <= 1.0
 
 
 # ------------------------------------------------------------------ comparison
 
 
-def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> sweep.Compared:
-    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
-    return sweep.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
+def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> compare.Compared:
+    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
+    return compare.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
 
 
 def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> None:
@@ -646,11 +647,11 @@ def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> No
 
 
 def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
-    entry = [sweep.Entry("static", replace(TINY, drain_s=None))]
+    entry = [compare.Entry("static", replace(TINY, drain_s=None))]
     heard = Heard()
-    five = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
+    five = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
     runs = {path.name for path in record.runs(five.folder)}
-    six = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
+    six = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
     assert {path.name for path in record.runs(six.folder)} == runs
     assert six.folder != five.folder
     assert [step for step in heard.steps if step[0] == "runs"] == [("runs", 1, 1)]

@@ -17,7 +17,8 @@ import click
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from harness.experiment.sweep import Compared, Entry, Judge
+    from harness.experiment.compare import Compared, Entry
+    from harness.experiment.slo import Judge
     from harness.report.table import View
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,8 +267,8 @@ def _rule(slo: str, scale: float | None) -> str:
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
     """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
+    from harness.experiment.compare import Entry
     from harness.experiment.spec import as_dict, asked, from_dict
-    from harness.experiment.sweep import Entry
     from harness.policy.types import UserError
 
     settings = {key: value for key, value in common.items() if value is not None}
@@ -340,13 +341,14 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
-    from harness.experiment import sweep
+    from harness.experiment import compare as comparison
     from harness.experiment.lookup import trace_of
+    from harness.experiment.rates import LEVEL
     from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
     if controls:
-        names += [name for name in sweep.CONTROLS if name not in names]
+        names += [name for name in comparison.CONTROLS if name not in names]
     entries = _entries(names, **{**setting, **settings})
     if controls:
         entries.append(_copy(entries))
@@ -359,11 +361,11 @@ def compare(
     if notice:
         click.echo(notice, err=form is not None)
     with Terminal() as teller:
-        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
+        found = comparison.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
                               workers=workers, teller=teller)  # fmt: skip
-    silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
+    silent = (*comparison.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(comparison.AA)))
     rule = definition or found.judge.definition
-    shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
+    shown = table.view(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
     stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
     plots = bool(not no_plot and shown.rows)
     if form is None:
@@ -394,7 +396,7 @@ def _copy(entries: Sequence[Entry]) -> Entry:
     """The A/A copy of the first contestant: the same spec, on seeds of its own."""
     from dataclasses import replace
 
-    from harness.experiment.sweep import AA, AA_SEED, CONTROLS, Entry
+    from harness.experiment.compare import AA, AA_SEED, CONTROLS, Entry
 
     label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
     return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
@@ -406,7 +408,9 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
     from harness.experiment import sweep
     from harness.experiment.lookup import Failed
+    from harness.experiment.rates import LOW, TOP
     from harness.experiment.resolve import resolve
+    from harness.experiment.slo import TUNING_SEEDS
     from harness.report import table
 
     known = sweep.speeds(out)
@@ -428,12 +432,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
         lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
     click.echo("\n".join(table.aligned(lines)))
     if rates is None:
-        click.echo(
-            f"knee: doubled from 1 until all are below {100 * sweep.LOW:g} %, at most to {sweep.TOP:g}; then >= 6 rates"
-        )
-    click.echo(
-        f"SLO {rule}: {len(sweep.TUNING_SEEDS)} base runs unless they are stored" * ("P95" in rule) or f"SLO {rule}"
-    )
+        click.echo(f"knee: doubled from 1 until all are below {100 * LOW:g} %, at most to {TOP:g}; then >= 6 rates")
+    click.echo(f"SLO {rule}: {len(TUNING_SEEDS)} base runs unless they are stored" * ("P95" in rule) or f"SLO {rule}")
     from_ = f"speeds of stored runs in {_shown(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
     if failed:
@@ -502,7 +502,8 @@ def _name(text: str) -> str:
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.experiment import sweep
+    from harness.experiment.compare import AA
+    from harness.experiment.rates import LEVEL
     from harness.experiment.spec import as_dict
     from harness.report import table
 
@@ -521,13 +522,13 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     if shown.undefined_tpot:
         notes.append(f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met")
     notes += table.caps(found.table, as_dict(found.reference))
-    copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
+    copy = next((row.label for row in shown.rows if row.label.endswith(AA)), None)
     notes += [
         line
         for line in (
-            table.verdict(found.table, shown, rule, sweep.LEVEL),
-            table.why(found.table, shown, rule, sweep.LEVEL),
-            copy and table.same(found.table, copy.removesuffix(sweep.AA), copy, shown.rate_scale, rule),
+            table.verdict(found.table, shown, rule, LEVEL),
+            table.why(found.table, shown, rule, LEVEL),
+            copy and table.same(found.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
         )
         if line
     ]
@@ -662,12 +663,13 @@ def reproduce(
     """Run a paper's figure again, and put what comes out beside what the paper says."""
     from harness.experiment import figure as figures
     from harness.experiment import reproduce as again
+    from harness.report import figure_text
 
     asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
     folder = (out or RESULTS / asked.name).resolve()
     with Terminal() as teller:
         found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)
-    click.echo("\n".join([*again.lines(found), *_failed(found.failed)]))
+    click.echo("\n".join([*figure_text.lines(found), *_failed(found.failed)]))
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_paper
@@ -691,8 +693,10 @@ def reproduce(
 def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from harness.experiment import sweep
+    from harness.experiment.compare import Entry, scored
     from harness.experiment.resolve import resolve
     from harness.experiment.run import recorded
+    from harness.experiment.slo import judge
     from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
     from harness.rows import record
@@ -707,14 +711,14 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
             click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
             return
         with Terminal() as teller:
-            under = sweep.judge(asked, rule, folder, teller=teller)
+            under = judge(asked, rule, folder, teller=teller)
             wanted = under.spec(asked)
             (task,) = sweep.tasks([wanted])
             if keep:
                 path = recorded(task.spec, folder, task.code)
             else:
                 (path,) = sweep.sweep([wanted], folder, teller=teller)
-            sweep.scored([(sweep.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
+            scored([(Entry(asked.label, wanted), task)], under, folder)  # says who judged it
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
@@ -730,9 +734,9 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
 
 
 def _score(path: Path, under: Judge) -> float:
-    from harness.experiment.sweep import attained
+    from harness.experiment.score import attained
 
-    return attained(path, under)
+    return attained(path, under, [under.definition])[under.definition]
 
 
 @main.command(**_examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf"))
@@ -814,7 +818,7 @@ def explain(
     run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
 ) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
-    from harness.experiment import sweep
+    from harness.experiment.slo import limits as limits_of
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -832,7 +836,7 @@ def explain(
     asked = None if slo is None else _rule(slo, slo_scale)
     with Terminal() as teller:
         under, lines = words.judge(run, spec, asked, _rule("P95", None), teller)
-    limits, table = sweep.limits(run, under), record.read(run)
+    limits, table = limits_of(run, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
         click.echo("\n".join(words.timeline(table, request, limits)))
