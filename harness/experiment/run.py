@@ -19,7 +19,12 @@ from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
 from harness.rows import record
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    F8 = NDArray[np.float64]
+    I4 = NDArray[np.int32]
 
 
 def jobs_of(spec: Spec) -> Jobs:
@@ -43,12 +48,15 @@ def jobs_of(spec: Spec) -> Jobs:
     )
     rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":
-        jobs = slo.own(jobs, rule, lambda jobs: solo(spec, jobs))
+        jobs = slo.own(jobs, rule, *solo_s(spec, jobs.model, jobs.prompt_tokens, jobs.output_tokens))
     return jobs
 
 
-def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
-    """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
+def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
+    """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
+
+    `model` indexes the spec's set.
+    """
     import numpy as np
 
     from harness.engines.costs import cost
@@ -57,7 +65,7 @@ def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     profile = cluster_of(spec).profile
     host = cost.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
-    keys = np.stack((jobs.model, jobs.prompt_tokens, jobs.output_tokens), axis=1)
+    keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
     unique, back = np.unique(keys, axis=0, return_inverse=True)
     pairs = []
     for m, prompt, output in unique.tolist():

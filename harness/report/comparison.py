@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment import sweep
+from harness.experiment import compare as comparison
+from harness.experiment import rates
+from harness.experiment.compare import Compared
 from harness.experiment.lookup import cluster_of, models_of, trace_of
 from harness.experiment.run import jobs_of
 from harness.experiment.spec import as_dict
-from harness.experiment.sweep import Compared
 from harness.policy.types import Inst, Unsupported
 from harness.report import table
 from harness.report.commands import again, explain_command, short_path
@@ -80,11 +81,11 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from table.caps(found.table, as_dict(found.reference))
-    copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
+    copy = next((row.label for row in shown.rows if row.label.endswith(comparison.AA)), None)
     for line in (
-        table.verdict(found.table, shown, rule, sweep.LEVEL),
-        table.why(found.table, shown, rule, sweep.LEVEL),
-        copy and table.same(found.table, copy.removesuffix(sweep.AA), copy, shown.rate_scale, rule),
+        table.verdict(found.table, shown, rule, rates.LEVEL),
+        table.why(found.table, shown, rule, rates.LEVEL),
+        copy and table.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
