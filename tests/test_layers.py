@@ -49,7 +49,7 @@ ARCHITECTURE = {
     "experiment": Box(
         "policy loop rows engines engines.costs engines.sim traces workloads", "numpy pandas pyarrow scipy tqdm"
     ),
-    "report": Box("policy rows traces workloads experiment", "numpy pandas pyarrow"),
+    "report": Box("policy rows workloads experiment", "numpy pandas pyarrow"),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
     "plots": Box("policy rows", "matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(

@@ -59,6 +59,13 @@ def trace_of(name: str) -> Trace:
     return trace(name)
 
 
+def fit_of(spec: Spec) -> str | None:
+    """How near a synthetic trace comes to what it is fitted to, with as many streams as the set has; None: unmeasured."""
+    from traces import realism
+
+    return realism.fit_of(trace_of(spec.trace), models_of(spec.models).streams)
+
+
 @cache
 def models_of(name: str) -> ModelSet:
     """A model set by name, path or shapes; UserError where there is none."""

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, models_of, trace_of
+from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, trace_of
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
@@ -114,8 +114,6 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
     What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
     writes nothing, where the policy fails. The engine is closed however the run ends; SIGTERM ends it as Ctrl-C does.
     """
-    from traces.realism import fit_of
-
     begun = time.time()
     t, cpu = time.perf_counter(), time.process_time()
     trace, bare = trace_of(spec.trace), engine_of(spec)
@@ -125,7 +123,7 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
         "code_hash": code_hash,
         "fidelity": bare.fidelity,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(spec.models).streams),
+        "fit": fit_of(spec),
         "plan_origin": spec.plan,
         "stats": {},
         "skipped": None,
