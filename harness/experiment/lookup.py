@@ -60,7 +60,7 @@ def trace_of(name: str) -> Trace:
 
 
 def fit_of(spec: Spec) -> str | None:
-    """How near a synthetic trace comes to what it is fitted to, with as many streams as the set has; None: unmeasured."""
+    """How near a synthetic trace with a stream a model comes to what it is fitted to; None: nothing was measured."""
     from traces import realism
 
     return realism.fit_of(trace_of(spec.trace), models_of(spec.models).streams)
