@@ -194,7 +194,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
     core |= {
-        f"harness/engines/{x}.py" for x in ("shapes", "machine", "rows", "sim/__init__", "sim/engine", "sim/state")
+        f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")
     }
     core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
