@@ -297,7 +297,7 @@ class Leaks(Sim):
     def poll(self, until_s: float) -> Event | None:
         event = super().poll(until_s)
         if isinstance(event, Finished):
-            self.S.I["blocks"][-1] += 1
+            self.S.insts["blocks"][-1] += 1
         return event
 
 
@@ -307,7 +307,7 @@ class Overfills(Sim):
     def do(self, action: Action) -> None:
         super().do(action)
         if isinstance(action, Admit):
-            self.S.I["blocks"][-1] = 1 << 40
+            self.S.insts["blocks"][-1] = 1 << 40
 
 
 class Repeats(Sim):

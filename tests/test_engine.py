@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from harness.check.new import write
+from harness.experiment import resolve as resolve_module
 from harness.experiment import run, sweep
-from harness.experiment.run import Failed, assemble, current, execute, jobs_of, resolve
+from harness.experiment.lookup import Failed, assemble
+from harness.experiment.resolve import resolve
+from harness.experiment.run import current, execute, jobs_of
 from harness.experiment.spec import Spec, canonical
 from harness.loop import engine
 from harness.loop.guard import Terminated
@@ -163,7 +166,7 @@ def test_a_run_says_where_it_was_measured(diary: Path, tmp_path: Path, monkeypat
     assert about["spec"]["measured_on"] == here.measured_on == "host here, cpu of a test"
     assert current(here, tmp_path, "")
     monkeypatch.setenv("DIARY_HOST", "there")
-    run._traits.cache_clear()  # as another process
+    resolve_module._traits.cache_clear()  # as another process
     there = resolve(SPEC)
     assert there.hash8 != here.hash8
     assert not current(there, tmp_path, "")

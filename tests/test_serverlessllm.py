@@ -167,7 +167,7 @@ def simulated(
     engine = Sim(world, made.options)
     stand: Any = Stand(engine, refuse, lambda law, what: pytest.fail(f"{law}: {what}"))
     replay(made, stand, work, end_s=500.0)
-    return engine.S.R, made, engine
+    return engine.S.requests, made, engine
 
 
 def test_one_request_behind_another_model_in_time() -> None:
@@ -198,4 +198,4 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     )
     R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
     assert (R["state"] == state.DONE).all()
-    assert not engine.S.I["blocks"].any()
+    assert not engine.S.insts["blocks"].any()

@@ -23,6 +23,7 @@ from harness.loop.guard import Endless, Fault, quiet, said
 from harness.loop.replay import Livelock, Read
 from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Arrived
+from harness.policy.fields import domains
 from harness.policy.types import Batch, Infeasible, Jobs, UserError
 
 # ------------------------------------------------------------------ of a file
@@ -44,7 +45,7 @@ def starts(name: str) -> Iterator[Breach]:
     if not told:
         yield Breach("the file has no docstring that says what the system does")
     presets = make.presets
-    takes = [field for field in inspect.signature(make).parameters if field != "cluster"]
+    takes = domains(make)
     for preset, values in presets.items():
         if unknown := sorted(set(values) - set(takes)):
             yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
@@ -52,7 +53,7 @@ def starts(name: str) -> Iterator[Breach]:
         said = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
             rf"\b{re.escape(field)}\b.*#", source
         )
-        if not said and field not in {**getattr(make, "choices", {}), **getattr(make, "ranges", {})}:
+        if not said and not takes[field].stated:
             yield Breach(f"field {field} is explained nowhere: say in the file's docstring what it means")
     for preset in (None, *presets):
         try:

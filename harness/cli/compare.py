@@ -83,7 +83,7 @@ def compare(
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.experiment import sentences, sweep
-    from harness.experiment.run import trace_of
+    from harness.experiment.lookup import trace_of
     from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
@@ -159,7 +159,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from dataclasses import replace
 
     from harness.experiment import sentences, sweep
-    from harness.experiment.run import Failed, resolve
+    from harness.experiment.lookup import Failed
+    from harness.experiment.resolve import resolve
     from harness.report import table
 
     known = sweep.speeds(out)

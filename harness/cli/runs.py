@@ -21,7 +21,8 @@ from harness.report.commands import explain_command, short_path
 def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from harness.experiment import sweep
-    from harness.experiment.run import recorded, resolve
+    from harness.experiment.resolve import resolve
+    from harness.experiment.run import recorded
     from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
     from harness.rows import record
@@ -99,7 +100,7 @@ def _stale(sweep: Path) -> str:
     """Say which runs of a sweep were made by other sources than the present ones."""
     import pyarrow.parquet as pq
 
-    from harness.experiment.run import code
+    from harness.experiment.sources import code
     from harness.experiment.spec import from_dict
     from harness.rows import record
 

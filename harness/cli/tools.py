@@ -20,7 +20,8 @@ def list_(ctx: click.Context) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from harness.engines.costs import cost
-    from harness.experiment import run
+    from harness.experiment.lookup import blamed
+    from harness.experiment.resolve import gaps as gaps_of
     from harness.experiment.spec import Spec
     from harness.loop import engine, system
     from harness.report import table
@@ -30,11 +31,11 @@ def list_(ctx: click.Context) -> None:
     engines = engine.names()
     lines = [("system", "presets", *engines, "what it is")]
     for name in system.names():
-        with run.blamed(Spec(name)):
+        with blamed(Spec(name)):
             presets = system.find(name).presets
         marks = []
         for where in engines:
-            lacks = {preset: run.gaps(name, preset, where) for preset in (None, *presets)}
+            lacks = {preset: gaps_of(name, preset, where) for preset in (None, *presets)}
             marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
             alike = len({tuple(one) for one in lacks.values()}) == 1
             told = {None: lacks[None]} if alike else lacks

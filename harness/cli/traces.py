@@ -23,7 +23,7 @@ def trace() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(name: str, as_json: bool) -> None:
     """Popularity, burstiness, idleness and lengths of a trace."""
-    from harness.experiment.run import trace_of
+    from harness.experiment.lookup import trace_of
     from harness.report.table import aligned
     from traces.stats import stats as measure
 
@@ -92,7 +92,7 @@ def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) ->
 
 
 def _makers() -> list[str]:
-    from workloads.fitted import PRESETS
+    from traces.synthetic import PRESETS
 
     return list(PRESETS)
 
@@ -107,24 +107,22 @@ def _makers() -> list[str]:
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
-    from harness.experiment.run import drawn, judged
     from harness.report.table import aligned
-    from traces import fit, schema
+    from traces import realism, schema, synthetic
     from traces.load import of_table
-    from workloads import fitted
 
     asked = {"models": models, "span_s": span_s}
-    p = fitted.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
+    p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
     if out is not None and out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    found = judged(str(p))
-    rows = drawn(str(p), seed, None if found is None else found.verdict)
+    found = realism.realism(str(p))
+    rows = synthetic.table(p, seed, None if found is None else found.verdict)
     click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
     if found is None:
         click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
     else:
-        own = fit.measure(of_table(rows, str(p)), found.target)
-        click.echo("\n".join(aligned(fit.table(own, found.mean, found.target))))
+        own = realism.measure(of_table(rows, str(p)), found.target)
+        click.echo("\n".join(aligned(realism.table(own, found.mean, found.target))))
         click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
         click.echo(f"fit {found.verdict}")
     if out is not None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.experiment import sweep
-from harness.experiment.run import cluster_of, fit_of, jobs_of, models_of, trace_of
+from harness.experiment.lookup import cluster_of, models_of, trace_of
+from harness.experiment.run import jobs_of
 from harness.experiment.spec import as_dict
 from harness.experiment.sweep import Compared
 from harness.policy.types import Inst, Unsupported
@@ -18,6 +19,7 @@ from harness.report.commands import again, explain_command, short_path
 from harness.report.table import View
 from harness.rows import record
 from harness.rows.checked import checked, note
+from traces.realism import fit_of
 from workloads.build import closed, idle_to_swap, plan
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
     load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
-    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models))
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models.streams))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
@@ -139,7 +141,7 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
     return {
         "trace": trace.name,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(found.reference.models)),
+        "fit": fit_of(trace, models_of(found.reference.models).streams),
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,

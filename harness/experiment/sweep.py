@@ -23,18 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from harness.engines import sim
-from harness.experiment.run import (
-    Failed,
-    code,
-    current,
-    engine_of,
-    execute,
-    jobs_of,
-    models_of,
-    resolve,
-    solo,
-    trace_of,
-)
+from harness.experiment.lookup import Failed, engine_of, models_of, trace_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import current, execute, jobs_of, solo
+from harness.experiment.sources import code
 from harness.experiment.spec import LINKS, Spec, canonical, digest, from_dict
 from harness.loop.guard import LIMIT_S, Terminated
 from harness.loop.system import ROOT
