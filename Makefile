@@ -9,7 +9,7 @@ MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,static,qlm,dedicated
-ALL = $(SYSTEMS),chunked,ideal,aegaeon,serverlessllm,serverlessllm_released
+ALL = $(SYSTEMS),prism_released,chunked,ideal,aegaeon,serverlessllm,serverlessllm_released
 TRACE = arena-chat
 FULL =
 

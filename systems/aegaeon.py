@@ -37,15 +37,15 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import one_request, phases
+from harness.policy.placement import instances, one_request
 from harness.policy.slot import Slot
-from harness.policy.types import GIB, Batch, Cluster, Host, Infeasible, Inst, Option
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Host, Infeasible, Inst, Option
 from harness.policy.view import View
 
 DECISION_S = 1.6e-5  # mean of 40 models on 16 H100 at 0.3 to 0.5 req/s each, one busy x86-64 core, 2026-11-21
@@ -63,6 +63,28 @@ def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
     total = sum(1 / k for k in n)
     alpha = max(c / (min(n) * qmax_s) + total, ALPHA)
     return [c / (k * (alpha - total)) for k in n]
+
+
+def phases(cluster: Cluster, work: Mapping[str, float], share: float | None) -> Iterator[tuple[Gpus, bool, bool]]:
+    """`instances`, and whether each prefills and decodes: of each size and node the first ones prefill, a `share`.
+
+    One at least does each, over all nodes where some node has a single one of its size; without a share all do both.
+    Raises Infeasible where there is only one of the largest size.
+    """
+    cut = instances(cluster, work, 1 if share is None else 2)
+    if share is None:
+        yield from ((gpus, True, True) for gpus in cut)
+        return
+    for size in {len(gpus): None for gpus in cut}:
+        nodes: dict[int, list[Gpus]] = {}
+        for gpus in (gpus for gpus in cut if len(gpus) == size):
+            nodes.setdefault(cluster.gpus[gpus[0]].node, []).append(gpus)
+        pools = list(nodes.values())
+        for pool in pools if min(map(len, pools)) > 1 else [list(chain(*pools))]:
+            if len(pool) < 2 and size == len(cut[0]):
+                raise Infeasible(f"one instance of {size} GPU(s) cannot both prefill and decode")
+            first = min(max(1, round(share * len(pool))), len(pool) - 1)
+            yield from ((gpus, k < first, k >= first) for k, gpus in enumerate(pool))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Prism: GPU memory ballooning, models placed by pressure on KV memory, requests let in by deadline.
 
 Yu et al., "Prism: Unleashing GPU Sharing for Cost-Efficient Multi-LLM Serving", arXiv 2505.04021 v1; its v3 (OSDI 2026)
-changes the numerator; released code: Multi-LLM/prism-research 595ec1f. Engines draw KV pages on demand.
+changes the numerator. Engines draw KV pages on demand. The released code has other rules: prism_released.py.
 
     r_j, s_j   request rate of model j over the last `window_s`, its SLO         d_j   its weighted rate (`numerator`):
     w_j        its weights, and the KV pages that its engine keeps mapped        v1: r_j / s_j; osdi26: bytes / TPOT SLO
@@ -20,8 +20,6 @@ has waited `idle_s`, a busy one, which drains. Requests that Alg. 2 drops go las
 Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
 Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
 places as before), `order` of requests, `placement`, `evict`, `overlap`, and the `way` of loading.
-`at_tick`: loads wait for the next interval; `workers`: engines a GPU, 0 is no bound. Preset `released` does what the
-code does instead: it balances memory per request, evicts what was idle for 50 s, loads at ticks, moves without overlap.
 """
 
 from __future__ import annotations
@@ -31,20 +29,18 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from heapq import merge
+from heapq import heappop, heappush, merge
 from itertools import chain, islice
 from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import footprint, groups, moore_hodgson, one_request, shares
+from harness.policy.placement import footprint, groups, one_request, shares
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
-BACKEND_MOST = 10  # released: scheduling/gpu/request_queue.py, MAX_QUEUE_LEN: requests that wait in an engine
-UNSTABLE = 15.0  # released: scheduling/policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
 Entry = tuple[float, int, Request]  # by priority, then id
 
 
@@ -86,6 +82,25 @@ def alg1(
     return placed
 
 
+def alg2(due_s: Sequence[float], seconds: Sequence[float], start_s: float = 0.0) -> list[int]:
+    """Algorithm 2: indices of the requests that can be prefilled in time, as many as possible; they come by `due_s`.
+
+    Moore, "An n Job, One Machine Sequencing Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a
+    prefill ends too late, the longest one so far goes.
+    """
+    S: list[tuple[float, int]] = []  # a heap, the longest first
+    dropped: set[int] = set()
+    current_time = start_s
+    for k, (due, e) in enumerate(zip(due_s, seconds, strict=True)):
+        heappush(S, (-e, k))
+        current_time += e
+        if current_time > due:
+            longest, which = heappop(S)
+            current_time += longest
+            dropped.add(which)
+    return [k for k in range(len(due_s)) if k not in dropped]
+
+
 @dataclass(slots=True)
 class Tenant:
     """What Prism knows of a model."""
@@ -100,13 +115,11 @@ class Tenant:
     queue: list[Entry] = field(default_factory=list)  # not let in yet
     late: deque[Entry] = field(default_factory=deque)  # ... and past hope
     filling: int = 0  # prompt tokens let in and not prefilled
-    waiting: int = 0  # requests that these belong to
     live: int = 0  # requests let in and not finished
     since_s: float = -math.inf  # idle since
     seen: deque[float] = field(default_factory=deque)  # arrivals of the window
     places: list[Gpus] = field(default_factory=list)  # where it ever was
     made: deque[tuple[float, int]] = field(default_factory=deque)  # (tick, tokens since the start) of the window
-    flight: deque[int] = field(default_factory=lambda: deque(maxlen=6))  # requests in flight at the ticks of 30 s
 
     @property
     def idle(self) -> bool:
@@ -131,13 +144,11 @@ class Prism:
     heads: int = number(64, 1, 1024)
     chunk: int = number(2048, 64, 8192)
     elastic: bool = True
-    order: str = choice("moore-hodgson", "slack", "fcfs")
-    placement: str = choice("kvpr", "requests", "fixed")
-    evict: str = choice("pressure", "idle", "never")
+    order: str = choice("moore-hodgson", "fcfs")
+    placement: str = choice("kvpr", "fixed")
+    evict: str = choice("pressure", "never")
     overlap: bool = True
     way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")
-    at_tick: bool = False
-    workers: int = number(0, 0, 64)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
@@ -149,12 +160,7 @@ class Prism:
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
     start_s: float = field(default=0.0, init=False)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "osdi26": {},
-        "v1": {"numerator": "v1"},
-        "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
-                     "way": "pool", "at_tick": True, "workers": 4},  # MODEL_IDLE_THRESHOLD; README, --workers-per-gpu
-    }  # fmt: skip
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"osdi26": {}, "v1": {"numerator": "v1"}}
 
     def __post_init__(self) -> None:
         profile, models = self.cluster.profile, self.cluster.models
@@ -172,8 +178,7 @@ class Prism:
                 insort(m.queue, (self.priority(r), r.id, r))
                 if m.home is None:
                     self.out.setdefault(m.name, None)
-                    if not self.at_tick:
-                        yield from self.load(m, view)
+                    yield from self.load(m, view)
                 elif self.room(m, 1):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
             case Prefilled(rid):
@@ -187,7 +192,7 @@ class Prism:
                 yield Wake(view.now_s + self.interval_s, "tick")
                 yield from self.start(view.now_s) if key == "start" else self.tick(view)
             case Woke(key):
-                yield from self.alg2(int(key[4:]), view)
+                yield from self.let_in(int(key[4:]), view)
             case Done(Load(Inst(name, tuple(place))), failed):
                 yield from self.loaded(self.models[name], place, failed is None, view)
             case Done(Evict(Inst(name, tuple(place)))):
@@ -311,13 +316,10 @@ class Prism:
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
         """Whom to evict so that a model has room on GPU g; None: it cannot be."""
-        if self.workers and sum(g in place for _, place in self.copies) >= self.workers:
-            return None
         here = [v for v in self.at(g) if v.home and self.copies[v.name, v.home] == "in"]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
         busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
-        hurry &= self.evict == "pressure"
         starves = m.home is None and m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
         found, lacks = [], need - self.shared_kv(g, soon=True)
         for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
@@ -360,26 +362,20 @@ class Prism:
                 yield Run(Batch(Inst(name, place)))  # was refused
         for g in sorted({m.home[0] for m in self.models.values() if m.home and (m.queue or m.late)}):
             yield Wake(view.now_s, f"gpu {g}")
-        if self.evict == "idle":
-            for m in self.models.values():
-                if m.home and self.copies[m.name, m.home] == "in" and self.spare(m, view.now_s):
-                    yield from self.leave(m)
         yield from self.load_all(view)
-        homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
         if self.placement == "kvpr":
-            yield from self.migrate(self.place(homes), homes, view)
-        elif self.placement == "requests":
-            yield from self.migrate(self.balance(homes), [], view)
+            homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
+            yield from self.migrate(homes, view)
 
-    def migrate(self, where: Mapping[str, Gpus], homes: Sequence[Tenant], view: View) -> Iterator[Action]:
+    def migrate(self, homes: Sequence[Tenant], view: View) -> Iterator[Action]:
         """Move whoever is placed elsewhere, where there is room for a second copy, or will be without long idle models.
 
-        Each move by itself must lower the largest KVPR (of `homes`) by more than tau and the noise: other moves of the
-        placement may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
+        Each move by itself must lower the largest KVPR by more than tau and the noise: other moves of the placement
+        may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
         """
         at = {m.name: m.home or () for m in homes}
         taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
-        for name, place in where.items():
+        for name, place in self.place(homes).items():
             m = self.models[name]
             if m.home == place or m.next or (name, place) in self.copies:
                 continue
@@ -388,7 +384,7 @@ class Prism:
             spare = {v.name: v for some in gone for v in some or () if self.overlap and not fits}
             after = {x: p for x, p in at.items() if x not in spare} | {name: place}
             (r, var), (less, also) = self.worst(homes, at), self.worst(homes, after)
-            if None in gone or (homes and r - less <= self.tau + self.z * math.sqrt(var + also)):
+            if None in gone or r - less <= self.tau + self.z * math.sqrt(var + also):
                 continue
             for v in spare.values():  # the move follows once they have left
                 yield from self.leave(v)
@@ -399,27 +395,6 @@ class Prism:
                 taken |= {g: taken[g] + self.need(m) for g in place}
                 yield from self.bring(m, place)
             at = after if fits or not self.overlap else {x: p for x, p in at.items() if x not in spare}
-
-    def balance(self, homes: Sequence[Tenant]) -> dict[str, Gpus]:
-        """Released instead of Alg. 1: the model with fewest requests moves if fewer pairs of GPUs are unstable then."""
-        for m in homes:
-            m.flight.append(m.live + len(m.queue))
-        n, at = len(self.cluster.gpus), {m.name: m.home or () for m in homes}
-
-        def unstable(at: Mapping[str, Gpus]) -> int:
-            each = []
-            for g in range(n):
-                here = [m for m in homes if g in at[m.name]]
-                free = self.cluster.gpus[g].mem_bytes - sum(map(self.need, here))
-                requests = sum(sum(m.flight) / len(m.flight) for m in here)
-                each.append((free / requests if requests else math.inf) if free >= 0 else 0.0)
-            return sum(a > UNSTABLE * b for a in each for b in each)
-
-        for m in sorted((m for m in homes if m.model.tp == 1), key=lambda m: m.flight[-1]):
-            for g in range(n):
-                if unstable(at | {m.name: (g,)}) < unstable(at):
-                    return {m.name: (g,)}
-        return {}
 
     def partition(self) -> Iterator[Action]:
         """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
@@ -433,18 +408,12 @@ class Prism:
     # ------------------------------------------------------------ who is let in
 
     def priority(self, r: Request) -> float:
-        """By deadline; released: less a guess of the prefill's seconds; fcfs: by arrival."""
-        if self.order == "fcfs":
-            return r.arrival_s
-        # released: scheduling/gpu/request_queue.py, 2,048 tokens a second within bounds
-        guess_s = min(max(r.prompt_tokens * 0.5 / 1024, 0.2), 2.0) if self.order == "slack" else 0.0
-        return r.arrival_s + r.ttft_slo_s - guess_s
+        """By deadline; fcfs: by arrival."""
+        return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def prefilled(self, m: Tenant, rid: int) -> None:
         """A request no longer fills its engine's steps."""
-        if tokens := self.prefilling.pop(rid, 0):
-            m.filling -= tokens
-            m.waiting -= 1
+        m.filling -= self.prefilling.pop(rid, 0)
 
     def finished(self, m: Tenant, rid: int, view: View) -> Iterator[Action]:
         """Memory came free, and perhaps a whole model."""
@@ -454,10 +423,10 @@ class Prism:
         yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
         if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
-        if self.out and m.idle and not self.at_tick:
+        if self.out and m.idle:
             yield from self.load_all(view)
 
-    def alg2(self, g: int, view: View) -> Iterator[Action]:
+    def let_in(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
         here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
         open_ = {m.name: m for m in here if (m.queue or m.late) and self.room(m, 1)}
@@ -497,15 +466,12 @@ class Prism:
             self.inside[r.id] = m, r
             self.prefilling[r.id] = r.prompt_tokens
             m.filling += r.prompt_tokens
-            m.waiting += 1
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
     def room(self, m: Tenant, tokens: int) -> bool:
         """Whether an engine would not make a prompt wait: its next step has room."""
-        if self.order == "moore-hodgson":
-            return not m.filling or m.filling + tokens <= self.chunk
-        return self.order == "fcfs" or m.waiting <= BACKEND_MOST
+        return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
     def take(self, m: Tenant, e: Entry) -> None:
         """Out of the queue."""
@@ -515,19 +481,19 @@ class Prism:
             m.queue.remove(e)
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
-        """Alg. 2: the requests to let in, in order, and those that it drops."""
+        """The requests to let in, in order, and those that Alg. 2 drops."""
         R = sorted(e for m in open_ for e in m.queue[: self.heads])[: self.heads]
-        if self.order != "moore-hodgson":
+        if self.order == "fcfs":
             return R, []
         seconds = [e[2].prompt_tokens / self.models[e[2].model].c for e in R]
         busy = {m.name: m.filling / m.c for m in here}
         on_time: set[int] = set()
         if self.clock == "serial":
-            on_time = set(moore_hodgson([e[0] for e in R], seconds, now_s + sum(busy.values())))
+            on_time = set(alg2([e[0] for e in R], seconds, now_s + sum(busy.values())))
         else:
             for m in open_:
                 mine = [k for k, e in enumerate(R) if e[2].model == m.name]
-                kept = moore_hodgson([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + busy[m.name])
+                kept = alg2([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + busy[m.name])
                 on_time |= {mine[k] for k in kept}
         dropped = []
         for k, e in enumerate(R):

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import ClassVar, NamedTuple
@@ -42,7 +43,7 @@ from typing import ClassVar, NamedTuple
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import instances, one_request, partition
+from harness.policy.placement import instances, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
 from harness.policy.view import View
 
@@ -424,3 +425,75 @@ class Qlm:
         """GPU-seconds a second that a model's forecast asks for."""
         r = self.rates[m]
         return r.rate_rps * r.O / r.Theta * self.cluster.models[m].tp
+
+
+# ---------------------------------------------------------------- the program
+
+
+Place = tuple[AbstractSet[int], float, float]  # jobs, a sum and a largest penalty
+
+
+def partition(options: Sequence[Sequence[Place]], weight: float, *, nodes: int, gap: float) -> list[int] | None:
+    """For each machine one of its options, so that every job is done once: least sum of sums + weight x the largest.
+
+    Options of the same jobs that another beats in both are left out beforehand. None: no answer within the limits.
+    """
+    keep = [(k, j) for k, places in enumerate(options) for j in unbeaten(places)]
+    once: dict[tuple[str, int], dict[int, float]] = {}
+    late: list[dict[int, float]] = [{len(keep): -1.0} for _ in options]
+    for x, (k, j) in enumerate(keep):
+        jobs, _, largest = options[k][j]
+        late[k][x] = largest
+        for row in (("machine", k), *(("job", job) for job in sorted(jobs))):
+            once.setdefault(row, {})[x] = 1.0
+    low, high = [1.0] * len(once) + [-math.inf] * len(late), [1.0] * len(once) + [0.0] * len(late)
+    cost = [*(options[k][j][1] for k, j in keep), weight]
+    found = milp(cost, [*once.values(), *late], low, high, len(keep), nodes=nodes, gap=gap)
+    return None if found is None else [j for (_, j), x in zip(keep, found, strict=False) if x > 0.5]
+
+
+def unbeaten(places: Sequence[Place]) -> list[int]:
+    """Indices of the options that no other of the same jobs beats in both sum and largest."""
+    same: dict[AbstractSet[int], list[int]] = {}
+    for j, (jobs, _, _) in enumerate(places):
+        same.setdefault(frozenset(jobs), []).append(j)
+    kept: list[int] = []
+    for group in same.values():
+        least = math.inf
+        for j in sorted(group, key=lambda j: places[j][1:]):
+            if places[j][2] < least:
+                least = places[j][2]
+                kept.append(j)
+    return kept
+
+
+def milp(
+    cost: Sequence[float],
+    rows: Sequence[Mapping[int, float]],
+    low: Sequence[float],
+    high: Sequence[float],
+    binaries: int,
+    *,
+    nodes: int,
+    gap: float,
+) -> list[float] | None:
+    """Least cost x >= 0 with low <= rows x <= high, the first `binaries` of x 0 or 1; None: no point found.
+
+    A row maps columns to coefficients. HiGHS stops by a count of nodes and a relative gap, never by a clock: the same
+    problem has the same answer on every machine.
+    """
+    import numpy as np  # here, for scipy takes half a second to come in, and under edf nothing is solved
+    from scipy import optimize
+
+    A = np.zeros((len(rows), len(cost)))
+    for i, row in enumerate(rows):
+        A[i, list(row)] = list(row.values())
+    whole = np.arange(len(cost)) < binaries
+    found = optimize.milp(
+        np.asarray(cost),
+        integrality=whole.astype(np.int64),
+        bounds=optimize.Bounds(0.0, np.where(whole, 1.0, np.inf)),
+        constraints=optimize.LinearConstraint(A, np.asarray(low), np.asarray(high)),
+        options={"node_limit": nodes, "mip_rel_gap": gap},
+    )
+    return None if found.x is None else [float(x) for x in found.x]

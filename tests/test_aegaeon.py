@@ -23,7 +23,6 @@ from harness.engines.sim.engine import Sim
 from harness.loop.replay import Decision, Recorder, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
-from harness.policy.placement import active
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
 from harness.policy.view import BatchState, RequestState
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
@@ -61,6 +60,14 @@ def test_quotas_are_what_they_are_for(n: list[float], c: float, qmax_s: float) -
     alpha = (sum(q) + c) / (q[0] * n[0])  # seconds of a round over seconds of target time that its tokens cover
     assert alpha >= 0.5 - 1e-9
     assert [x * k for x, k in zip(q, n, strict=True)] == pytest.approx([q[0] * n[0]] * len(n))
+
+
+def active(models: int, rate_rps: float, service_s: float) -> float:
+    """Theorem 3.1 of Aegaeon, SOSP 2025: models with a request in service, each of so many a second that take so long.
+
+    As many GPUs are busy under scaling by request, which is why it stops at two or three models a GPU.
+    """
+    return models * -math.expm1(-rate_rps * service_s)
 
 
 def test_active_models_of_the_paper() -> None:

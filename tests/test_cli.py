@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import COMMANDS, load, main
+from harness.experiment.compare import AA, AA_SEED
 from harness.experiment.spec import Spec
-from harness.experiment.sweep import AA, AA_SEED
 from harness.loop.system import ROOT
 from harness.report import table
 from harness.rows import record, tidy

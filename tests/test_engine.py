@@ -193,5 +193,6 @@ def test_an_engine_without_a_cost_table_leaves_out_who_asks_for_one(tmp_path: Pa
         folder = done(replace(SPEC, system=system, engine="torchcpu", gpus=1), tmp_path)
         assert record.meta(folder)["skipped"] == lacks
     spec = resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1))
+    jobs = jobs_of(spec)
     with pytest.raises(UserError, match="no SLO by solo latency on torchcpu: it has no cost table"):
-        run.solo(spec, jobs_of(spec))
+        run.solo_s(spec, jobs.model, jobs.prompt_tokens, jobs.output_tokens)

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.slow
 COMPARE = """
 from dataclasses import replace
 from pathlib import Path
-from harness.experiment import sweep
+from harness.experiment import compare as comparison
 from tests.test_sweep import TINY
 
 def entries():
-    return [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", "chunked")]
+    return [comparison.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", "chunked")]
 
-def compare(out, workers):
-    return sweep.compare(entries(), Path(out), rates=[1.0, 2.0], seeds=1, rule="5xP95", workers=workers)
+def compare(out, workers, rule="5xP95"):
+    return comparison.compare(entries(), Path(out), rates=[1.0, 2.0], seeds=1, rule=rule, workers=workers)
 """
 
 # Kills itself when a function of `os`, or the Parquet writer's write, is called for the n-th time.
@@ -50,7 +50,7 @@ def deadly(*args, **named):
     return real(*args, **named)
 
 setattr(owner, name, deadly)
-compare(out, 1)
+compare(out, 1, *sys.argv[4:])
 """
 
 # Says when it is about to begin, so that what is killed at a random time is the sweep and not the imports.
@@ -68,6 +68,11 @@ POINTS = [
     ("mkdir", 1),
     ("mkdir", 4),
 ]
+SOLO_POINTS = [  # four runs without bases, what the requests of each take alone, the table
+    *(("write", n) for n in (4, 5, 8, 9)),
+    *(("replace", n) for n in (5, 8, 9)),
+    *(("fsync", n) for n in (17, 18, 19)),  # the file, its folder, the next file
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,11 +81,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return go_on(tmp_path_factory.mktemp("whole"))
 
 
-def go_on(out: Path) -> dict[str, bytes]:
+def go_on(out: Path, *rule: str) -> dict[str, bytes]:
     """Run the comparison, or what is left of it, here; its files."""
     namespace: dict[str, object] = {}
     exec(COMPARE, namespace)
-    namespace["compare"](out, 1)  # type: ignore[operator]
+    namespace["compare"](out, 1, *rule)  # type: ignore[operator]
     return files(out)
 
 
@@ -109,6 +114,25 @@ def test_killed_at_a_write_or_rename(name: str, n: int, tmp_path: Path, whole: d
     found = {name: data for name, data in files(out).items() if ".part" not in name}
     assert found.items() < whole.items()  # whole runs, each as it should be, and not all of them
     assert go_on(out) == whole  # the same files: what was left half-written is gone
+    assert not list(leftovers(out))
+
+
+@pytest.fixture(scope="module")
+def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of a comparison under a rule by request that nobody disturbed."""
+    return go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
+
+
+@pytest.mark.parametrize(("name", "n"), SOLO_POINTS)
+def test_killed_while_limits_are_stored(name: str, n: int, tmp_path: Path, whole_solo: dict[str, bytes]) -> None:
+    assert sum(Path(name).name == record.SOLO for name in whole_solo) == 4
+    out = tmp_path / "out"
+    with child(script(tmp_path, AT_CALL), out, name, n, "4xsolo") as process:
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL, f"{name} was called fewer than {n} times"
+    found = {name: data for name, data in files(out).items() if ".part" not in name}
+    assert found.items() < whole_solo.items()
+    assert go_on(out, "4xsolo") == whole_solo
     assert not list(leftovers(out))
 
 

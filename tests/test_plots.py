@@ -172,7 +172,7 @@ def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ looks
 
-VARIANTS = ["prism:released", "prism:v1", "prism+placement=fixed", "aegaeon:decode-first", "mine+k=2"]
+VARIANTS = ["prism_released", "prism:v1", "prism+placement=fixed", "aegaeon:decode-first", "mine+k=2"]
 LABELS = st.lists(st.sampled_from([*style.SYSTEMS, *VARIANTS, "mine", "yours", "a", "b", "c"]), max_size=12)
 
 

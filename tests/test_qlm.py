@@ -17,9 +17,9 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import Recorder, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
-from harness.policy.placement import instances, milp, partition
+from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
-from systems.qlm import Group, M, Qlm, Z
+from systems.qlm import Group, M, Qlm, Z, milp, partition
 from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1

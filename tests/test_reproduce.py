@@ -16,14 +16,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness.experiment import figure, reproduce, sweep
+from harness.experiment import figure, reproduce, slo
 from harness.experiment.lookup import Failed
-from harness.experiment.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
+from harness.experiment.rates import grid, highest
+from harness.experiment.reproduce import Reproduced
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute
 from harness.experiment.spec import Spec, from_dict
 from harness.policy.types import UserError
-from harness.report import explain
+from harness.report import claims, explain
+from harness.report.claims import judged, judged_reach
+from harness.report.figure_text import lines
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 from plots import fig_paper, style
@@ -289,7 +292,7 @@ def test_a_claim_of_reach_is_judged_seed_by_seed(paper: str) -> None:
     said = [judged_reach(paper, n, 3) for n in range(4)]
     assert said == ["differs", "open", "open", "agrees"][:: 1 if paper == "reached" else -1]
     assert judged_reach(paper, 0, 0) == "not run"
-    assert {*said, "not run"} < set(reproduce.SAYS)
+    assert {*said, "not run"} < set(claims.SAYS)
 
 
 PANELS: list[dict[str, Any]] = [
@@ -396,7 +399,7 @@ def test_crossings_stand_beside_the_papers() -> None:
     assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 4 4 agrees ours is the paper's" in told
     assert "prism, GPUs for 99 % TTFT hyperbolic-like heavy8 7 4 not comparable -" in told
     assert "not comparable: no rate is stated" in told
-    counts = [f"{n} {one}: {reproduce.SAYS[one]}" for n, one in ((5, "agrees"), (1, "differs"), (1, "not comparable"))]
+    counts = [f"{n} {one}: {claims.SAYS[one]}" for n, one in ((5, "agrees"), (1, "differs"), (1, "not comparable"))]
     assert "; ".join(counts) in told
     assert any(line.startswith("A/A: prism against its copy") for line in told)
 
@@ -419,7 +422,7 @@ def test_what_some_seeds_reach_is_open() -> None:
         row | ({"ttft": 1.0} if row["panel"][0] == "2" and row["x"] == 5 and row["seed"] == 0 else {})
         for row in cells()
     ]
-    found = reproduce.verdicts(Reproduced(Path("x"), table(lucky), ABOUT))
+    found = claims.verdicts(Reproduced(Path("x"), table(lucky), ABOUT))
     never = next(one for one in found if one.claim.paper == "never" and one.claim.axis == "slo_scale")
     assert (never.here, never.says) == ("reached by 1 of 3 seeds", "open")
 
@@ -545,7 +548,7 @@ def test_a_system_that_fails_leaves_the_figure(mine: Path, tmp_path: Path) -> No
     for systems in ((str(path), "chunked"), ("chunked", str(path))):  # whoever stands first
         heard = Heard()
         found = reproduce.reproduce(asked.only(systems=systems, seeds=1), tmp_path / "out", workers=1, teller=heard)
-        assert found.failed["bad"].startswith("ValueError at bad.py:24 (planted), t = -10 s, Woke(key='start')")
+        assert found.failed["bad"].startswith("ValueError at bad.py:27 (planted), t = -10 s, Woke(key='start')")
         assert found.about["systems"] == ["chunked"]
         assert set(found.table["label"].to_pylist()) == {"chunked", "dedicated", "ideal", "chunked (A/A)"}
         assert len(heard.said) == len(set(heard.said))
@@ -572,11 +575,11 @@ def test_explain_judges_a_figures_run_as_its_panels_do(mine: Path, tmp_path: Pat
     found = reproduce.reproduce(replace(asked, rows=asked.rows[:2]), tmp_path / "out", workers=1)
     rows = [r for r in found.table.to_pylist() if r["label"] == "static" and r["panel"][0] == "2"]
     (run,) = {r["run"] for r in rows}  # one for every SLO scale
-    judges = {one.under.rule: one for one in sweep.rulings(tmp_path / "out" / run)}
+    judges = {one.under.rule: one for one in slo.rulings(tmp_path / "out" / run)}
     assert set(judges) == {"1xP95", "2xP95"}
     spec, table = from_dict(record.meta(tmp_path / "out" / run)["spec"]), record.read(tmp_path / "out" / run)
     for row in (r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"):
-        limits = sweep.limits(spec, judges[row["slo"]].under)
+        limits = slo.limits(tmp_path / "out" / run, judges[row["slo"]].under)
         line = next(explain.misses(table, spec.window_s or math.inf, limits, row["definition"], ""))
         missed, offered = map(int, line.split()[:3:2])
         assert 1 - missed / offered == pytest.approx(row["value"])
@@ -599,11 +602,11 @@ def test_a_second_call_does_nothing(mine: Path, tmp_path: Path) -> None:
     assert list(panels) == ["1/1/llama-3.1-8b*3", "2/1/llama-3.1-8b*5"]
     assert "Windows cut to 50 of 60 s." in one.about["notes"]
     assert set(tidy.CAPS) <= set(one.table["definition"].to_pylist())  # for the caption
-    scores = tidy.curves(reproduce.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
+    scores = tidy.curves(claims.of_panel(one.table, "1/1/llama-3.1-8b*3"), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0
     assert scores[max(scores)] < 0.9
-    rows = reproduce.of_panel(one.table, "2/1/llama-3.1-8b*5").to_pylist()
+    rows = claims.of_panel(one.table, "2/1/llama-3.1-8b*5").to_pylist()
     hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
     assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
 
@@ -679,9 +682,9 @@ def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
     assert xs["2/1/aegaeon+models=3", "static"] == [2.0, 4.0]
     assert ("2/1/aegaeon+models=3", "dedicated") not in xs  # the row is without it
     assert xs["1/1/aegaeon", "ideal"] == xs["1/1/aegaeon", "chunked"]  # controls stand at the ends
-    here = reproduce.where(reproduce.of_panel(found.table, "1/2/aegaeon"), panels["1/2/aegaeon"], "static", "qos", 0.9)
+    here = claims.where(claims.of_panel(found.table, "1/2/aegaeon"), panels["1/2/aegaeon"], "static", "qos", 0.9)
     assert here == Crossing(Estimate(3.0, None, None, 1), 10.0, 0.0)  # ten do not fit: three hold, not between
-    (one,) = reproduce.verdicts(found)
+    (one,) = claims.verdicts(found)
     assert (one.panel["panel"], one.says) == ("1/2/aegaeon", "differs")
     said = list(lines(found))
     assert "where it differs: the models do not fit" in said

@@ -13,7 +13,7 @@ import pytest
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim, granule_bytes
-from harness.experiment import sweep
+from harness.experiment import slo
 from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
@@ -98,7 +98,7 @@ def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_pa
     to 39.9 ms (of 2 to 22 requests each). We give all four 32 to 33 ms.
     """
     spec = Spec("dedicated", models="light8", trace="arena-chat", host="sglang-eager-2024", gpu="h100")
-    ours = sweep.judge(spec, "1xP95", tmp_path, workers=1).seconds
+    ours = slo.judge(spec, "1xP95", tmp_path, workers=1).seconds
     assert ours is not None
     by_shape: dict[str, list[tuple[float, float]]] = {}
     for m in model_set("light8").members:

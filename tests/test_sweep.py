@@ -14,11 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import cost
-from harness.experiment import sweep
+from harness.experiment import compare, slo, sweep
 from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
+from harness.experiment.rates import LEVEL, LOW, knee
 from harness.experiment.resolve import resolve
 from harness.experiment.run import current, execute, jobs_of
 from harness.experiment.sources import closure, code
@@ -191,12 +193,15 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
-    core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
-    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef", "costs/shapes")}
+    core |= {
+        f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")
+    }
+    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
+    others |= {f"harness/experiment/{x}.py" for x in ("resolve", "sources", "sweep", "figure", "reproduce")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
@@ -307,7 +312,8 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
         "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\n"
-        "from tests.test_sweep import GRID\nsweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
+        "from tests.test_sweep import GRID\n"
+        "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )
     got = []
     for seed in ("1", "2"):
@@ -377,7 +383,7 @@ def test_a_bug_of_a_system_is_told_when_all_others_are_done_and_leaves_nothing(
     with pytest.raises(Failed) as caught:
         sweep.sweep([*wrong, *right] if first else [*right, *wrong], out, workers=workers, teller=heard)
     (line,) = str(caught.value).splitlines()
-    told = "bug: ValueError at bug.py:24 (planted), t = -60 s, Woke(key='start')"
+    told = "bug: ValueError at bug.py:27 (planted), t = -60 s, Woke(key='start')"
     assert line == f"{told}; bench check {path}"
     assert set(files(out)) == {f"{resolve(spec).folder}/{record.ROWS}" for spec in right}
     assert not list(out.rglob("*.part"))
@@ -400,9 +406,9 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     path = tmp_path / "late.py"
     text = (SYSTEM % "").replace("import Woke", "import Arrived, Woke").replace("{Woke}", "{Woke, Arrived}")
     path.write_text(text.replace("if event ==", "if view.now_s > 5: 1 / 0\n        if event =="))
-    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
+    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
     left, alone = (
-        sweep.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
+        compare.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
         for name, some in (("both", entries), ("one", entries[:1]))
     )
     assert list(left.failed) == ["late"]
@@ -410,7 +416,7 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
     assert files(tmp_path / "both") == files(tmp_path / "one")
     with pytest.raises(Failed, match=r"^late: "):
-        sweep.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
+        compare.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
@@ -435,20 +441,20 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
-    one = sweep.base_specs(TINY)
+    one = slo.base_specs(TINY)
     for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
-        assert sweep.base_specs(replace(TINY, **change)) == one
+        assert slo.base_specs(replace(TINY, **change)) == one
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
-        assert sweep.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
-    assert [spec.seed for spec in one] == list(sweep.TUNING_SEEDS)
-    assert not set(sweep.TUNING_SEEDS) & set(range(sweep.AA_SEED + 100))
+        assert slo.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
+    assert [spec.seed for spec in one] == list(slo.TUNING_SEEDS)
+    assert not set(slo.TUNING_SEEDS) & set(range(compare.AA_SEED + 100))
     assert all(
         (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
     )
 
 
 def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
-    spec = resolve(replace(sweep.base_specs(TINY)[0], models="llama-3.2-1b*8"))
+    spec = resolve(replace(slo.base_specs(TINY)[0], models="llama-3.2-1b*8"))
     jobs, trace = jobs_of(spec), trace_of("sample")
     assert np.isinf(jobs.ttft_slo_s).all()
     assert np.all(np.diff(jobs.arrival_s) >= 0)
@@ -469,8 +475,8 @@ def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
 
 
 def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
-    folders = sweep.sweep(sweep.base_specs(TINY), tmp_path, workers=1)
-    found = sweep.bases(folders)
+    folders = sweep.sweep(slo.base_specs(TINY), tmp_path, workers=1)
+    found = slo.bases(folders)
     for model, (ttft_s, tpot_s) in found.items():
         rows = [row for f in folders for row in record.read(f).to_pylist() if row["model"] == model]
         rows = [row for row in rows if row["arrival_ns"] >= 0]
@@ -486,7 +492,7 @@ def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
 
 
 def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_path: Path) -> None:
-    one, five = (sweep.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
+    one, five = (slo.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
     assert one.seconds is not None
     assert five.seconds is not None
     for model, (ttft_s, tpot_s) in one.seconds.items():
@@ -499,17 +505,74 @@ def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_
 
 
 def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -> None:
-    under = sweep.judge(TINY, "4xsolo", tmp_path)
+    under = slo.judge(TINY, "4xsolo", tmp_path)
     assert under.seconds is None
     assert under.definition == "e2e"
-    spec = resolve(under.spec(TINY))
-    limits = sweep.limits(spec, under)
-    assert isinstance(limits, attainment.Limits)
-    jobs = jobs_of(spec)
-    assert len(limits.ttft_s) == len(jobs)
+    assert list(tmp_path.iterdir()) == []  # nothing to measure
+    (folder,) = sweep.sweep([under.spec(TINY)], tmp_path, workers=1)
+    limits = own_limits(folder, "4xsolo")
+    jobs = jobs_of(replace(resolve(under.spec(TINY)), slo="4xsolo"))  # as a policy that reads them has them
+    assert np.array_equal(limits.ttft_s, jobs.ttft_slo_s)
+    assert np.array_equal(limits.tpot_s, jobs.tpot_slo_s)
     order = np.argsort(jobs.prompt_tokens, kind="stable")
     assert np.all(np.diff(limits.ttft_s[order]) >= -1e-12)  # one shape: longer prompts get more
-    assert list(tmp_path.iterdir()) == []  # nothing to measure
+
+
+def own_limits(folder: Path, rule: str) -> attainment.Limits:
+    found = slo.limits(folder, slo.Judge(rule, None))
+    assert isinstance(found, attainment.Limits)
+    return found
+
+
+def test_what_requests_take_alone_is_stored_once_for_all_scales(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
+    rows = (folder / record.ROWS).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr("workloads.build.build", None)  # neither the workload nor its trace is needed
+        patch.setattr("traces.load.trace", None)
+        two = own_limits(folder, "2xsolo")
+    stored = (folder / record.SOLO).stat().st_mtime_ns
+    monkeypatch.setattr(slo, "solo_s", None)  # nor the cost table any more
+    four, mixed = own_limits(folder, "4xsolo"), own_limits(folder, "4/2xsolo")
+    assert np.array_equal(four.ttft_s, 2 * two.ttft_s)
+    assert np.array_equal(four.tpot_s, 2 * two.tpot_s)
+    assert np.array_equal(mixed.ttft_s, four.ttft_s)
+    assert np.array_equal(mixed.tpot_s, two.tpot_s)
+    assert (folder / record.SOLO).stat().st_mtime_ns == stored
+    assert (folder / record.ROWS).read_bytes() == rows
+    assert sweep.sweep([TINY], tmp_path, workers=1) == [folder]  # still current
+
+
+@pytest.mark.parametrize("harm", ["cut", "foreign", "another", "fewer"])
+def test_what_is_not_of_these_rows_is_derived_anew(harm: str, tmp_path: Path) -> None:
+    folder, other = sweep.sweep([TINY, replace(TINY, seed=1)], tmp_path, workers=1)
+    limits = own_limits(folder, "1xsolo")
+    path = folder / record.SOLO
+    whole = path.read_bytes()
+    match harm:
+        case "cut":
+            path.write_bytes(whole[:-20])
+        case "foreign":
+            path.write_bytes(b"nothing of ours")
+        case "another":
+            own_limits(other, "1xsolo")
+            path.write_bytes((other / record.SOLO).read_bytes())
+        case _:
+            of = json.loads(pq.read_metadata(path).metadata[b"of"])
+            record.write_table(path, pq.read_table(path).slice(1), {"of": of})
+    assert path.read_bytes() != whole
+    again = own_limits(folder, "1xsolo")
+    assert np.array_equal(again.ttft_s, limits.ttft_s)
+    assert path.read_bytes() == whole
+
+
+def test_a_run_of_other_sources_takes_what_its_requests_take_alone_with_it(tmp_path: Path) -> None:
+    (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
+    own_limits(folder, "1xsolo")
+    execute(resolve(TINY), tmp_path, "other sources")
+    assert not (folder / record.SOLO).exists()
 
 
 # ------------------------------------------------------------------ the knee
@@ -541,7 +604,7 @@ def test_the_knee_is_found_by_doubling(
     knees: dict[str, float], asked: Sequence[float], grid: Sequence[float] | None
 ) -> None:
     attained, seen = falls(knees)
-    rates = sweep.knee(attained)
+    rates = knee(attained)
     assert seen == list(asked)
     if grid is not None:
         assert list(rates) == pytest.approx(list(grid))
@@ -555,19 +618,19 @@ def test_the_grid_reaches_from_all_met_to_none_met() -> None:
     for _ in range(200):
         knees = {name: 2 ** draw.uniform(-2, 5) for name in "abc"}
         attained, _ = falls(knees)
-        rates = sweep.knee(attained)
+        rates = knee(attained)
         assert len(rates) >= 6
-        assert max(attained(rates[-1]).values()) < sweep.LOW
+        assert max(attained(rates[-1]).values()) < LOW
         low = min(attained(rates[0]).values())
-        assert low >= sweep.LEVEL or rates[0] <= 1.0
+        assert low >= LEVEL or rates[0] <= 1.0
 
 
 # ------------------------------------------------------------------ comparison
 
 
-def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> sweep.Compared:
-    entries = [sweep.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
-    return sweep.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
+def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> compare.Compared:
+    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
+    return compare.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
 
 
 def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> None:
@@ -587,11 +650,11 @@ def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> No
 
 
 def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
-    entry = [sweep.Entry("static", replace(TINY, drain_s=None))]
+    entry = [compare.Entry("static", replace(TINY, drain_s=None))]
     heard = Heard()
-    five = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
+    five = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
     runs = {path.name for path in record.runs(five.folder)}
-    six = sweep.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
+    six = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
     assert {path.name for path in record.runs(six.folder)} == runs
     assert six.folder != five.folder
     assert [step for step in heard.steps if step[0] == "runs"] == [("runs", 1, 1)]

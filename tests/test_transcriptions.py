@@ -19,10 +19,11 @@ from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config
 from harness.experiment.figure import figure
 from harness.policy.types import GIB, KEPT_PAGES, MIB
-from systems import aegaeon, muxserve, prism
+from systems import aegaeon, muxserve, prism_released
 from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe
 from systems.prism import Prism
+from systems.prism_released import PrismReleased
 from systems.serverlessllm_released import ServerlessLlmReleased
 from traces import synthetic
 from traces.load import trace
@@ -186,16 +187,18 @@ def default(system: type, name: str) -> object:
 
 
 def test_constants_of_the_released_prism() -> None:
-    """Prism, python/sglang/multi_model/scheduling: the files and keys stand beside each number."""
-    released = Prism.presets["released"]
-    assert prism.BACKEND_MOST == 10  # gpu/request_queue.py, MAX_QUEUE_LEN
-    assert prism.UNSTABLE == 15  # policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
-    assert released["idle_s"] == 50  # policy/simple_global.py, MODEL_IDLE_THRESHOLD
-    assert default(Prism, "interval_s") == 5  # controller_global.py, SCHEDULE_INTERVAL
-    assert released["workers"] == 4  # README.md, --workers-per-gpu
-    # policy/simple_global.py, window_size_seconds = 30: six intervals
-    tenant = prism.Tenant("m", None, 1.0)  # type: ignore[arg-type]
-    assert tenant.flight.maxlen == 30 / 5
+    """Prism, python/sglang/multi_model/scheduling: the files and keys stand beside each number.
+
+    SCHEDULE_INTERVAL is in controller_global.py.
+    """
+    assert prism_released.BACKEND_MOST == 10  # gpu/request_queue.py, MAX_QUEUE_LEN
+    assert prism_released.PREFILL_TOKENS == 1024 / 0.5  # gpu/request_queue.py, RequestWrapper: 0.5 s for 1,024 tokens
+    assert prism_released.PREFILL_S == (0.2, 2)  # gpu/request_queue.py, RequestWrapper: clamp
+    assert prism_released.UNSTABLE == 15  # policy/simple_global.py, MEMORY_PER_REQUEST_RATIO_THRESHOLD
+    assert default(PrismReleased, "idle_s") == 50  # policy/simple_global.py, MODEL_IDLE_THRESHOLD
+    assert default(PrismReleased, "interval_s") == default(Prism, "interval_s") == 5  # SCHEDULE_INTERVAL
+    assert default(PrismReleased, "workers") == 4  # README.md, --workers-per-gpu
+    assert prism_released.SMOOTHED == 30 / 5  # policy/simple_global.py, window_size_seconds: six intervals
 
 
 def test_constants_of_the_prism_of_2026() -> None:

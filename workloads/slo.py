@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -113,9 +113,8 @@ def resolve(rule: Rule, models: ModelSet, p95_s: Mapping[str, Pair] | None = Non
             raise UserError("an SLO by the request's own latency has no seconds by model")
 
 
-def own(jobs: Jobs, rule: Scaled, solo_s: Callable[[Jobs], tuple[F8, F8]]) -> Jobs:
-    """Give each request multiples of its own isolated TTFT and TPOT, which `solo_s` returns for all jobs."""
-    ttft_s, tpot_s = solo_s(jobs)
+def own(jobs: Jobs, rule: Scaled, ttft_s: F8, tpot_s: F8) -> Jobs:
+    """Give each request multiples of its own isolated TTFT and TPOT."""
     return replace(jobs, ttft_slo_s=rule.ttft_x * ttft_s, tpot_slo_s=rule.tpot_x * tpot_s)
 
 

@@ -30,7 +30,7 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.experiment.sweep import Compared, Entry
+    from harness.experiment.compare import Compared, Entry
     from harness.report.table import View
 
 ROOM = 120  # characters of a line where the width of the terminal is not known
@@ -82,13 +82,15 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
-    from harness.experiment import sentences, sweep
+    from harness.experiment import compare as comparison
     from harness.experiment.lookup import trace_of
+    from harness.experiment.rates import LEVEL
+    from harness.report import comparison as sentences
     from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
     if controls:
-        names += [name for name in sweep.CONTROLS if name not in names]
+        names += [name for name in comparison.CONTROLS if name not in names]
     entries = _entries(names, **{**setting, **settings})
     if controls:
         entries.append(_copy(entries))
@@ -101,11 +103,11 @@ def compare(
     if notice:
         click.echo(notice, err=form is not None)
     with Terminal() as teller:
-        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
+        found = comparison.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
                               workers=workers, teller=teller)  # fmt: skip
-    silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
+    silent = (*comparison.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(comparison.AA)))
     rule = definition or found.judge.definition
-    shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
+    shown = table.view(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
     stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
     plots = bool(not no_plot and shown.rows)
     if form is None:
@@ -129,8 +131,8 @@ def compare(
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
     """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
+    from harness.experiment.compare import Entry
     from harness.experiment.spec import asked, from_dict
-    from harness.experiment.sweep import Entry
     from harness.policy.types import UserError
 
     settings = {key: value for key, value in common.items() if value is not None}
@@ -148,7 +150,7 @@ def _copy(entries: Sequence[Entry]) -> Entry:
     """The A/A copy of the first contestant: the same spec, on seeds of its own."""
     from dataclasses import replace
 
-    from harness.experiment.sweep import AA, AA_SEED, CONTROLS, Entry
+    from harness.experiment.compare import AA, AA_SEED, CONTROLS, Entry
 
     label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
     return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
@@ -158,9 +160,12 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.experiment import sentences, sweep
+    from harness.experiment import slo as slos
+    from harness.experiment import sweep
     from harness.experiment.lookup import Failed
+    from harness.experiment.rates import LOW, TOP
     from harness.experiment.resolve import resolve
+    from harness.report import comparison as sentences
     from harness.report import table
 
     known = sweep.speeds(out)
@@ -182,10 +187,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
         lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
     click.echo("\n".join(table.aligned(lines)))
     if rates is None:
-        click.echo(
-            f"knee: doubled from 1 until all are below {100 * sweep.LOW:g} %, at most to {sweep.TOP:g}; then >= 6 rates"
-        )
-    base = f": {len(sweep.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
+        click.echo(f"knee: doubled from 1 until all are below {100 * LOW:g} %, at most to {TOP:g}; then >= 6 rates")
+    base = f": {len(slos.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
     click.echo(f"SLO {rule}{base}")
     from_ = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
@@ -196,7 +199,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.experiment import sentences
+    from harness.report import comparison as sentences
     from harness.report import table
 
     for line in sentences.headline(found, shown):

@@ -63,13 +63,14 @@ def reproduce(
     """Run a paper's figure again, and put what comes out beside what the paper says."""
     from harness.experiment import figure as figures
     from harness.experiment import reproduce as again
-    from harness.experiment.sentences import failures
+    from harness.report import figure_text
+    from harness.report.comparison import failures
 
     asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
     folder = (out or RESULTS / asked.name).resolve()
     with Terminal() as teller:
         found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)
-    click.echo("\n".join([*again.lines(found), *failures(found.failed)]))
+    click.echo("\n".join([*figure_text.lines(found), *failures(found.failed)]))
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_paper

@@ -20,7 +20,9 @@ from harness.report.commands import explain_command, short_path
 @OUT
 def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
-    from harness.experiment import sweep
+    from harness.experiment import compare as comparison
+    from harness.experiment import score, sweep
+    from harness.experiment import slo as slos
     from harness.experiment.resolve import resolve
     from harness.experiment.run import recorded
     from harness.experiment.spec import as_dict, read
@@ -37,14 +39,14 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
             click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
             return
         with Terminal() as teller:
-            under = sweep.judge(asked, rule, folder, teller=teller)
+            under = slos.judge(asked, rule, folder, teller=teller)
             wanted = under.spec(asked)
             (task,) = sweep.tasks([wanted])
             if keep:
                 path = recorded(task.spec, folder, task.code)
             else:
                 (path,) = sweep.sweep([wanted], folder, teller=teller)
-            sweep.scored([(sweep.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
+            comparison.scored([(comparison.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
@@ -52,7 +54,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
         click.echo(f"{'skipped' if about['skipped'] else 'infeasible'}: {why}")
     else:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
-        met = f"attainment {100 * sweep.attained(path, under):.1f} %"
+        met = f"attainment {100 * score.attained(path, under, [under.definition])[under.definition]:.1f} %"
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
@@ -137,7 +139,8 @@ def explain(
     run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
 ) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
-    from harness.experiment import judged, sweep
+    from harness.experiment import judged
+    from harness.experiment import slo as slos
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
@@ -155,7 +158,7 @@ def explain(
     asked = None if slo is None else slo_rule(slo, slo_scale)
     with Terminal() as teller:
         under, lines = judged.judge(run, spec, asked, slo_rule("P95", None), teller)
-    limits, table = sweep.limits(spec, under), record.read(run)
+    limits, table = slos.limits(run, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
         click.echo("\n".join(words.timeline(table, request, limits)))

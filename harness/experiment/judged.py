@@ -6,9 +6,10 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
-from harness.experiment import sweep
+from harness.experiment import slo as slos
+from harness.experiment.slo import Judge
 from harness.experiment.spec import Spec
-from harness.experiment.sweep import Judge, Teller
+from harness.experiment.sweep import Teller
 
 BASES = {  # where the seconds of a rule come from, by a part of its text
     "classes:": "seconds by class",
@@ -25,16 +26,16 @@ def judge(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller)
     What judged the run stands in the tables beside it, or in its spec, where its policy read the SLO. A rule that is in
     neither, and `default` where there is none, is turned into seconds as a comparison would do.
     """
-    stored = sweep.rulings(run)
+    stored = slos.rulings(run)
     found = [(one.under, f"as {one.table.name} judged this run") for one in stored]
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
         found.insert(0, (Judge(spec.slo, seconds), "which this run's policy read"))
-    asked = None if rule is None else sweep.located(rule)
+    asked = None if rule is None else slos.located(rule)
     under, origin = next(((one, how) for one, how in found if asked in {None, one.rule}), (None, ""))
     if under is None:
         plain = replace(spec, slo="", slo_s=())
-        under = sweep.judge(plain, asked or default, run.parent, teller=teller)
+        under = slos.judge(plain, asked or default, run.parent, teller=teller)
         origin = "as asked for" if asked else "the default, for no comparison beside this run judged it"
     lines = [f"SLO {under.rule} ({_base(under.rule)}), {origin}"]
     others = [one for one in stored if asked is None and one.under.rule != under.rule]

@@ -59,6 +59,13 @@ def trace_of(name: str) -> Trace:
     return trace(name)
 
 
+def fit_of(spec: Spec) -> str | None:
+    """How near a synthetic trace with a stream a model comes to what it is fitted to; None: nothing was measured."""
+    from traces import realism
+
+    return realism.fit_of(trace_of(spec.trace), models_of(spec.models).streams)
+
+
 @cache
 def models_of(name: str) -> ModelSet:
     """A model set by name, path or shapes; UserError where there is none."""

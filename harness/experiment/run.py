@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, models_of, trace_of
+from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, trace_of
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
@@ -19,7 +19,12 @@ from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
 from harness.rows import record
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
+
+    F8 = NDArray[np.float64]
+    I4 = NDArray[np.int32]
 
 
 def jobs_of(spec: Spec) -> Jobs:
@@ -43,12 +48,15 @@ def jobs_of(spec: Spec) -> Jobs:
     )
     rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":
-        jobs = slo.own(jobs, rule, lambda jobs: solo(spec, jobs))
+        jobs = slo.own(jobs, rule, *solo_s(spec, jobs.model, jobs.prompt_tokens, jobs.output_tokens))
     return jobs
 
 
-def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
-    """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise."""
+def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
+    """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
+
+    `model` indexes the spec's set.
+    """
     import numpy as np
 
     from harness.engines.costs import cost
@@ -57,7 +65,7 @@ def solo(spec: Spec, jobs: Jobs) -> tuple[Any, Any]:
     profile = cluster_of(spec).profile
     host = cost.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
-    keys = np.stack((jobs.model, jobs.prompt_tokens, jobs.output_tokens), axis=1)
+    keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
     unique, back = np.unique(keys, axis=0, return_inverse=True)
     pairs = []
     for m, prompt, output in unique.tolist():
@@ -106,8 +114,6 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
     What the engine cannot do, or the system cannot hold, is a run without rows and with the reason. Raises Failed, and
     writes nothing, where the policy fails. The engine is closed however the run ends; SIGTERM ends it as Ctrl-C does.
     """
-    from traces.realism import fit_of
-
     begun = time.time()
     t, cpu = time.perf_counter(), time.process_time()
     trace, bare = trace_of(spec.trace), engine_of(spec)
@@ -117,7 +123,7 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
         "code_hash": code_hash,
         "fidelity": bare.fidelity,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(spec.models).streams),
+        "fit": fit_of(spec),
         "plan_origin": spec.plan,
         "stats": {},
         "skipped": None,

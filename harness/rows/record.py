@@ -1,7 +1,8 @@
 """Rows on disk: one folder a run, whole or absent, equal bytes for equal rows.
 
 A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
-`side.json` (wall-clock facts: outside bytes and hash). All stamps are whole nanoseconds from the window's start.
+`side.json` (wall-clock facts: outside bytes and hash). `solo.parquet` joins it when an SLO is a multiple of each
+request's own latency: what that is, request by request. All stamps are whole nanoseconds from the window's start.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 ROWS = "requests.parquet"
 SIDE = "side.json"
+SOLO = "solo.parquet"
 SWEEP = "attainment.parquet"
 
 STATES = ("done", "dropped", "failed", "unfinished")

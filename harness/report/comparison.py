@@ -8,18 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment import sweep
-from harness.experiment.lookup import cluster_of, models_of, trace_of
+from harness.experiment import compare as comparison
+from harness.experiment import rates
+from harness.experiment.compare import Compared
+from harness.experiment.lookup import cluster_of, fit_of, models_of, trace_of
 from harness.experiment.run import jobs_of
 from harness.experiment.spec import as_dict
-from harness.experiment.sweep import Compared
 from harness.policy.types import Inst, Unsupported
 from harness.report import table
 from harness.report.commands import again, explain_command, short_path
 from harness.report.table import View
 from harness.rows import record
 from harness.rows.checked import checked, note
-from traces.realism import fit_of
 from workloads.build import closed, idle_to_swap, plan
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
     load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
-    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models.streams))
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(spec))
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
@@ -80,11 +80,11 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from table.caps(found.table, as_dict(found.reference))
-    copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
+    copy = next((row.label for row in shown.rows if row.label.endswith(comparison.AA)), None)
     for line in (
-        table.verdict(found.table, shown, rule, sweep.LEVEL),
-        table.why(found.table, shown, rule, sweep.LEVEL),
-        copy and table.same(found.table, copy.removesuffix(sweep.AA), copy, shown.rate_scale, rule),
+        table.verdict(found.table, shown, rule, rates.LEVEL),
+        table.why(found.table, shown, rule, rates.LEVEL),
+        copy and table.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
@@ -141,7 +141,7 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
     return {
         "trace": trace.name,
         "tier": trace.tier,
-        "fit": fit_of(trace, models_of(found.reference.models).streams),
+        "fit": fit_of(found.reference),
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
