@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from harness.check import trial as trials
 from harness.check.cases import Case, cases
@@ -17,6 +19,7 @@ from harness.check.laws import LAWS, otherwise
 from harness.check.new import write
 from harness.check.purity import impure
 from harness.check.trial import Subject, Trial, needs, run
+from harness.cli.app import main
 from harness.engines.sim.engine import Sim
 from harness.loop import engine as engines
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
@@ -24,24 +27,79 @@ from harness.policy.events import Event, Finished
 from harness.policy.types import Batch, Host, Inst, UserError
 
 HERE = Path(__file__).resolve().parent
-BROKEN = sorted((HERE / "broken").glob("*.py"))
 SOUND = sorted((HERE / "sound").glob("*.py"))
 A = Inst("a", (0,))
 
+# Lines of sound/admits_each.py, and what stands in their place where laws are broken.
+CLASS, HEARS = "class AdmitsEach:", "hears: frozenset[type] = frozenset({Woke, Arrived})"
+PLACE = "m: Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))"
+N, EVENT, EACH, RUN = "n = len(cluster.gpus)", "match event:", "for batch in self.batches.values():", "yield Run(batch)"
+ARRIVED, ADMIT = "case Arrived(request):", "yield Admit(request.id, self.batches[request.model])"
+BROKEN: dict[str, tuple[str, dict[str, str]]] = {
+    "over_the_card": ("memory served", {PLACE: PLACE.replace("(k + j) % n", "j")}),
+    "hash_order": ("deterministic", {EACH: "for batch in set(self.batches.values()):"}),
+    "over_limit": ("memory", {RUN: f"{RUN}\nyield Limit(batch.inst.model, 0, 2 * self.gpu.mem_bytes)"}),
+    "starves": ("served", {RUN: f"{RUN}\nyield Limit(batch.inst.model, 0, 0)"}),
+    "undeclared_action": ("declared", {RUN: f"{RUN}\nyield Run(batch, seqs=4)"}),
+    "undeclared_event": ("declared", {
+        HEARS: HEARS.replace("Woke, ", ""),
+        ADMIT: f"batch = self.batches[request.model]\nyield from (Load(batch.inst), Run(batch))\n{ADMIT}\n"
+        'yield Wake(view.now_s + 1.0, "later")'}),
+    "gives_up": ("survives", {ARRIVED: f"case Done(_, str(why)):\n    raise RuntimeError(why)\n{ARRIVED}"}),
+    "stops_all": ("survives", {
+        ARRIVED: "case Done(_, str()):\n    self.batches = {}\ncase Arrived(request) if self.batches:"}),
+    "loses_request": ("served", {ARRIVED: "case Arrived(request) if request.id % 7 != 3:"}),
+    "serves_twice": ("served", {
+        HEARS: HEARS.replace("Woke, ", "Woke, Finished, "),
+        ARRIVED: f"case Finished(rid):\n    yield Admit(rid, event.batch)\n{ARRIVED}"}),
+    "livelocks": ("livelock", {EVENT: f'if isinstance(event, Woke):\n    yield Wake(view.now_s, "again")\n{EVENT}'}),
+    "never_ends": ("livelock", {ARRIVED: "case Arrived() | Woke():", ADMIT: 'yield Wake(view.now_s + 0.001, "again")'}),
+    "keeps_view": ("fresh-view", {
+        N: f"{N}\nself.view = None",
+        ADMIT: "first, self.view = self.view or view, view\n"
+        f"if first.batch(self.batches[request.model]).waiting >= 0:\n    {ADMIT}"}),
+    "peeks_at_lengths": ("declared", {ARRIVED: "case Arrived(request) if view.oracle_tokens(request.id) > 0:"}),
+    "peeks_inside": ("blind", {ARRIVED: "case Arrived(request) if view._sim._jobs.output_tokens[request.id] > 0:"}),
+    "peeks_at_frames": ("blind pure replayed", {
+        ADMIT: "import sys\nframe = sys._getframe()\nwhile 'jobs' not in frame.f_locals:\n    frame = frame.f_back\n"
+        f"if frame.f_locals['jobs'].output_tokens[request.id] % 2:\n    yield Drop(request.id)\nelse:\n    {ADMIT}"}),
+    "reads_clock": ("pure", {CLASS: f"import time\n{CLASS}", ARRIVED: "case Arrived(request) if time.time() > 0.0:"}),
+    "reads_slo": ("declared", {ADMIT: f"{ADMIT} if request.ttft_slo_s > 0.01 else Drop(request.id)"}),
+    "remembers": ("replayed", {
+        CLASS: f"known = []\n{CLASS}",
+        ADMIT: f"{ADMIT}\nif request.id in known:\n    yield Drop(request.id)\nknown.append(request.id)"}),
+}  # fmt: skip
+WORDS = {  # what any of them may need
+    "import Action, Admit, Load, Run": "import Action, Admit, Drop, Limit, Load, Run, Wake",
+    "import Arrived, Event, Woke": "import Arrived, Done, Event, Finished, Woke",
+    '"Load", "Run", "Admit"': '"Load", "Run", "Admit", "Drop", "Limit", "Wake"',
+}
 
-def names(path: Path) -> set[str]:
-    """The laws that a wrong system says it breaks: "Breaks `served`, ..."."""
-    return set(re.findall(r"`([a-z-]+)`", path.read_text(encoding="utf-8").partition(":")[0]))
+
+def broken(name: str, folder: Path) -> Path:
+    """Write a system that breaks laws into a folder."""
+    text = (HERE / "sound" / "admits_each.py").read_text("utf-8")
+    for old, new in WORDS.items():
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    lines = text.splitlines()
+    for old, new in BROKEN[name][1].items():
+        (at,) = (k for k, line in enumerate(lines) if line.strip().rstrip(",") == old)
+        lines[at] = indent(new, lines[at][: lines[at].index(old)])
+    path = folder / f"{name}.py"
+    path.write_text("\n".join(lines), "utf-8")
+    return path
 
 
-@pytest.mark.parametrize("path", BROKEN, ids=lambda path: path.stem)
-def test_the_broken_law_is_named(path: Path) -> None:
-    assert names(path)
-    assert {failure.law for failure in check(str(path))} == names(path)
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["check", str(broken(name, tmp_path))])
+    assert result.exit_code == 1, result.output
+    assert set(re.findall(r"^([a-z-]+): ", result.stdout, re.MULTILINE)) == set(BROKEN[name][0].split())
 
 
 def test_every_law_has_a_system_that_breaks_it() -> None:
-    assert set(LAWS) - set().union(*map(names, BROKEN)) == {"starts"}  # for which see below
+    assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts"}  # for which see below
 
 
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
@@ -54,8 +112,8 @@ def test_a_new_system_passes(tmp_path: Path) -> None:
     assert check(str(tmp_path / "mine.py")) == []
 
 
-def test_a_failure_is_shrunk_and_repeats() -> None:
-    path = str(HERE / "broken" / "loses_request.py")
+def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
+    path = str(broken("loses_request", tmp_path))
     (failure,) = check(path)
     assert "its first 4 requests: request 3 of " in failure.message  # it loses 3, 10, 17, ...
     assert failure.event == 4  # the start, then one arrival after the other
@@ -64,8 +122,8 @@ def test_a_failure_is_shrunk_and_repeats() -> None:
     assert check(path, only=words[4], case=words[6]) == [failure]
 
 
-def test_other_laws_are_left_out_where_one_is_asked_for() -> None:
-    assert check(str(HERE / "broken" / "loses_request.py"), only="memory", case="calm") == []
+def test_other_laws_are_left_out_where_one_is_asked_for(tmp_path: Path) -> None:
+    assert check(str(broken("loses_request", tmp_path)), only="memory", case="calm") == []
 
 
 GOOD = '''

@@ -26,6 +26,7 @@ from harness.loop.system import ROOT
 from harness.report import table
 from harness.rows import record, tidy
 from harness.rows.statistics import Estimate
+from tests.test_check import broken
 from tests.test_sweep import SYSTEM, files
 
 MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")
@@ -473,7 +474,7 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
 def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) -> None:
     ok("new", tmp_path / "mine.py")
     assert "all laws hold" in ok("check", tmp_path / "mine.py")
-    result = bench("check", ROOT / "tests" / "broken" / "loses_request.py")
+    result = bench("check", broken("loses_request", tmp_path))
     assert result.exit_code == 1
     words = shlex.split(re.findall(r"repeat: bench (.*)", result.stdout)[0])
     assert bench(*words).exit_code == 1

@@ -1,4 +1,7 @@
-"""Members of batches: how requests are admitted, parked, moved, dropped and ended."""
+"""Members of batches: how requests are admitted, parked, moved, dropped and ended.
+
+Over 600 lines: whatever changes a membership keeps the same lists, heaps and counters, so it all stands together.
+"""
 
 from __future__ import annotations
 

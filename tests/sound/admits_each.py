@@ -1,8 +1,7 @@
-"""Breaks `pure`: serves by the time of day."""
+"""Each request is admitted when it comes. What test_check.py breaks, a line at a time."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
@@ -12,7 +11,7 @@ from harness.policy.types import Batch, Cluster, Inst, Option
 from harness.policy.view import View
 
 
-class Broken:
+class AdmitsEach:
     """Model k on the GPUs from k on."""
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
@@ -22,18 +21,17 @@ class Broken:
 
     def __init__(self, cluster: Cluster) -> None:
         n = len(cluster.gpus)
-        self.batches = [
-            Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
+        self.gpu = cluster.gpus[0]
+        self.batches = {
+            m: Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))
             for k, (m, model) in enumerate(cluster.models.items())
-        ]
-
-    def batch(self, model: str) -> Batch:
-        return next(b for b in self.batches if b.inst.model == model)
+        }
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        if event == Woke("start"):
-            for batch in self.batches:
-                yield Load(batch.inst)
-                yield Run(batch)
-        if isinstance(event, Arrived) and time.time() > 0.0:
-            yield Admit(event.request.id, self.batch(event.request.model))
+        match event:
+            case Woke("start"):
+                for batch in self.batches.values():
+                    yield Load(batch.inst)
+                    yield Run(batch)
+            case Arrived(request):
+                yield Admit(request.id, self.batches[request.model])
