@@ -25,7 +25,7 @@ from harness.policy.events import Done, Event, Finished, Preempted, Prefilled, T
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
+from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -100,6 +100,11 @@ def test_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(CUT, CUT + 100, 50))
+def test_models_on_several_numbers_of_gpus_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
 def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
@@ -113,7 +118,12 @@ def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
-    [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 1120, 100), *range(WILD + 200, WILD + 3200, 100)],
+    [
+        *range(300, 1100, 100),
+        *range(TURNED + 120, TURNED + 1120, 100),
+        *range(WILD + 200, WILD + 3200, 100),
+        *range(CUT + 100, CUT + 1100, 100),
+    ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []

@@ -20,7 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.engines import machine
+from harness.engines import machine, shapes
 from harness.experiment.spec import LINKS, Spec, as_dict, meant
 from harness.loop import engine as engines
 from harness.loop import system
@@ -194,13 +194,14 @@ def config_of(spec: Spec) -> machine.Config:
     trace, models = trace_of(spec.trace), models_of(spec.models)
     slo = {model: pair for model, *pair in spec.slo_s}
     longest = longest_tokens(trace)
+    served = (
+        machine.Served(
+            m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
+        )._replace(degrees=shapes.degrees(m.shape))
+        for m in models.members
+    )
     return machine.Config(
-        models=tuple(
-            machine.Served(
-                m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
-            )
-            for m in models.members
-        ),
+        models=tuple(served),
         gpu=spec.gpu,
         gpus=spec.gpus,
         node_gpus=spec.node_gpus,
@@ -232,7 +233,8 @@ def machine_of(spec: Spec) -> machine.Machine:
 def _machine(
     gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
 ) -> machine.Machine:
-    served = tuple(machine.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
+    members = models_of(models).members
+    served = tuple(machine.Served(m.name, m.shape, m.tp, degrees=shapes.degrees(m.shape)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, **rates))
 
@@ -417,8 +419,6 @@ def _located(name: str, suffix: str) -> str:
 
 def _fit(spec: Spec) -> None:
     """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
-    from harness.engines import shapes
-
     card = machine_of(spec).spec
 
     def alone(m: Any, tp: int) -> tuple[int, int]:

@@ -452,6 +452,10 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     # What HBM gives at best: to a large GEMM of one token, or to a model's own decode attention.
     large_gemm = BF16 * 16384.0**2 / float(gemm_s(q["gemm"], spec, 1, 16384, 16384))
     for i, (shape, tp) in enumerate(rows):
+        if (same := rows.index((shape, tp))) < i:
+            for table in (cost, gemm, head, dec_rate, pre_rate):
+                table[i] = table[same]
+            continue
         L, d = shape.layers, shape.head_dim
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by

@@ -21,9 +21,11 @@ from harness.engines.machine import (
     Served,
     block_bytes,
     cluster,
+    footprint_bytes,
     granule_bytes,
     machine,
     memory,
+    priced_models,
     profile,
 )
 from harness.engines.sim import kernel, state
@@ -103,8 +105,9 @@ class Sim:
         }
         self._elastic = options.get("kv", "paged") == "elastic"
         layout: Any = options.get("process", "model")
-        self.cluster = cluster(config, self._elastic, self._machine, layout)
-        self._memory = memory(config, self._machine.spec, layout)
+        self._layout: process.Layout = layout
+        self.cluster = cluster(config, self._elastic, self._machine, self._layout)
+        self._memory = memory(config, self._machine.spec, self._layout)
         self._ways = self._machine.ladder
         self.can = frozenset(
             {
@@ -117,6 +120,7 @@ class Sim:
         self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
         self._host = self._machine.host
         self._model = {m.name: k for k, m in enumerate(config.models)}
+        self._rows = {(m.name, m.tp): k for k, m in enumerate(priced_models(config))}  # of the cost tables
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
         self._places: list[Gpus] = []  # the GPUs of each, none for hosts
@@ -200,8 +204,7 @@ class Sim:
             places = [c.gpus + inst.place.node]
         else:
             gpus, places = inst.place, list(inst.place)
-            if len(places) != model.tp:
-                raise ValueError(f"{inst.model} runs on {model.tp} GPUs, not {len(places)}")
+            model = model.at(len(places))
             if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
                 raise ValueError(f"no such place {inst.place}")
         if places[0] >= len(S.G):
@@ -213,11 +216,12 @@ class Sim:
         I[:row] = S.I
         i = I[row]
         size = block_bytes(c, model)
-        i["model"], i["n"], i["cost"], i["host"], i["is_host"] = k, len(places), k, home, host
+        i["model"], i["n"], i["host"], i["is_host"] = k, len(places), home, host
+        i["cost"] = self._rows[model.name, model.tp]
         i["bbytes"] = size * model.tp if host else size
         i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
         i["weights"] = shapes.weight_bytes(model.shape, model.tp)
-        i["foot"] = 0 if host else i["weights"] + self._memory.process_bytes[k]
+        i["foot"] = 0 if host else footprint_bytes(c, model, self._layout)
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED
@@ -585,7 +589,8 @@ class Sim:
             n = kernel.movables(S.at, b, int(to is None))
             if n == 0:
                 return "no KV to move"
-            parts = 2 * self.config.models[self._model[who.inst.model]].tp
+            model = self.config.models[self._model[who.inst.model]]
+            parts = 2 * max(model.tp, *model.degrees, 1)
             self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
             kernel.move_batch(S.at, b, self._account(who.inst.model, to), self._note(action, n))
             return None

@@ -57,8 +57,8 @@ WORLD = _row(
     "now end over watermark sigma piece trip",
     "G K I M B N R E X A L nG nK nI nM nB nN nR nE nX nA nL gpus "
     "nxt opened n shead stail seq hear tokens unlimited alone swap elastic bt cap chunk prefill seed blocked "
-    "grants dirty ev_i ev_n left lookahead cost grid gemm head share seqs dec_rate pre_rate route models points shares "
-    "batches "
+    "grants dirty ev_i ev_n left lookahead cost grid gemm head share seqs dec_rate pre_rate route "
+    "rows models points shares batches "
     "xfree xn afree an xhead xtail thead formed due links rivals logs spans steps preempts loads evicts migrations "
     "moves by_cap by_chunk by_prefill",  # by_*: steps that this cap bound
     walk=4,  # the next member to visit in each list of a batch
@@ -137,14 +137,14 @@ class Tables(NamedTuple):
 
 
 NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
-    "cost": (COST, "models"),
+    "cost": (COST, "rows"),
     "grid": (np.dtype("i8"), "points"),
-    "gemm": (np.dtype("f8"), "models points"),
-    "head": (np.dtype("f8"), "models points"),
+    "gemm": (np.dtype("f8"), "rows points"),
+    "head": (np.dtype("f8"), "rows points"),
     "share": (np.dtype("f8"), "shares"),
     "seqs": (np.dtype("f8"), "batches"),
-    "dec_rate": (np.dtype("f8"), "models shares batches"),
-    "pre_rate": (np.dtype("f8"), "models shares"),
+    "dec_rate": (np.dtype("f8"), "rows shares batches"),
+    "pre_rate": (np.dtype("f8"), "rows shares"),
     "route": (np.dtype("i8"), "models"),
 }  # of `Tables`
 cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, route_at = (

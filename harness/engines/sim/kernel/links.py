@@ -279,17 +279,23 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any."""
+    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any.
+
+    Between groups of two degrees it is cut anew: what the new one holds comes in equal parts from the GPUs of the old.
+    """
     I, J = inst_at(S, src), inst_at(S, dst)
-    for j in range(J.n if I.is_host else I.n):
-        if I.is_host:
+    if I.is_host:
+        for j in range(J.n):
             add_part(S, x, 4 * inst_at(S, dst).at[j], float(blocks * J.bbytes))
-            continue
-        g = inst_at(S, src).at[j]
-        size = float(blocks * I.bbytes)
-        if J.is_host:
-            add_part(S, x, 4 * g + 1, size)
-            continue
+        return
+    if J.is_host:
+        for j in range(I.n):
+            add_part(S, x, 4 * inst_at(S, src).at[j] + 1, float(blocks * I.bbytes))
+        return
+    pairs = max(I.n, J.n)
+    size = float(blocks * J.bbytes * J.n) / pairs
+    for j in range(pairs):
+        g = inst_at(S, src).at[j % I.n]
         h = inst_at(S, dst).at[j % J.n]
         link = 4 * g + (2 if gpu_at(S, g).node == gpu_at(S, h).node else 3)
         if link_at(S, link).bw > 0.0:
