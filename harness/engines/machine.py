@@ -181,5 +181,7 @@ def profile(config: Config, priced: Machine) -> cost.TableProfile:
         priced.spec,
         priced.ladder,
         {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in models},
+        {m.name: m.shape for m in config.models},
+        cost.quantities(config.gpu, config.table),
         min(config.node_gpus, config.gpus),
     )

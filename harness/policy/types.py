@@ -186,6 +186,17 @@ class Profile(Protocol):
         """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
         ...
 
+    def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of one layer's attention in such a step, alone on its GPUs: what attention elsewhere takes there."""
+        ...
+
+    def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
+        """Seconds of each kernel of such a step, in the order in which they run; they sum to the GPU's part of it.
+
+        Those of all layers, one layer after the other, then the LM head. Host time is no part of them.
+        """
+        ...
+
     def load_s(self, inst: Inst, way: str) -> float:
         """Seconds of a `Load` by `way` on idle links."""
         ...
