@@ -42,6 +42,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import one_request, phases
 from harness.policy.slot import Slot
 from harness.policy.types import GIB, Batch, Cluster, Host, Infeasible, Inst, Option
@@ -104,14 +105,14 @@ class Aegaeon:
     """Algorithms 1 and 2."""
 
     cluster: Cluster
-    order: str = "split"
-    prefill: float = 0.375  # 3 of a node's 8 GPUs: benchmark_e2e.py, num_prefill_engines
-    load: str = "seconds"
-    group: int = 8  # prefill_scheduler.py, max_group_size
+    order: str = choice("split", "prefill", "decode")
+    prefill: float = number(0.375, 0.05, 0.95)  # 3 of a node's 8 GPUs: benchmark_e2e.py, num_prefill_engines
+    load: str = choice("seconds", "requests")
+    group: int = number(8, 1, 256)  # prefill_scheduler.py, max_group_size
     refill: bool = False
-    qmax_s: float = 4.0  # decode_scheduler.py, max_batch_quota
-    estimate: str = "profile"
-    way: str = "host"
+    qmax_s: float = number(4.0, 0.1, 60)  # decode_scheduler.py, max_batch_quota
+    estimate: str = choice("profile", "released")
+    way: str = choice("host", "naive", "reinit", "sleep", "pool", "disk", "cold")
     sync: bool = True
     prefetch: bool = True
     hears: frozenset[type] = field(init=False)
@@ -137,15 +138,6 @@ class Aegaeon:
         "no-memory": {"prefetch": False, "sync": False, "way": "naive"},
         "no-reuse": {"prefetch": False, "sync": False, "way": "reinit"},
     }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "order": ("split", "prefill", "decode"),
-        "load": ("seconds", "requests"),
-        "estimate": ("profile", "released"),
-        "way": ("host", "naive", "reinit", "sleep", "pool", "disk", "cold"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "prefill": (0.05, 0.95), "group": (1, 256), "qmax_s": (0.1, 60.0),
-    }  # fmt: skip
 
     def __post_init__(self) -> None:
         models, profile, gpu = self.cluster.models, self.cluster.profile, self.cluster.gpus[0]

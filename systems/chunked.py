@@ -14,6 +14,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
+from harness.policy.fields import number
 from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Inst, Option
 from harness.policy.view import View
@@ -26,13 +27,12 @@ class Chunked:
     """Stall-free batching with a budget of tau tokens a step."""
 
     cluster: Cluster
-    tau: int = 512  # the paper's choice under a strict SLO (section 5.1)
+    tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"strict": {"tau": 512}, "relaxed": {"tau": 2048}}
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"tau": (64, 8192)}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place, route and run every model at the start; nothing after."""

@@ -37,6 +37,7 @@ from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, shares
 from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
@@ -211,10 +212,11 @@ class MuxServe:
     """Placement once, ADBS for ever, prefill turns where they are asked for."""
 
     cluster: Cluster
-    kv: str = "elastic"  # pages on demand (MuxServe++), or blocks (paged)
-    adapt_s: float = 8.0  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
+    kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
+    adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
+    quotas: bool = True  # False: none, whoever asks first is served
     hard: bool = False  # quotas are limits in bytes, not numbers of sequences
-    lanes: str = "engine"  # engines batch; or prefills take turns; or turns and percentages of the SMs
+    lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -231,15 +233,12 @@ class MuxServe:
         "turns": {"lanes": "turns"},
         "original": {"kv": "paged", "lanes": "shares"},
     }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "kv": ("elastic", "paged"),
-        "lanes": ("engine", "turns", "shares"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"adapt_s": (0, 64)}
 
     def __post_init__(self) -> None:
         self.options = {"kv": self.kv, "process": "pair" if self.lanes == "shares" else "model"}
-        self.uses |= {"Limit"} if self.hard else {"Run.seqs"}
+        if not self.quotas:
+            self.adapt_s, self.hard = 0.0, False
+        self.uses |= {"Limit"} if self.hard else {"Run.seqs"} if self.quotas else set()
         if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}
             self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
@@ -294,7 +293,7 @@ class MuxServe:
         if self.hard:
             yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
         else:
-            yield from self.open(m, self.most(m))
+            yield from self.open(m, self.most(m) if self.quotas else None)
 
     def most(self, m: str) -> int:
         """Mean requests that a model's quota holds."""
@@ -385,7 +384,7 @@ class MuxServe:
                 s = view.batch(self.batch(m))
                 if not s.prefill_tokens:
                     continue
-                seqs = None if self.hard else self.most(m) - s.decoding - s.away
+                seqs = None if self.hard or not self.quotas else self.most(m) - s.decoding - s.away
                 if seqs is not None and seqs <= 0:
                     self.starved.add(m)
                     continue

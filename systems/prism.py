@@ -37,6 +37,7 @@ from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, groups, moore_hodgson, one_request, shares
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
 from harness.policy.view import View
@@ -118,25 +119,25 @@ class Prism:
     """Two levels: Alg. 1 says where models live, Alg. 2 who is let in."""
 
     cluster: Cluster
-    numerator: str = "osdi26"
-    argmin: str = "before"
-    tau: float = 0.0  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
-    z: float = 2.0
-    idle_s: float = 45.0  # OSDI 2026, appendix A.4
-    window_s: float = 60.0  # OSDI 2026, appendix A.4
-    interval_s: float = 5.0  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
-    dropped: str = "late"
-    clock: str = "serial"
-    heads: int = 64
-    chunk: int = 2048
+    numerator: str = choice("osdi26", "v1")
+    argmin: str = choice("before", "after")
+    tau: float = number(0.0, 0, 10)  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
+    z: float = number(2.0, 0, 5)
+    idle_s: float = number(45.0, 1, 600)  # OSDI 2026, appendix A.4
+    window_s: float = number(60.0, 5, 600)  # OSDI 2026, appendix A.4
+    interval_s: float = number(5.0, 0.5, 60)  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
+    dropped: str = choice("late", "requeue", "drop")
+    clock: str = choice("serial", "batched")
+    heads: int = number(64, 1, 1024)
+    chunk: int = number(2048, 64, 8192)
     elastic: bool = True
-    order: str = "moore-hodgson"
-    placement: str = "kvpr"
-    evict: str = "pressure"
+    order: str = choice("moore-hodgson", "slack", "fcfs")
+    placement: str = choice("kvpr", "requests", "fixed")
+    evict: str = choice("pressure", "idle", "never")
     overlap: bool = True
-    way: str = "parallel"
+    way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")
     at_tick: bool = False
-    workers: int = 0
+    workers: int = number(0, 0, 64)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
@@ -153,16 +154,6 @@ class Prism:
         "v1": {"numerator": "v1"},
         "released": {"order": "slack", "placement": "requests", "evict": "idle", "idle_s": 50.0, "overlap": False,
                      "way": "pool", "at_tick": True, "workers": 4},  # MODEL_IDLE_THRESHOLD; README, --workers-per-gpu
-    }  # fmt: skip
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "numerator": ("v1", "osdi26"), "argmin": ("before", "after"), "dropped": ("late", "requeue", "drop"),
-        "clock": ("serial", "batched"), "order": ("moore-hodgson", "slack", "fcfs"),
-        "placement": ("kvpr", "requests", "fixed"), "evict": ("pressure", "idle", "never"),
-        "way": ("parallel", "pool", "host", "sleep", "disk", "cold"),
-    }  # fmt: skip
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "tau": (0, 10), "z": (0, 5), "idle_s": (1, 600), "window_s": (5, 600), "interval_s": (0.5, 60),
-        "heads": (1, 1024), "chunk": (64, 8192), "workers": (0, 64),
     }  # fmt: skip
 
     def __post_init__(self) -> None:

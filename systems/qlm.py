@@ -41,6 +41,7 @@ from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import instances, one_request, partition
 from harness.policy.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
 from harness.policy.view import View
@@ -111,12 +112,12 @@ class Qlm:
     """Groups, virtual queues, and who is served where and when."""
 
     cluster: Cluster
-    way: str = "sleep"
-    evict: str = "host"
-    solver: str = "milp"
-    rwt: str = "clt"
-    delta: float = 4.0  # assumed, for the paper's value is not at hand; more groups more loads
-    batch: int = 256  # most requests pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
+    way: str = choice("sleep", "cold", "disk", "host", "pool", "parallel")
+    evict: str = choice("host", "recompute", "drain")
+    solver: str = choice("milp", "edf")
+    rwt: str = choice("clt", "mean")
+    delta: float = number(4.0, 0.5, 16)  # assumed, for the paper's value is not at hand; more groups more loads
+    batch: int = number(256, 1, 4096)  # pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -134,13 +135,6 @@ class Qlm:
         "pool": {"way": "pool"},
         "edf": {"solver": "edf"},
     }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "way": ("cold", "disk", "sleep", "host", "pool", "parallel"),
-        "evict": ("host", "recompute", "drain"),
-        "solver": ("milp", "edf"),
-        "rwt": ("clt", "mean"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"delta": (0.5, 16.0)}
 
     def __post_init__(self) -> None:
         to = {"host": {"Move.to:host", "Move.to:gpu"}, "recompute": {"Move.to:none"}, "drain": set[str]()}[self.evict]

@@ -28,6 +28,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import instances, one_request
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
 from harness.policy.view import View
@@ -65,11 +66,11 @@ class ServerlessLlm:
     """Whole requests, first come first served, on the instance where their model starts soonest."""
 
     cluster: Cluster
-    place: str = "startup"
-    order: str = "fcfs"
-    most: int = 4
-    way: str = "host"
-    host_gib: float = 0.0
+    place: str = choice("startup", "fewest")
+    order: str = choice("fcfs", "sjf")
+    most: int = number(4, 1, 256)
+    way: str = choice("host", "pool", "sleep", "naive", "reinit", "disk", "cold")
+    host_gib: float = number(0.0, 0, 1e5)
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
@@ -82,15 +83,6 @@ class ServerlessLlm:
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plus": {"place": "fewest", "order": "sjf"},
-    }
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "place": ("startup", "fewest"),
-        "order": ("fcfs", "sjf"),
-        "way": ("host", "pool", "sleep", "naive", "reinit", "disk", "cold"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "most": (1, 256),
-        "host_gib": (0.0, 1e5),
     }
 
     def __post_init__(self) -> None:

@@ -46,6 +46,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.fields import choice, number
 from harness.policy.placement import instances, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
 from harness.policy.view import View
@@ -84,10 +85,10 @@ class ServerlessLlmReleased:
     """Requests queue for workers when they arrive; each worker serves the front of its queue."""
 
     cluster: Cluster
-    order: str = "fcfs"
-    most: int = 4
-    drop_s: float = 15.0
-    way: str = "host"
+    order: str = choice("fcfs", "srtf")
+    most: int = number(4, 1, 256)  # scheduler.py:169, QS
+    drop_s: float = number(15.0, 0, 3600)  # scheduler.py:43-45
+    way: str = choice("host", "pool", "sleep", "naive", "reinit", "disk", "cold")
     hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
@@ -96,11 +97,6 @@ class ServerlessLlmReleased:
     retry_s: float = field(init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"order": "srtf"}}
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {
-        "order": ("fcfs", "srtf"),
-        "way": ("host", "pool", "sleep", "naive", "reinit", "disk", "cold"),
-    }
-    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {"most": (1, 256), "drop_s": (0.0, 3600.0)}
 
     def __post_init__(self) -> None:
         models, gpus = self.cluster.models, self.cluster.gpus

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run
 from harness.policy.events import Event, Woke
+from harness.policy.fields import choice
 from harness.policy.placement import one_request, shares, spread
 from harness.policy.types import Batch, Cluster, Inst, Option
 from harness.policy.view import View
@@ -31,13 +32,12 @@ class Static:
     """Models stay where the plan puts them, with the KV memory that the plan gives them."""
 
     cluster: Cluster
-    size: str = "rate"
+    size: str = choice("rate", "equal")
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Limit", "Run", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"rate": {"size": "rate"}, "equal": {"size": "equal"}}
-    choices: ClassVar[Mapping[str, tuple[Option, ...]]] = {"size": ("rate", "equal")}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place, limit, route and run every model at the start; nothing after."""

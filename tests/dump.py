@@ -39,7 +39,7 @@ def mutate(pairs: list[str]) -> None:
 def digest(seed: int) -> str:
     """The bytes of all request records of one world."""
     sim, _ = drive(world(seed), 30.0)
-    R = sim.S.R
+    R = sim.S.requests
     columns = b"".join(np.ascontiguousarray(R[name]).tobytes() for name in R.dtype.names or ())
     return hashlib.sha256(columns).hexdigest()
 

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.check.check import Stand
+from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim import state
@@ -81,14 +81,14 @@ def test_active_models_in_the_simulator() -> None:
     engine = Sim(world, {}, priced(models))
     policy: Any = Dedicated(engine.cluster)
     replay(policy, engine, jobs(rows, models))
-    R = engine.S.R
+    R = engine.S.requests
     busy_s = 0.0
     for m in range(models):
         until_s = -math.inf
-        for arr, done in R[R["model"] == m][["arr", "done"]].tolist():
-            busy_s += max(0.0, done - max(arr, until_s))
+        for arrival, done in R[R["model"] == m][["arrival", "done"]].tolist():
+            busy_s += max(0.0, done - max(arrival, until_s))
             until_s = max(until_s, done)
-    service_s = float((R["done"] - R["arr"]).mean())
+    service_s = float((R["done"] - R["arrival"]).mean())
     assert 0.5 < rate_rps * service_s < 3.0
     assert busy_s / float(R["done"].max()) == pytest.approx(active(models, rate_rps, service_s), rel=0.03)
 
@@ -394,16 +394,16 @@ def look(engine: Sim) -> None:
     """No lane steps without its weights; who decodes has its KV there; blocks are held by those who have them."""
     S = engine.S
     held: dict[int, int] = {}
-    for r in range(int(S.s["nxt"])):
-        q = S.R[r]
+    for r in range(int(S.s["arrived"])):
+        q = S.requests[r]
         if q["home"] >= 0:
             held[int(q["home"])] = held.get(int(q["home"]), 0) + 1
         if q["state"] == state.RUN:
-            assert q["home"] == S.B[q["batch"]]["inst"], f"request {r} decodes away from its KV"
+            assert q["home"] == S.batches[q["batch"]]["inst"], f"request {r} decodes away from its KV"
     for b in range(len(engine._batches)):
-        i = S.I[S.B[b]["inst"]]
+        i = S.insts[S.batches[b]["inst"]]
         for lane in (2 * b, 2 * b + 1):
-            if S.N[lane]["busy"]:
+            if S.lanes[lane]["busy"]:
                 assert i["state"] in (state.IN, state.DRAINING, state.LEAVING), f"lane {lane} steps without weights"
 
 
@@ -422,7 +422,7 @@ def simulated(
     log.engine = engine
     stand: Any = Stand(engine, refuse, lambda law, what: pytest.fail(f"{law}: {what}"))
     replay(policy, stand, jobs(rows, n), end_s=1000.0, log=log, decision_s=decision_s)
-    return engine.S.R, log.decisions, policy, engine
+    return engine.S.requests, log.decisions, policy, engine
 
 
 def test_the_path_of_one_request() -> None:
@@ -529,7 +529,7 @@ def test_no_kv_is_lost(data: st.DataObject) -> None:
     refuse, decision_s = data.draw(st.sampled_from([0, 0, 3, 8])), data.draw(st.sampled_from([0.0, 2e-5, 0.03]))
     R, _, _, engine = simulated(rows, world, refuse, decision_s, **fields)
     assert (R["state"] == state.DONE).all()
-    assert not engine.S.I["blocks"].any()
+    assert not engine.S.insts["blocks"].any()
 
 
 def test_noise_and_overload() -> None:
@@ -545,4 +545,4 @@ def test_a_batch_larger_than_the_cap_moves_as_a_whole() -> None:
     rows = [(0.001 * k, k % 2, 50, 40) for k in range(260)]
     R, *_, engine = simulated(rows, config(2, 2, batch_cap=2), qmax_s=0.5)
     assert (R["state"] == state.DONE).all()
-    assert engine.S.s["xn"] >= 0
+    assert engine.S.s["transfer_spare"] >= 0

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
-from harness.cli.app import main
+from harness.cli.app import COMMANDS, load, main
 from harness.experiment.spec import Spec
 from harness.experiment.sweep import AA, AA_SEED
 from harness.loop.system import ROOT
@@ -78,6 +78,7 @@ def test_a_closed_loop_on_the_command_line(tmp_path: Path) -> None:
 def commands(group: click.Group = main, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, command in group.commands.items():
         yield (*path, name)
+        command = load(name) if group is main else command
         if isinstance(command, click.Group):
             yield from commands(command, (*path, name))
 
@@ -98,9 +99,23 @@ def test_help_shows_an_example_that_parses(path: tuple[str, ...]) -> None:
         words = words[1 : words.index("&&")] if "&&" in words else words[1:]
         command: click.Command = main
         while words and isinstance(command, click.Group) and words[0] in command.commands:
-            command = command.commands[words.pop(0)]
+            command = load(words.pop(0)) if command is main else command.commands[words.pop(0)]
         flags = {flag for param in command.params for flag in param.opts}
         assert {word for word in words if word.startswith("-") and word != "..."} <= flags | {"--help"}
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    for name, (_, line) in COMMANDS.items():
+        assert (load(name).name, (load(name).help or "").splitlines()[0]) == (name, line)
+
+
+def test_help_imports_no_command() -> None:
+    code = (
+        "import sys\nfrom harness.cli.app import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+        "print(*(name for name in sys.modules if name.startswith('harness.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1].split() == ["harness.cli", "harness.cli.options", "harness.cli.app"]
 
 
 def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
@@ -398,7 +413,9 @@ def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path: Path) -> None:
-    from harness.experiment.run import code, execute, resolve
+    from harness.experiment.resolve import resolve
+    from harness.experiment.run import execute
+    from harness.experiment.sources import code
     from tests.test_sweep import TINY
 
     folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))

@@ -18,7 +18,9 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import cost as kernel_cost
-from harness.experiment.run import config_of, execute, jobs_of, models_of, resolve, sized, trace_of
+from harness.experiment.lookup import config_of, models_of, trace_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute, jobs_of
 from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
@@ -26,7 +28,8 @@ from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Prefilled
 from harness.policy.types import Batch, Inst, Jobs, UserError
 from harness.rows import metrics, record
-from workloads import fitted
+from traces import synthetic
+from traces.load import sized
 from workloads.base import base
 from workloads.build import FIRST_S, build, plan
 from workloads.models import model_set, shape
@@ -130,14 +133,14 @@ def test_a_loop_that_is_none_is_refused(after: list[int]) -> None:
 
 
 def test_a_closed_loop_by_name() -> None:
-    p = fitted.preset("closed+clients=4+requests=10+think_s=0.5")
+    p = synthetic.preset("closed+clients=4+requests=10+think_s=0.5")
     assert str(p) == "closed+models=1+clients=4+requests=10+think_s=0.5"
     assert (p.prompt, p.output, p.sent) == (1024, 256, 10)
-    assert p.span_s == 3 * (0.5 + 256 * fitted.NOMINAL_TPOT_S)
-    found = fitted.draw(str(p), 1)
+    assert p.span_s == 3 * (0.5 + 256 * synthetic.NOMINAL_TPOT_S)
+    found = synthetic.draw(str(p), 1)
     assert [round(x / p.nominal_s) for x in found.arrival_s] == [0] * 4 + [1] * 4 + [2] * 2
     assert set(found.prompt_tokens.tolist()) == {1024}
-    laws = [fitted.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
+    laws = [synthetic.draw("closed+lengths=sharegpt+max_tokens=4096", seed).prompt_tokens for seed in (1, 1, 2)]
     assert np.array_equal(laws[0], laws[1])
     assert not np.array_equal(laws[0], laws[2])
 
@@ -157,12 +160,12 @@ def test_a_closed_loop_by_name() -> None:
 )
 def test_what_is_no_closed_loop(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        fitted.preset(name)
+        synthetic.preset(name)
 
 
 def test_each_model_has_clients_of_its_own() -> None:
     models = model_set("llama-3.2-1b*3")
-    trace = trace_of(sized("closed+clients=4+requests=10", models))
+    trace = trace_of(sized("closed+clients=4+requests=10", len(models.members)))
     work = build(trace, models, slo={"llama-3.2-1b/2": (1.0, 0.1)})
     assert work.after is not None
     assert len(work) == 30
@@ -238,7 +241,7 @@ def test_hits_hold_the_same_kv() -> None:
             assert isinstance(event, Prefilled)
             seen.append(sim.view().kv("m", 0).used_bytes)
         held.append(seen)
-        assert (sim.S.R["state"] == state.DONE).all()
+        assert (sim.S.requests["state"] == state.DONE).all()
         assert sim.view().kv("m", 0).used_bytes == 0
     assert held[0] == held[1]
     assert min(held[0]) > 0

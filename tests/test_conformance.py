@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from harness.check.check import FILE_LAWS, TRIAL_LAWS, Subject, check, run, subjects
+from harness.check.check import check, subjects
+from harness.check.laws import FILE_LAWS, TRIAL_LAWS
+from harness.check.trial import Subject, run
 from harness.loop import system
 
 SUBJECTS = {f"{name}/{key}": one for name in system.names() for key, one in subjects(name).items()}

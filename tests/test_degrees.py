@@ -9,8 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.engines import shapes
-from harness.engines.costs import process
+from harness.engines.costs import process, shapes
 from harness.engines.machine import Config, Served, cluster, machine
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay

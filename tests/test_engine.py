@@ -14,8 +14,11 @@ from pathlib import Path
 import pytest
 
 from harness.check.new import write
+from harness.experiment import resolve as resolve_module
 from harness.experiment import run, sweep
-from harness.experiment.run import Failed, assemble, current, execute, jobs_of, resolve
+from harness.experiment.lookup import Failed, assemble
+from harness.experiment.resolve import resolve
+from harness.experiment.run import current, execute, jobs_of
 from harness.experiment.spec import Spec, canonical
 from harness.loop import engine
 from harness.loop.guard import Terminated
@@ -42,7 +45,7 @@ def test_what_every_engine_needs_is_not_compiled(module: str) -> None:
 def test_engines_are_the_files_that_define_make() -> None:
     assert "sim" in engine.names()
     assert not {"machine", "cost", "kernel", "rows"} & set(engine.names())  # helpers beside them
-    assert imported("from harness import engine; engine.names()") == ""
+    assert imported("from harness.loop import engine; engine.names()") == ""
 
 
 @pytest.mark.parametrize(
@@ -163,7 +166,7 @@ def test_a_run_says_where_it_was_measured(diary: Path, tmp_path: Path, monkeypat
     assert about["spec"]["measured_on"] == here.measured_on == "host here, cpu of a test"
     assert current(here, tmp_path, "")
     monkeypatch.setenv("DIARY_HOST", "there")
-    run._traits.cache_clear()  # as another process
+    resolve_module._traits.cache_clear()  # as another process
     there = resolve(SPEC)
     assert there.hash8 != here.hash8
     assert not current(there, tmp_path, "")

@@ -15,8 +15,8 @@ import pytest
 
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served
-from harness.engines.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import peek
@@ -72,11 +72,11 @@ def apart(w: World) -> list[str]:
         if not all(map(alike, ours, theirs)) or len(ours) != len(theirs):
             k = next((k for k, (a, b) in enumerate(zip(ours, theirs, strict=False)) if not alike(a, b)), -1)
             found.append(f"{kind.__name__} {k}: {ours[k:][:1]}, not {theirs[k:][:1]}")
-    for q, r in zip(want.requests, sim.S.R, strict=True):
+    for q, r in zip(want.requests, sim.S.requests, strict=True):
         got = STATE.get(int(r["state"]), "unfinished")
-        if (got, int(r["made"]), int(r["npre"])) != (q.state, q.made, q.preemptions):
+        if (got, int(r["made"]), int(r["preemptions"])) != (q.state, q.made, q.preemptions):
             want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
-            found.append(f"request {q.id} is {got}, {r['made']} made, {r['npre']} times preempted; not {want_}")
+            found.append(f"request {q.id} is {got}, {r['made']} made, {r['preemptions']} times preempted; not {want_}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
                 found.append(f"request {q.id} {name} at {r[name]}, not {at}")
@@ -85,7 +85,7 @@ def apart(w: World) -> list[str]:
             for cause in CAUSES
             if not same(float(r[cause]), q.waits[cause])
         ]
-    steps = {"all": int(sim.S.B["steps"].sum())} | {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
+    steps = {"all": int(sim.S.batches["steps"].sum())} | {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
     found += [f"{n} steps {cap}, not {want.steps[cap]}" for cap, n in steps.items() if n != want.steps[cap]]
     return found
 
@@ -147,12 +147,12 @@ def test_compiled_and_plain_python_give_the_same_bits() -> None:
 @pytest.mark.parametrize(
     "pair",
     [
-        ("        n.wa = done\n", ""),  # skips a settle
+        ("        n.anchor_work = done\n", ""),  # skips a settle
         ("    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
         ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
         ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
-        ("    B.ctx -= q.l\n", ""),  # forgets a context
-        ("K.end = W.now + K.stop / K.bw", "K.end = W.now"),  # a link without a queue
+        ("    B.context -= q.length\n", ""),  # forgets a context
+        ("K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
     ],
 )
 def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
@@ -163,20 +163,32 @@ def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
 @pytest.mark.parametrize(
     "pair",
     [
-        ("steps = min(steps, n.most - n.took)", "steps = min(steps, n.most - n.took + 1)"),  # a step too long
-        ("n.until - HALF_NS)))\n        if j < n.k", "n.until - HALF_NS))) + 1\n        if j < n.k"),  # or a time
-        ("    n.until = INF\n", "    n.turn, n.began, n.until = BEGUN, W.now, W.now + for_s\n"),  # from the order
-        ("    if (W.hear >> E_TURN) & 1:\n", "    if (W.hear >> E_TURN) & 1 and why != TIME:\n"),  # never told
+        (
+            "steps = min(steps, n.turn_max - n.turn_steps)",
+            "steps = min(steps, n.turn_max - n.turn_steps + 1)",
+        ),  # a step too long
+        (
+            "n.turn_until - HALF_NS)))\n        if j < n.steps",
+            "n.turn_until - HALF_NS))) + 1\n        if j < n.steps",
+        ),  # or a time
+        (
+            "    n.turn_until = INF\n",
+            "    n.turn, n.turn_began, n.turn_until = BEGUN, W.now, W.now + for_s\n",
+        ),  # from the order
+        ("    if (W.heard >> E_TURN) & 1:\n", "    if (W.heard >> E_TURN) & 1 and why != TIME:\n"),  # never told
         ("            elif stuck(S, lane):\n", "            elif False:\n"),
         ("            if deserted(S, lane):\n", "            if False:\n"),
-        ("    n.mine = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
+        ("    n.in_turn = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
         (
-            "    if K.head >= 0:\n        return K.head\n",  # KV waits
-            "    if K.head >= 0 > K.whead:\n        return K.head\n",
+            "    if K.kv_head >= 0:\n        return K.kv_head\n",  # KV waits
+            "    if K.kv_head >= 0 > K.weights_head:\n        return K.kv_head\n",
         ),
-        ("            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):\n", "            if False:\n"),
-        ("/ W.piece)) + 1\n", "/ W.piece)) + 2\n"),  # a piece more
-        ("        if K.weights > 1 and K.head < 0 and", "        if K.weights > 99 and"),  # once begun, to the end
+        ("            if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):\n", "            if False:\n"),
+        ("/ W.piece_bytes)) + 1\n", "/ W.piece_bytes)) + 2\n"),  # a piece more
+        (
+            "        if K.weights_parts > 1 and K.kv_head < 0 and",
+            "        if K.weights_parts > 99 and",
+        ),  # once begun, to the end
     ],
 )
 def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
@@ -188,11 +200,11 @@ def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
     "pair",
     [
         ("    M.since = W.now\n", ""),  # counts the time with weights as well
-        ("        load = out_s(S, q.model, t) - q.m_load\n", "        load = 0.0\n"),  # all of it is the policy's
+        ("        load = out_s(S, q.model, t) - q.mark_load\n", "        load = 0.0\n"),  # all of it is the policy's
         ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
         ("    n.bound &= n.own\n", ""),  # the policy's caps as well
         ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
-        ("    if r >= 0 and not kvblock and", "    if r >= 0 and"),  # who waits for memory as well
+        ("    if r >= 0 and not blocked and", "    if r >= 0 and"),  # who waits for memory as well
         ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
     ],
 )
@@ -221,7 +233,7 @@ def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
         jobs=replace(w.jobs, arrival_s=w.jobs.arrival_s * 2),
         script=[(2 * t, a) for t, a in w.script],
     )
-    R, R2 = drive(w, 50.0)[0].S.R, drive(slow, 100.0)[0].S.R
+    R, R2 = drive(w, 50.0)[0].S.requests, drive(slow, 100.0)[0].S.requests
     for name in ("first", "done", "admit", *CAUSES):
         np.testing.assert_array_equal(2 * R[name], R2[name])
 
@@ -244,7 +256,7 @@ def test_new_names_change_nothing_else(seed: int) -> None:
     ]
     config = replace(w.config, models=tuple(m._replace(name=new[m.name]) for m in w.config.models))
     other = replace(w, config=config, script=script, jobs=replace(w.jobs, models=tuple(new[m] for m in w.jobs.models)))
-    R, R2 = drive(w, END_S)[0].S.R, drive(other, END_S)[0].S.R
+    R, R2 = drive(w, END_S)[0].S.requests, drive(other, END_S)[0].S.requests
     for name in ("first", "done", *CAUSES):
         np.testing.assert_array_equal(R[name], R2[name])
 
@@ -264,7 +276,7 @@ def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
         jobs=replace(w.jobs, models=(*w.jobs.models, "idle")),
         script=[(NEVER, Load(idle.inst)), (NEVER, Run(idle)), (NEVER, Admit("idle", idle)), *w.script],
     )
-    R, R2 = drive(replace(w, machine=roomy), END_S)[0].S.R, drive(crowded, END_S)[0].S.R
+    R, R2 = drive(replace(w, machine=roomy), END_S)[0].S.requests, drive(crowded, END_S)[0].S.requests
     for name in ("first", "done", *CAUSES):
         np.testing.assert_array_equal(R[name], R2[name])
 
@@ -273,26 +285,26 @@ def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
 def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
     w = world(seed)
     sim, _ = drive(w, END_S)
-    R, S = sim.S.R, sim.S
+    R, S = sim.S.requests, sim.S
     ended = R["state"] >= state.DONE
     waited = sum(R[cause] for cause in CAUSES)
-    spent = np.where(ended, R["done"], END_S) - R["arr"]
+    spent = np.where(ended, R["done"], END_S) - R["arrival"]
     np.testing.assert_allclose(waited, spent, atol=1e-9)
-    assert (R["made"] <= R["out"]).all()
-    assert (R["made"][R["state"] == state.DONE] == R["out"][R["state"] == state.DONE]).all()
-    assert (S.G["used"] <= S.G["cap"]).all() or w.options["memory"] == "unlimited"
-    assert (S.I["blocks"] >= 0).all()
-    assert (S.G["used"] >= 0).all()
+    assert (R["made"] <= R["output"]).all()
+    assert (R["made"][R["state"] == state.DONE] == R["output"][R["state"] == state.DONE]).all()
+    assert (S.gpus["used"] <= S.gpus["cap"]).all() or w.options["memory"] == "unlimited"
+    assert (S.insts["blocks"] >= 0).all()
+    assert (S.gpus["used"] >= 0).all()
     if ended.all():
-        assert (S.I["blocks"] == 0).all()
-        assert (S.I["holders"] == 0).all()
-        assert (S.G["kv"] == 0).all()
-        assert (S.B["count"] == 0).all()
+        assert (S.insts["blocks"] == 0).all()
+        assert (S.insts["holders"] == 0).all()
+        assert (S.gpus["kv_bytes"] == 0).all()
+        assert (S.batches["count"] == 0).all()
     # decode tokens: what batches count is what requests made beyond the token of each prefill; whoever loses its KV
     # to a preemption, or by order, prefills again
     discards = sum(isinstance(a, Move) and a.to is None for _, a in w.script) * len(R)
-    decoded = (R["made"] - 1 - R["npre"])[R["made"] > 0].clip(0).sum()
-    assert discards or not ended.all() or S.B["seq_steps"].sum() >= decoded
+    decoded = (R["made"] - 1 - R["preemptions"])[R["made"] > 0].clip(0).sum()
+    assert discards or not ended.all() or S.batches["seq_steps"].sum() >= decoded
 
 
 def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) -> World:
@@ -324,8 +336,8 @@ def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) 
 
 def latency(w: World) -> np.ndarray:
     sim, _ = drive(w)
-    assert (sim.S.R["state"] == state.DONE).all()
-    return np.asarray(sim.S.R["done"] - sim.S.R["arr"])
+    assert (sim.S.requests["state"] == state.DONE).all()
+    return np.asarray(sim.S.requests["done"] - sim.S.requests["arrival"])
 
 
 def test_one_server_with_fixed_service_waits_as_m_d_1() -> None:
@@ -360,7 +372,7 @@ def test_littles_law() -> None:
 def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing() -> None:
     for seed in range(30):
         w = world(seed)
-        whole = drive(w, END_S)[0].S.R
+        whole = drive(w, END_S)[0].S.requests
         sim: Sim = w.sim()
         for t, action in w.script:
             if t == NEVER:
@@ -375,14 +387,14 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
                 sim.do(todo.pop(0)[1])
             while sim.poll(float(at)) is not None:
                 pass
-            now = sum(view.request(r).made_tokens for r in range(int(sim.S.s["nxt"])))
+            now = sum(view.request(r).made_tokens for r in range(int(sim.S.s["arrived"])))
             assert now >= made
             made = now
             for g in range(w.config.gpus):
-                assert view.free_bytes(g) >= 0 or w.options["memory"] == "unlimited" or sim.S.G[g]["waiting"] > 0
+                assert view.free_bytes(g) >= 0 or w.options["memory"] == "unlimited" or sim.S.gpus[g]["waiting"] > 0
         sim.finish()
         for name in ("first", "done"):
-            np.testing.assert_allclose(whole[name], sim.S.R[name], atol=1e-9)
+            np.testing.assert_allclose(whole[name], sim.S.requests[name], atol=1e-9)
 
 
 # ---------------------------------------------------------------- turns, by hand
@@ -418,7 +430,7 @@ def turns(w: World, rota: Sequence[Sequence[Action]], end_s: float) -> list[tupl
     want = Oracle(w.setup()).run(w.jobs, w.script, end_s, w.answer())
     ours = [(t, e) for t, e in told if isinstance(e, TurnEnded)]
     assert ours == [(t, e) for t, e in want.told if isinstance(e, TurnEnded)]
-    assert sim.S.G["busy_s"][0] <= end_s
+    assert sim.S.gpus["busy_s"][0] <= end_s
     return ours
 
 
@@ -437,9 +449,9 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
         (1.5, M1, "time", 2, 0.5), (2.25, M0, "time", 3, 0.75), (2.75, M1, "time", 2, 0.5),
     ]  # fmt: skip
     sim, _ = drive(replace(w, script=[*w.script, *((NEVER, a) for a in rota[0])], rota=rota), 2.75)
-    assert sim.S.R["solo"].tolist() == [0.125 + 1.5, 0.125 + 1.0]
-    assert sim.S.R["turn"].tolist() == [0.125 + 1.0, 0.125 + 0.75 * 2 + 0.0]
-    assert sim.S.G["busy_s"][0] == 2.75
+    assert sim.S.requests["solo"].tolist() == [0.125 + 1.5, 0.125 + 1.0]
+    assert sim.S.requests["turn"].tolist() == [0.125 + 1.0, 0.125 + 0.75 * 2 + 0.0]
+    assert sim.S.gpus["busy_s"][0] == 2.75
 
 
 def test_a_turn_of_as_many_steps() -> None:
@@ -574,8 +586,8 @@ def test_kv_overtakes_weights() -> None:
 def books(sim: Sim) -> None:
     """Every block belongs to a request at rest or to an end of a move, and every byte to an account or to weights."""
     S = sim.S
-    owned = np.zeros(len(S.I), np.int64)
-    for r in S.R[: int(S.s["nxt"])]:
+    owned = np.zeros(len(S.insts), np.int64)
+    for r in S.requests[: int(S.s["arrived"])]:
         if r["state"] >= state.DONE:
             assert (r["home"], r["blocks"]) == (-1, 0)
         elif r["home"] >= 0:
@@ -583,44 +595,44 @@ def books(sim: Sim) -> None:
             if r["state"] == state.RUN:
                 b = int(r["batch"])
                 lane = peek.decode_lane(S.at, b)
-                made = int(S.B[b]["D"]) - int(r["jd"])
+                made = int(S.batches[b]["tick"]) - int(r["joined_tick"])
                 made += peek.stepped(S.at, lane) + 1 if lane >= 0 else 0  # a step begun writes one token more
-                blocks = max(blocks, -(-(int(r["l"]) + made - 1) // sim.config.block_tokens))
+                blocks = max(blocks, -(-(int(r["length"]) + made - 1) // sim.config.block_tokens))
             owned[r["home"]] += blocks
-    x = int(S.s["xhead"])
+    x = int(S.s["transfer_head"])
     while x >= 0:
-        X = S.X[x]
-        if X["rid"] >= 0 and X["stage"] in (state.LINK, state.TAIL):
+        X = S.transfers[x]
+        if X["request"] >= 0 and X["stage"] in (state.LINK, state.TAIL):
             owned[X["inst"]] += X["blocks"]  # both ends are charged until it is there
-            assert S.R[X["rid"]]["home"] == X["src"]
+            assert S.requests[X["request"]]["home"] == X["source"]
         x = int(X["next"])
-    ahead = np.zeros(len(S.I), np.int64)
-    for b in range(len(S.B)):
-        ahead[S.B[b]["inst"]] += peek.ahead(S.at, b)
-    assert (owned == S.I["blocks"] - ahead).all()
-    used = np.where(np.arange(len(S.G)) < sim.config.gpus, 0, S.G["used"] - S.G["kv"])
-    kv = np.zeros(len(S.G), np.int64)
-    for i in S.I:
-        for g in i["at"][: i["n"]]:
+    ahead = np.zeros(len(S.insts), np.int64)
+    for b in range(len(S.batches)):
+        ahead[S.batches[b]["inst"]] += peek.ahead(S.at, b)
+    assert (owned == S.insts["blocks"] - ahead).all()
+    used = np.where(np.arange(len(S.gpus)) < sim.config.gpus, 0, S.gpus["used"] - S.gpus["kv_bytes"])
+    kv = np.zeros(len(S.gpus), np.int64)
+    for i in S.insts:
+        for g in i["gpus"][: i["gpu_count"]]:
             kv[g] += i["held"]
-            used[g] += i["foot"] * (i["state"] not in (state.OUT, state.QUEUED))
-    assert (kv == S.G["kv"]).all()
-    assert (used + kv == S.G["used"]).all()
-    assert (S.G["used"] <= S.G["cap"]).all() or S.s["unlimited"]
-    told = S.E[: int(S.s["ev_n"])]
+            used[g] += i["footprint"] * (i["state"] not in (state.OUT, state.QUEUED))
+    assert (kv == S.gpus["kv_bytes"]).all()
+    assert (used + kv == S.gpus["used"]).all()
+    assert (S.gpus["used"] <= S.gpus["cap"]).all() or S.s["unlimited"]
+    told = S.events[: int(S.s["events_told"])]
     under_way = [  # an action's number is free exactly when no transfer, eviction, request or event has it
-        *told["a"][told["kind"] == state.E_DONE],
-        *S.I["evict"][np.isin(S.I["state"], (state.DRAINING, state.LEAVING))],
-        *S.R["pend_arg"][S.R["pend"] == state.P_DISCARD],
+        *told["subject"][told["kind"] == state.E_DONE],
+        *S.insts["evict"][np.isin(S.insts["state"], (state.DRAINING, state.LEAVING))],
+        *S.requests["pending_arg"][S.requests["pending"] == state.P_DISCARD],
     ]
-    x = int(S.s["xhead"])
+    x = int(S.s["transfer_head"])
     while x >= 0:
-        under_way += [a] if (a := S.X[x]["act"]) >= 0 else []
-        x = int(S.X[x]["next"])
-    assert len(S.A) - S.s["an"] == len(set(under_way))
+        under_way += [a] if (a := S.transfers[x]["action"]) >= 0 else []
+        x = int(S.transfers[x]["next"])
+    assert len(S.actions) - S.s["action_spare"] == len(set(under_way))
     for b, batch in enumerate(sim._batches):
-        mine = np.flatnonzero((S.R["batch"] == b) & (S.R["state"] < state.DONE))
-        assert sim.view().members(batch) == tuple(mine[np.argsort(S.R["seq"][mine])])
+        mine = np.flatnonzero((S.requests["batch"] == b) & (S.requests["state"] < state.DONE))
+        assert sim.view().members(batch) == tuple(mine[np.argsort(S.requests["seq"][mine])])
 
 
 @pytest.mark.parametrize("seed", range(TURNED, TURNED + 40))
@@ -636,7 +648,9 @@ def test_who_listens_changes_nothing(seed: int) -> None:
             while (event := sim.poll(t)) is not None:
                 told.append((sim.view().now_s, event))
             sim.do(action)
-        return told, b"".join(np.array(sim.S.R[c]).tobytes() for c in sim.S.R.dtype.names or () if c != "pend_arg")
+        return told, b"".join(
+            np.array(sim.S.requests[c]).tobytes() for c in sim.S.requests.dtype.names or () if c != "pending_arg"
+        )
 
     def kind(event: Event) -> type:
         return type(event.action) if isinstance(event, Done) else type(event)
@@ -674,8 +688,8 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
                 books(sim)
         hear(math.inf)
         books(sim)
-        lost = sim.S.R["state"] == state.DONE
-        assert (sim.S.R["made"][lost] == sim.S.R["out"][lost]).all()
+        lost = sim.S.requests["state"] == state.DONE
+        assert (sim.S.requests["made"][lost] == sim.S.requests["output"][lost]).all()
 
 
 # ---------------------------------------------------------------- corners: each once told kernel and oracle apart
@@ -711,7 +725,7 @@ def agreed(w: World) -> tuple[np.ndarray, list[tuple[float, Action, bool]]]:
     """Requests, and which actions were done when, and whether they could be; kernel and oracle agree on it all."""
     assert apart(w) == []
     sim, told = drive(w)
-    return sim.S.R, [(t, e.action, e.failed is None) for t, e in told if isinstance(e, Done)]
+    return sim.S.requests, [(t, e.action, e.failed is None) for t, e in told if isinstance(e, Done)]
 
 
 SWAP: Mapping[str, Option] = {"preempt": "swap"}
@@ -771,7 +785,7 @@ def test_a_swapped_member_that_goes_lets_the_next_come_back() -> None:
     # the second and the third are swapped out at 0.625; six blocks for the second are never free
     rows = [(0.0, 0, 3, 12), (0.0, 0, 19, 9), (0.0, 0, 3, 3)]
     R, _ = agreed(small(rows, [*APART, (2.2, Admit(1, OTHER))], blocks=7, options=SWAP))
-    assert R["npre"].tolist() == [0, 1, 1]
+    assert R["preemptions"].tolist() == [0, 1, 1]
     assert R["done"][2] == 2.875
 
 
@@ -901,7 +915,7 @@ def bound(
     sim, _ = drive(w)
     counts = {cap: int(sim.S.s[f"by_{cap}"]) for cap in CAPS}
     shares = sim.stats()
-    steps = int(sim.S.B["steps"].sum())
+    steps = int(sim.S.batches["steps"].sum())
     assert [shares[f"{cap}_bound"] for cap in CAPS] == [n / steps for n in counts.values()]
     return {"all": steps} | {cap: n for cap, n in counts.items() if n}
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.check.check import cases, run, subject
+from harness.check.cases import cases
+from harness.check.trial import run, subject
 from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke

@@ -16,7 +16,8 @@ from harness.engines.costs import cost
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
-from harness.experiment.run import assemble, resolve
+from harness.experiment.lookup import assemble
+from harness.experiment.resolve import resolve
 from harness.experiment.spec import Spec
 from harness.loop.replay import Recorder, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load

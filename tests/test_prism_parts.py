@@ -52,7 +52,7 @@ def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, n
     engine = Sim(config, policy.options)
     policy = Prism(engine.cluster, **fields)  # type: ignore[arg-type]
     replay(policy, engine, jobs)
-    R = engine.S.R
+    R = engine.S.requests
     return R["first"] - jobs.arrival_s <= jobs.ttft_slo_s, R["done"], engine
 
 
@@ -79,8 +79,8 @@ def test_each_step_of_the_ladder_activates_sooner() -> None:
     first = {}
     for way in ("host", "parallel", "pool", "sleep", "disk", "cold"):
         *_, engine = outcome(config, jobs, way=way)
-        R = engine.S.R
-        first[way] = float((R["first"] - R["arr"])[jobs.model == 2][0])
+        R = engine.S.requests
+        first[way] = float((R["first"] - R["arrival"])[jobs.model == 2][0])
     assert first["host"] < first["parallel"] <= first["pool"] < first["sleep"] < first["disk"] < first["cold"]
 
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from harness.engines.costs import cost, process
 from harness.engines.costs.process import Layout, Parts
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
-from harness.engines.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.experiment.figure import HERE, figure
-from harness.experiment.run import cluster_of, execute, resolve
+from harness.experiment.lookup import cluster_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute
 from harness.experiment.spec import Spec, as_dict
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record
@@ -115,8 +117,8 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
     for layout in process.LAYOUTS:
         engine = Sim(config, {"process": layout})
         engine._inst_row(Inst("n", (1,)))
-        assert int(engine.S.I["foot"][-1]) == engine.cluster.models["n"].weight_bytes
-        assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.G["cap"][:2].tolist())
+        assert int(engine.S.insts["footprint"][-1]) == engine.cluster.models["n"].weight_bytes
+        assert {gpu.mem_bytes for gpu in engine.cluster.gpus} == set(engine.S.gpus["cap"][:2].tolist())
     one = Sim(config, {"process": "gpu"}).cluster
     assert one.models["n"].weight_bytes == weight_bytes(shape("mistral-7b"))
     every = Sim(replace(config, process="model"), {"process": "gpu"}).cluster

@@ -233,7 +233,7 @@ def simulated(
     replay(q, engine, jobs, log=log)
     did = [(d.now_s, action) for d in log.decisions for action in d.actions]
     assert not any(g.n for queue in q.queues for g in queue.groups)
-    return engine.S.R, did, q, engine.stats()
+    return engine.S.requests, did, q, engine.stats()
 
 
 def test_a_swap_step_by_step() -> None:
@@ -302,7 +302,9 @@ def test_a_cold_model_does_not_starve_behind_a_hot_one() -> None:
     R, *_ = simulated(sorted([*hot, (3.0, 1, 100, 20, 0.2)]), delta=1.0)
     cold = int(np.flatnonzero(R["model"] == 1)[0])
     assert R["first"][cold] < 0.7 * R["done"].max()
-    assert (R["arr"][R["first"] > R["first"][cold]] > 3.0).mean() > 0.9  # nearly all that come after it, came after it
+    assert (
+        R["arrival"][R["first"] > R["first"][cold]] > 3.0
+    ).mean() > 0.9  # nearly all that come after it, came after it
 
 
 @settings(max_examples=25)

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 import numpy as np
 import pytest
 
-from harness.engines.shapes import weight_bytes
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.sim.engine import Sim
 from harness.loop import replay as loop
 from harness.loop.answers import fault
@@ -62,7 +62,7 @@ def serve(event: Event, _: View) -> Iterable[Action]:
 
 
 def done_s(sim: Sim) -> list[float]:
-    return [float(x) for x in sim.S.R["done"]]
+    return [float(x) for x in sim.S.requests["done"]]
 
 
 def test_start_comes_first_and_its_loads_are_free() -> None:
@@ -93,7 +93,7 @@ def test_placement_takes_effect_later_still() -> None:
 
     policy, (sim, jobs) = Policy(late, frozenset({Woke})), engine([0.0])
     replay(policy, sim, jobs, decision_s=0.25, control_s=0.5)
-    load_s = float(sim.S.I[1]["foot"]) / 1.0  # the link carries a byte a second
+    load_s = float(sim.S.insts[1]["footprint"]) / 1.0  # the link carries a byte a second
     assert done_s(sim) == [1.0 + 0.25 + 0.5 + load_s + 1.0]
 
 
@@ -123,7 +123,7 @@ def test_a_turn_lands_with_the_weights_that_it_waits_for() -> None:
 
     policy, (sim, jobs) = Policy(switch, hears=frozenset({Arrived, TurnEnded, Done})), engine([0.0, 1e6])
     replay(policy, sim, jobs, control_s=0.5)
-    ready_s = 0.5 + sim.S.I["foot"].max()  # a byte a second
+    ready_s = 0.5 + sim.S.insts["footprint"].max()  # a byte a second
     assert done_s(sim) == [ready_s + 1.0, 1e6 + 1.5]
     assert policy.heard[1] == (ready_s + 1.0, TurnEnded(A, "mixed", "steps", 1, 1.0))
 

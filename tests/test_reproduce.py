@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
 from harness.experiment import figure, reproduce, sweep
+from harness.experiment.lookup import Failed
 from harness.experiment.reproduce import Reproduced, grid, highest, judged, judged_reach, lines
-from harness.experiment.run import Failed, execute, resolve
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute
 from harness.experiment.spec import Spec, from_dict
 from harness.policy.types import UserError
 from harness.report import explain

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.check.check import Stand
+from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
@@ -168,7 +168,7 @@ def simulated(
     engine = Sim(world, made.options)
     stand: Any = Stand(engine, refuse, lambda law, what: pytest.fail(f"{law}: {what}"))
     replay(made, stand, work, end_s=500.0)
-    return engine.S.R, made, engine
+    return engine.S.requests, made, engine
 
 
 def test_one_request_behind_another_model_in_time() -> None:
@@ -199,4 +199,4 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     )
     R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])), **fields)
     assert (R["state"] == state.DONE).all()
-    assert not engine.S.I["blocks"].any()
+    assert not engine.S.insts["blocks"].any()

@@ -327,4 +327,4 @@ def test_no_request_is_lost(data: st.DataObject) -> None:
     R, _, engine = simulated(rows, 4, data.draw(st.integers(1, 3)), data.draw(st.sampled_from([0, 3])),
                                 make=ServerlessLlmReleased, order=order, most=most)  # fmt: skip
     assert (R["state"] == state.DONE).all()
-    assert not engine.S.I["blocks"].any()
+    assert not engine.S.insts["blocks"].any()

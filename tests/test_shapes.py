@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engines.shapes import kv_token_bytes, params, weight_bytes
+from harness.engines.costs.shapes import kv_token_bytes, params, weight_bytes
 from harness.policy.types import GIB, UserError
 from workloads.models import shapes
 

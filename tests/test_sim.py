@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.engines import shapes
+from harness.engines.costs import shapes
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim, granule_bytes
 from harness.experiment import sweep

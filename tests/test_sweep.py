@@ -17,8 +17,11 @@ import numpy as np
 import pytest
 
 from harness.engines.costs import cost
-from harness.experiment import run, sweep
-from harness.experiment.run import Failed, code, current, execute, jobs_of, resolve
+from harness.experiment import sweep
+from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import current, execute, jobs_of
+from harness.experiment.sources import closure, code
 from harness.experiment.spec import Spec, as_dict
 from harness.loop.system import ROOT, find
 from harness.policy.types import UserError
@@ -31,23 +34,26 @@ TINY = Spec("static", trace="sample", models="llama-3.2-1b*3", gpus=1, slo="", d
 SYSTEM = '''
 """A system of a test."""
 
+from dataclasses import dataclass
+
 from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Woke
-from harness.policy.types import Batch, Inst
+from harness.policy.fields import choice, number
+from harness.policy.types import Batch, Cluster, Inst
 
 DECISION_S = 0.004
 
 
+@dataclass
 class Mine:
+    cluster: Cluster
+    tau: int = number(3, 0, 10)
+    share: float = 0.5
+    kind: str = choice("a", "b")
     presets = {"slow": {"tau": 9}}
-    ranges = {"tau": (0, 10)}
-    choices = {"kind": ("a", "b")}
     hears = frozenset({Woke})
     uses = frozenset({"Load", "Run", "Admit"%s})
     options = {"kv": "paged"}
-
-    def __init__(self, cluster, tau: int = 3, share: float = 0.5, kind: str = "a"):
-        self.cluster = cluster
 
     def on(self, event, view):
         if event == Woke("start"):
@@ -84,7 +90,7 @@ def test_a_resolved_spec_is_closed_and_resolving_again_changes_nothing() -> None
     assert [name for name, value in as_dict(spec).items() if value is None] == [
         "preset", "table", "pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps", "process_bytes",  # the machine's own
     ]  # fmt: skip
-    assert spec.trace_sha256 == run.trace_of("sample").sha256
+    assert spec.trace_sha256 == trace_of("sample").sha256
     assert (spec.window_s, spec.warmup_s) == (60.0, 60.0)  # the longer of 60 s and 5 %, at most the span
 
 
@@ -154,13 +160,13 @@ def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -
 def test_fields_are_checked_against_the_system(mine: Path) -> None:
     def fields(*pairs: tuple[str, object]) -> dict[str, object]:
         spec = replace(TINY, system=str(mine), fields=pairs)  # type: ignore[arg-type]
-        return dict(run.fields_of(find(str(mine)), spec))
+        return dict(fields_of(find(str(mine)), spec))
 
     assert fields(("share", 1), ("tau", 4)) == {"share": 1.0, "tau": 4}
     for pair, says in ((("tau", 11), "[0, 10]"), (("tau", 1.5), "kind"), (("kind", "c"), "(a, b)"), (("x", 1), "tau")):
         with pytest.raises(UserError, match=re.escape(says)):
             fields(pair)
-    assert run.fields_of(find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
+    assert fields_of(find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
 
 
 def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
@@ -176,7 +182,7 @@ def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
 def sources(spec: Spec) -> set[str]:
     engine = ROOT / "harness/engines/sim/__init__.py"
     policy = ROOT / f"systems/{spec.system}.py"
-    found = run._closure((ROOT / "harness/experiment/run.py", engine, policy))
+    found = closure(ROOT / "harness/experiment/run.py", engine, policy)
     return {str(path.relative_to(ROOT)) for path in found}
 
 
@@ -184,15 +190,13 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     found = sources(TINY)
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
-    core |= {"harness/experiment/run.py", "harness/experiment/spec.py"}
-    core |= {
-        f"harness/engines/{x}.py" for x in ("shapes", "machine", "rows", "sim/__init__", "sim/engine", "sim/state")
-    }
-    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
+    core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
+    core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
+    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef", "costs/shapes")}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
-    others = {f"harness/{x}.py" for x in ("cli/app", "experiment/sweep", "rows/metrics", "check/new", "check/check")}
+    others = {f"harness/{x}.py" for x in ("cli/app", "rows/metrics", "check/new", "check/laws")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
@@ -302,8 +306,8 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness import sweep\nfrom tests.test_sweep import GRID\n"
-        "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\n"
+        "from tests.test_sweep import GRID\nsweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )
     got = []
     for seed in ("1", "2"):
@@ -445,10 +449,10 @@ def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
 
 def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
     spec = resolve(replace(sweep.base_specs(TINY)[0], models="llama-3.2-1b*8"))
-    jobs, trace = jobs_of(spec), run.trace_of("sample")
+    jobs, trace = jobs_of(spec), trace_of("sample")
     assert np.isinf(jobs.ttft_slo_s).all()
     assert np.all(np.diff(jobs.arrival_s) >= 0)
-    own = np.bincount(build(trace, run.models_of(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
+    own = np.bincount(build(trace, models_of(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
     counts: list[float] = []
     pairs = set(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
     for i in range(8):
@@ -487,7 +491,7 @@ def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_
     assert five.seconds is not None
     for model, (ttft_s, tpot_s) in one.seconds.items():
         assert five.seconds[model] == pytest.approx((5 * ttft_s, 5 * tpot_s))
-    longest = int(run.trace_of("sample").output_tokens.max())
+    longest = int(trace_of("sample").output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in five.seconds.values())
     assert 10 * largest <= five.drain_s < 20 * largest
     assert math.log2(five.drain_s).is_integer()

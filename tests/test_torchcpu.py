@@ -17,7 +17,8 @@ torch = pytest.importorskip("torch")
 from harness.check.engine import cases, run  # noqa: E402
 from harness.engines import llama  # noqa: E402
 from harness.engines.machine import Config, Served, machine  # noqa: E402
-from harness.experiment.run import execute, resolve  # noqa: E402
+from harness.experiment.resolve import resolve  # noqa: E402
+from harness.experiment.run import execute  # noqa: E402
 from harness.experiment.spec import Spec  # noqa: E402
 from harness.loop import engine, system  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402

@@ -16,15 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.run import sized, trace_of
+from harness.experiment.lookup import trace_of
 from harness.policy.types import UserError
-from traces import schema
-from traces.convert import arena, convert, synthetic
-from traces.load import Trace, listing, manifest, of_table, present, trace
+from traces import schema, synthetic
+from traces.convert import arena, convert
+from traces.load import Trace, listing, manifest, of_table, present, sized, trace
 from traces.stats import stats
 from traces.unpickle import Record, unpickle
-from workloads import fitted
-from workloads.models import model_set
 
 COLUMNS = {"arrival_s": "t", "prompt_tokens": "in", "output_tokens": "out", "model": "m"}
 
@@ -94,7 +92,7 @@ def test_another_file_under_the_name_of_the_real_one_is_refused(
 @pytest.mark.parametrize("name", ["arena-like", "sample"])
 def test_samples_are_what_the_generator_draws(name: str) -> None:
     kept = schema.read(Path(str(present(name))))
-    again = synthetic(name, *fitted.draw(name, 0), seed=0)
+    again = synthetic.table(name)
     assert kept.column_names == again.column_names
     for column in again.column_names:
         if column == "arrival_s":  # another libm may differ in the last bit
@@ -104,7 +102,7 @@ def test_samples_are_what_the_generator_draws(name: str) -> None:
     assert schema.metadata(kept) == schema.metadata(again)
 
 
-@pytest.mark.parametrize("name", sorted(fitted.PRESETS))
+@pytest.mark.parametrize("name", sorted(synthetic.PRESETS))
 def test_the_manifest_tells_the_truth_of_what_is_drawn(name: str) -> None:
     found, entry = trace_of(name), manifest()[name]
     facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
@@ -124,9 +122,7 @@ def test_without_the_real_trace_the_fitted_one_says_so(tmp_path: Path, monkeypat
 
 
 def test_the_stand_in_is_like_the_real_one() -> None:
-    drawn = [
-        stats(of_table(synthetic("arena-like", *fitted.draw("arena-like", seed), seed=seed), "x")) for seed in range(5)
-    ]
+    drawn = [stats(of_table(synthetic.table("arena-like", seed), "x")) for seed in range(5)]
     mean = {
         key: np.mean([np.ravel(s[key]) for s in drawn], axis=0)
         for key in ("iat_cv", "minute_cv", "top1_share", "bottom60_share", "minute_cv_models", "active_fraction")
@@ -193,9 +189,9 @@ def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str,
     found = trace_of.__wrapped__(f"aegaeon-synth/{name}")
     assert found.notice is not None
     assert f"using {generator}; for the real one" in found.notice
-    assert found.maker == str(fitted.preset(generator))
-    assert sized(f"aegaeon-synth/{name}", model_set("aegaeon")) == generator
-    assert sized(released, model_set("aegaeon")) == released
+    assert found.maker == str(synthetic.preset(generator))
+    assert sized(f"aegaeon-synth/{name}", 8) == generator
+    assert sized(released, 8) == released
 
 
 def test_the_name_of_a_released_workload_is_checked(released: str) -> None:
@@ -220,7 +216,7 @@ def test_the_released_workloads_are_what_the_notes_say() -> None:
 
 @pytest.mark.parametrize("lengths", ["sharegpt-ix2", "sharegpt-ox2"])
 def test_doubled_lengths_are_doubled(lengths: str) -> None:
-    one, two = (fitted.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
+    one, two = (synthetic.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
     x, y = (2, 1) if lengths.endswith("ix2") else (1, 2)
     np.testing.assert_allclose(two.prompt_tokens, x * one.prompt_tokens, atol=1)
     np.testing.assert_allclose(two.output_tokens, y * one.output_tokens, atol=1)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config
-from harness.engines.shapes import weight_bytes
 from harness.experiment.figure import figure
 from harness.policy.types import GIB, KEPT_PAGES, MIB
 from systems import aegaeon, muxserve, prism
@@ -24,8 +24,8 @@ from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe
 from systems.prism import Prism
 from systems.serverlessllm_released import ServerlessLlmReleased
+from traces import synthetic
 from traces.load import trace
-from workloads import fitted
 from workloads.models import model_set, shapes
 
 Model = tuple[str, int, float]  # shape, adapter rank of its stream, seconds by which that is shifted
@@ -104,12 +104,12 @@ def test_sets_of_prism(name: str, models: list[Model], tp: int) -> None:
     members = model_set(name).members
     expected = [(shape, f"dummy-lora-7b-rank-8-{rank}", shift_s, tp) for shape, rank, shift_s in models]
     assert [(one.shape.name, one.stream, one.shift_s, one.tp) for one in members] == expected
-    assert fitted.released(len(models)) == tuple((stream, shift_s) for _, stream, shift_s, _ in expected)
+    assert synthetic.released(len(models)) == tuple((stream, shift_s) for _, stream, shift_s, _ in expected)
 
 
 def test_the_hot_streams_of_heavy8_are_those_of_two_12b_models() -> None:
     members = model_set("heavy8").members
-    requests = [fitted.ARENA_COUNTS[int((one.stream or "").rpartition("-")[2])] for one in members]
+    requests = [synthetic.ARENA_COUNTS[int((one.stream or "").rpartition("-")[2])] for one in members]
     assert requests == [296, 22, 22, 262, 120, 19, 11, 2]
     assert [one.name for one, n in zip(members, requests, strict=True) if n > 200] == ["nemo-12b/1", "nemo-12b/3"]
 
@@ -158,11 +158,11 @@ def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     assert traces_dir
     found = trace("arena-chat")
     rank = np.array([int(name.rpartition("-")[2]) for name in found.models])[found.model]
-    assert np.bincount(rank).tolist() == list(fitted.ARENA_COUNTS)
-    for law, tokens in ((fitted.ARENA_PROMPT, found.prompt_tokens), (fitted.ARENA_OUTPUT, found.output_tokens)):
+    assert np.bincount(rank).tolist() == list(synthetic.ARENA_COUNTS)
+    for law, tokens in ((synthetic.ARENA_PROMPT, found.prompt_tokens), (synthetic.ARENA_OUTPUT, found.output_tokens)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
     both = spearmanr(found.prompt_tokens, found.output_tokens).statistic
-    assert round(float(both), 3) == fitted.RANK_CORRELATION["arena"]
+    assert round(float(both), 3) == synthetic.RANK_CORRELATION["arena"]
 
 
 def test_sharegpt_quantiles(traces_dir: Path) -> None:
@@ -173,9 +173,9 @@ def test_sharegpt_quantiles(traces_dir: Path) -> None:
             rows += [(int(row["Input Length"]), int(row["Output Length"])) for row in csv.DictReader(file)]
     assert len(rows) == 63_195
     prompt, output = np.array(rows).T
-    for law, tokens in ((fitted.SHAREGPT_PROMPT, prompt), (fitted.SHAREGPT_OUTPUT, output)):
+    for law, tokens in ((synthetic.SHAREGPT_PROMPT, prompt), (synthetic.SHAREGPT_OUTPUT, output)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
-    assert round(float(spearmanr(prompt, output).statistic), 3) == fitted.RANK_CORRELATION["sharegpt"]
+    assert round(float(spearmanr(prompt, output).statistic), 3) == synthetic.RANK_CORRELATION["sharegpt"]
 
 
 # ---------------------------------------------------------------- systems

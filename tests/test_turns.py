@@ -9,7 +9,8 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from harness.experiment.run import execute, recorded, resolve
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute, recorded
 from harness.experiment.spec import asked, from_dict
 from harness.policy.actions import Load
 from harness.policy.events import TurnEnded

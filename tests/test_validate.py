@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from harness.cli.app import main
 from harness.engines.costs import cost
+from harness.experiment.measured import ENGINES, Batch, Case, Closed, Poisson, Setting, cases
+from harness.experiment.validate import AIMS, ours, points, refits, scores, slow, within
 from harness.policy.types import UserError
 from harness.rows import checked
-from harness.validation.measured import ENGINES, Batch, Case, Closed, Poisson, Setting, cases
-from harness.validation.validate import AIMS, ours, points, refits, scores, slow, within
 from plots import fig_validate, style
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"

@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.engines.shapes import weight_bytes
-from harness.experiment.run import trace_of
+from harness.engines.costs.shapes import weight_bytes
+from harness.experiment.lookup import trace_of
 from harness.policy.types import GIB, Jobs, UserError
+from traces import synthetic
+from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from traces.load import trace as load
-from workloads import fitted, slo
-from workloads.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
+from workloads import slo
 from workloads.build import SCALINGS, Scaling, build, idle_to_swap, plan
 from workloads.models import ModelSet, Served, model_set, sets, shape, shapes
 
@@ -236,7 +237,7 @@ def test_scaling_none_is_the_trace_at_its_own_stamps() -> None:
 def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
     trace, models = trace_of("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
     for seed in (0, 7):
-        found = fitted.draw("hyperbolic-like+models=3", seed)
+        found = synthetic.draw("hyperbolic-like+models=3", seed)
         jobs = build(trace, models, scaling="none", seed=seed, warmup_s=0.0)
         assert np.array_equal(jobs.arrival_s, found.arrival_s)
         assert np.array_equal(jobs.output_tokens, found.output_tokens)
@@ -319,7 +320,7 @@ def test_the_released_sets() -> None:
 def test_the_larger_sets_use_released_streams() -> None:
     for name, models in (("tp4", 4), ("light8", 8), ("prism18", 18)):
         used = tuple((one.stream, one.shift_s) for one in model_set(name).members)
-        assert used == fitted.released(models)
+        assert used == synthetic.released(models)
     shifts = [one.shift_s for one in model_set("prism18").members]
     assert shifts == [0, 0, 0, 0, 0, 10, 0, 10, 20, 0, 0, -10, 0, -20, 0, 20, 0, -10]
     shapes18 = [one.shape for one in model_set("prism18").members]

@@ -12,8 +12,8 @@ import numpy as np
 
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served, priced_models
-from harness.engines.shapes import kv_token_bytes, weight_bytes
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke

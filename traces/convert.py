@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -236,37 +236,6 @@ def hyperbolic(path: Path, *, jitter_seed: int = 0) -> pa.Table:
         "ordered": True,
         "added_requests": COUNTED_ADDED,
     }
-    return schema.table(columns, meta)
-
-
-def synthetic(
-    name: str,
-    span_s: float,
-    models: Sequence[str],
-    arrival_s: NDArray[np.float64],
-    model: NDArray[np.int32],
-    prompt_tokens: NDArray[np.int32],
-    output_tokens: NDArray[np.int32],
-    *,
-    seed: int,
-    maker: str | None = None,
-    length_origin: Literal["sampled", "uniform"] = "sampled",
-    ordered: bool = False,
-    fit: str | None = None,
-) -> pa.Table:
-    """Make a canonical table of what generator `maker` (none: `name`) drew; it draws the trace anew for other seeds."""
-    names = pa.DictionaryArray.from_arrays(pa.array(model, pa.int32()), pa.array(list(models), pa.string()))
-    columns = {
-        "request_id": np.arange(len(arrival_s), dtype=np.uint64),
-        "arrival_s": arrival_s,
-        "model": names,
-        "prompt_tokens": prompt_tokens,
-        "output_tokens": output_tokens,
-    }
-    meta: dict[str, Any] = {"name": name, "maker": maker or name, "tier": "synthetic", "licence": "Apache-2.0"}
-    meta |= {"length_origin": length_origin, "span_s": span_s, "seed": seed, "timestamp_resolution_s": None}
-    meta |= {"ordered": True} if ordered else {}
-    meta |= {"fit": fit} if fit else {}
     return schema.table(columns, meta)
 
 

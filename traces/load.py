@@ -1,4 +1,4 @@
-"""Traces by name or by path, as arrays.
+"""Traces by name or by path, as arrays; those of a generator are drawn.
 
 A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
 the bench; where only a fitted stand-in is there, it is used and `notice` says so. A name with a slash is one of a
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
@@ -22,12 +22,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.policy.types import UserError
-from traces import checks, convert, schema
+from traces import checks, convert, schema, synthetic
 
 HERE = Path(__file__).parent
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
 I4 = NDArray[np.int32]
-Draw = Callable[[str], pa.Table]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +49,20 @@ class Trace:
     source: str  # file, for messages
     maker: str | None  # generator that draws it anew for each seed
     ordered: bool  # its k-th stream belongs to a set's k-th model
-    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/fit.py)
+    fit: str | None  # of a synthetic one: "within", or where it is off its targets (traces/realism.py)
     resolution_s: float | None  # of its stamps, where coarse
     length_origin: str  # measured, sampled or uniform
     notice: str | None  # a line to print first
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    @property
+    def longest_tokens(self) -> int:
+        """No request has more prompt and output tokens; of a generator, whatever the seed."""
+        if self.maker is not None:
+            return synthetic.preset(self.maker).longest_tokens
+        return int((self.prompt_tokens + self.output_tokens).max())
 
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
@@ -69,15 +75,15 @@ def manifest() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((HERE / "manifest.toml").read_text("utf-8"))
 
 
-def trace(name: str, draw: Draw | None = None) -> Trace:
-    """Load a trace by the manifest's name or the path of a canonical Parquet; UserError where there is none.
+def trace(name: str) -> Trace:
+    """Load a trace by the manifest's name, a generator's NAME+FIELD=VALUE..., or the path of a canonical Parquet.
 
-    `draw` makes the table of a generator's name, NAME+FIELD=VALUE...; without it those are unknown.
+    UserError where there is none.
     """
     head, plus, _ = name.partition("+")
     if (one := family(name)) is not None:
-        return _of_family(name, one, draw)
-    if (name if draw is None else head) not in manifest():
+        return _of_family(name, one)
+    if head not in manifest():
         path = Path(name)
         if path.suffix == ".parquet":
             return of_table(schema.read(path), str(path))
@@ -90,10 +96,10 @@ def trace(name: str, draw: Draw | None = None) -> Trace:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
     if plus and not drawn(head):
         raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
-    if draw is not None and ("drawn" in entry or plus):
-        return _noted(of_table(draw(name), name), entry)
+    if "drawn" in entry or plus:
+        return _noted(of_table(synthetic.table(name), name), entry)
     if (found := present(name)) is None:
-        fit = trace(entry["fallback"], draw)
+        fit = trace(entry["fallback"])
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
     if "sample" in entry:
@@ -145,9 +151,9 @@ def family(name: str) -> Family | None:
     return Family(label, entry, int(numbers[1]), float(numbers[2]), float(numbers[3]), float(numbers[4]), most)
 
 
-def _of_family(name: str, one: Family, draw: Draw | None) -> Trace:
+def _of_family(name: str, one: Family) -> Trace:
     if (path := present(name)) is None:
-        fit = trace(one.generator, draw)
+        fit = trace(one.generator)
         return replace(
             fit, notice=f"{one.label} is not here: using {one.generator}; for the real one {one.entry['fetch']}"
         )
@@ -155,6 +161,21 @@ def _of_family(name: str, one: Family, draw: Draw | None) -> Trace:
     cut = schema.metadata(rows)["cut"]
     note = f"{one.entry['note']}, {cut} prompts cut" if cut else str(one.entry["note"])
     return replace(of_table(rows, str(path)), name=name, note=note)
+
+
+def sized(name: str, models: int) -> str:
+    """The name under which a run of so many models knows a trace: a generator's says its streams.
+
+    A name that is not here gives way to that of the generator which stands in for it.
+    """
+    if (one := family(name)) is not None:
+        return name if present(name) else one.generator
+    if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
+        name = name if present(name) else fallback
+    if name.partition("+")[0] not in synthetic.PRESETS:
+        return name
+    p = synthetic.preset(name)
+    return str(replace(p, models=models) if p.name in synthetic.SIZED and "+models=" not in name else p)
 
 
 def drawn(name: str) -> bool:

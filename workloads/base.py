@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from harness.policy.types import Jobs
-from workloads.arrivals import rng
+from traces.arrivals import rng
 from workloads.build import Rows, build, closed
 from workloads.models import ModelSet
 

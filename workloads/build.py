@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.policy.types import Jobs, Plan, UserError
-from workloads import fitted
-from workloads.arrivals import positive, rng
+from traces import synthetic
+from traces.arrivals import positive, rng
 from workloads.models import ModelSet
 
 F8 = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Rows(Protocol):
     def name(self) -> str: ...  # noqa: D102
     @property
     def maker(self) -> str | None:
-        """The generator of `fitted` that draws it anew for each seed; none: it is replayed."""
+        """The generator that draws it anew for each seed; none: it is replayed."""
 
     @property
     def ordered(self) -> bool:
@@ -133,13 +133,13 @@ def build(
     )
 
 
-def closed(trace: Rows) -> fitted.Preset | None:
+def closed(trace: Rows) -> synthetic.Preset | None:
     """The generator of a closed loop; none: requests come by themselves."""
-    made = None if trace.maker is None else fitted.preset(trace.maker)
+    made = None if trace.maker is None else synthetic.preset(trace.maker)
     return made if made is not None and made.clients else None
 
 
-def _loop(trace: Rows, models: ModelSet, loop: fitted.Preset, scaling: Scaling, seed: int, warmup_s: float) -> Jobs:
+def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float) -> Jobs:
     """Each model has its own clients: they all begin `warmup_s` before 0, and send the model's rows in turn.
 
     A client's next request comes `think_s` after it has the end of its last one.
@@ -185,6 +185,13 @@ def plan(
     }
 
 
+def rate_rps(trace: Rows, models: ModelSet, seed: int = 0) -> float:
+    """Requests per second at rate scale 1: as the trace's generator means them, or as counted."""
+    if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
+        return each * len(models.members)
+    return len(_rows(trace, models, seed, 1.0).model) / trace.span_s
+
+
 def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
     """Divide the median idle gap (> 10 s between a model's requests in the window) by a swap's seconds; nan without."""
     positive("swap_s", swap_s)
@@ -203,14 +210,14 @@ def _streams(trace: Rows, models: ModelSet, seed: int) -> list[str]:
     so; else the most popular streams, as many as there are models, in an order that the seed draws (no released map
     fixes it).
     """
-    names = trace.models if trace.maker is None else fitted.preset(trace.maker).streams
+    names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
     named = [one.stream for one in models.members if one.stream is not None]
     if len(named) == len(models.members) and any(stream in names for stream in named):
         if missing := next((stream for stream in named if stream not in names), None):
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
         return named
     if len(names) < len(models.members):
-        more = trace.maker is not None and fitted.preset(trace.maker).name in fitted.SIZED
+        more = trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED
         fits = f"; +models={len(models.members)} on the trace's name draws more" if more else ""
         raise UserError(
             f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
@@ -226,7 +233,7 @@ def _streams(trace: Rows, models: ModelSet, seed: int) -> list[str]:
     return found
 
 
-def _served(streams: list[str], source: Rows | fitted.Drawn) -> tuple[I8, I4]:
+def _served(streams: list[str], source: Rows | synthetic.Drawn) -> tuple[I8, I4]:
     """Rows of the models' streams in their order, and each one's model: a row for each that uses its stream."""
     index = {name: i for i, name in enumerate(source.models)}
     parts = [np.flatnonzero(source.model == index.get(stream, -1)) for stream in streams]
@@ -253,9 +260,9 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
     A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own.
     """
     streams, tenant = _streams(trace, models, seed), trace.tenant
-    source: Rows | fitted.Drawn = trace
+    source: Rows | synthetic.Drawn = trace
     if trace.maker is not None:
-        source, tenant = fitted.draw(maker or trace.maker, seed), None
+        source, tenant = synthetic.draw(maker or trace.maker, seed), None
     row, model = _served(streams, source)
     prompt, output = source.prompt_tokens[row], source.output_tokens[row]
     most = np.array([one.shape.max_tokens for one in models.members])[model]
@@ -273,14 +280,14 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
     for i, one in enumerate(models.members):
         if one.shift_s:
             mine = model == i
-            when[mine] = fitted.shifted(when[mine], one.shift_s * time_scale, trace.span_s)
+            when[mine] = synthetic.shifted(when[mine], one.shift_s * time_scale, trace.span_s)
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
     return _Rows(when, model, turn, prompt, output, None if tenant is None else tenant[row])
 
 
 def _shorter(trace: Rows, models: ModelSet) -> str:
     least = min(one.shape.max_tokens for one in models.members)
-    name = trace.name if trace.maker is None else fitted.preset(trace.maker).name
+    name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
     return f"--trace {name}+max_tokens={least} cuts them"
 
 

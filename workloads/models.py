@@ -42,6 +42,11 @@ class ModelSet:
         """Names in order; a job's `model` indexes them."""
         return tuple(member.name for member in self.members)
 
+    @property
+    def streams(self) -> tuple[tuple[str | None, float], ...]:
+        """The trace's stream that was released for each model, and its shift in seconds."""
+        return tuple((member.stream, member.shift_s) for member in self.members)
+
 
 @cache
 def shapes() -> dict[str, Shape]:

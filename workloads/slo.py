@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.policy.types import Jobs, UserError
-from workloads.arrivals import positive
+from traces.arrivals import positive
 from workloads.models import ModelSet
 
 F8 = NDArray[np.float64]

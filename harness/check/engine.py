@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from harness.check.check import ACTIONS, EVENTS, SHAPE, USES, Breach, Failure, held_bytes, known, needs
+from harness.check.cases import SHAPE
+from harness.check.findings import Breach, Failure, known
+from harness.check.trial import ACTIONS, EVENTS, USES, held_bytes, needs
 from harness.engines import machine
 from harness.engines.machine import Config, Served
 from harness.loop import engine as engines

@@ -24,10 +24,11 @@ class TITLE:
     """Model k runs on GPUs k, k + 1, ... of the cluster and takes the KV memory that it finds free."""
 
     cluster: Cluster  # GPUs, models, forecast, cost profile: all that is known before the start
+    # a field that +tau=4 sets, from harness.policy.fields: tau: float = number(3.0, 0, 10)  # its source
     hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
     uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
     options = {"kv": "paged"}  # what it needs of an engine  # noqa: RUF012
-    presets = {}  # named sets of fields, as {"paper": {"tau": 3.0}}  # noqa: RUF012
+    presets = {}  # named sets of fields, as {"paper": {"tau": 2.0}}  # noqa: RUF012
 
     def on(self, event, view):
         """Answer one event with actions; `view` reads the state, and neither knows an output length."""

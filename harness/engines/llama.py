@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.engines import shapes
+from harness.engines.costs import shapes
 from harness.policy.types import Shape
 
 TINY = Shape("tiny", layers=4, hidden=256, q_heads=8, kv_heads=2, head_dim=32, ffn=704, vocab=1024, gated=True,

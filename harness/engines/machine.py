@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from harness.engines import shapes
-from harness.engines.costs import cost, process
+from harness.engines.costs import cost, process, shapes
 from harness.engines.costs.coef import Tables
 from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
 

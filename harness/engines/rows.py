@@ -16,13 +16,13 @@ SLICE = 65_536
 NAMES = ("unfinished", "done", "dropped", "failed")
 FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
     [
-        ("arr", "f8"),  # seconds: when the engine saw it; infinite where it never came
+        ("arrival", "f8"),  # seconds: when the engine saw it; infinite where it never came
         ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
         ("first", "f8"),  # first token
         ("done", "f8"),  # last token, or other end
         *((cause, "f8") for cause in WAITS if cause != "host"),  # seconds of its latency, by cause
         ("made", "i8"),  # tokens
-        ("npre", "i8"),  # preemptions
+        ("preemptions", "i8"),  # of it
         ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
         ("last_inst", "i8"),
     ]
@@ -34,7 +34,7 @@ def arrivals(R: NDArray[Any], jobs: Jobs, end_s: float, api_in_s: float | NDArra
     if jobs.after is None:
         return jobs.arrival_s
     # what a client could not send yet is none of the window's, at the run's end
-    return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arr"] - api_in_s, end_s))
+    return np.where(jobs.after < 0, jobs.arrival_s, np.minimum(R["arrival"] - api_in_s, end_s))
 
 
 def batches(
@@ -61,7 +61,7 @@ def batches(
         q, z = R[a : a + SLICE], slice(a, min(a + SLICE, len(R)))
         n = len(q)
         arrival_s = arrivals_s[z]
-        came = q["arr"] <= end_s  # the engine saw it
+        came = q["arrival"] <= end_s  # the engine saw it
         code = ends[z].astype(np.int32)
         over, done = code > 0, code == NAMES.index("done")
         until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
@@ -93,7 +93,7 @@ def batches(
                     ("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True
                 )
             },
-            "preemptions": pa.array(q["npre"].astype(np.int32)),
+            "preemptions": pa.array(q["preemptions"].astype(np.int32)),
             "gpus": pa.DictionaryArray.from_arrays(
                 pa.array(again[which].astype(np.int32)), pa.array(paths.tolist(), pa.string())
             ),
@@ -118,19 +118,23 @@ def token_times(R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], ap
     Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
     prefill gave it a token.
     """
-    seg, stay = log[log["rid"] < 0], log[log["rid"] >= 0]
+    seg, stay = log[log["request"] < 0], log[log["request"] >= 0]
     last = np.zeros(int(log["batch"].max(initial=-1)) + 1, np.int64)  # of each batch
-    np.maximum.at(last, seg["batch"], seg["d0"] + seg["j1"])
+    np.maximum.at(last, seg["batch"], seg["tick_from"] + seg["step_to"])
     base = np.concatenate([[0], np.cumsum(last + 1)])  # where its ticks begin
-    at, j = spelled(seg["j1"] - seg["j0"], seg["j0"] + 1)
-    a, b, wa, rate, ta = (seg[name].copy()[at] for name in ("a", "b", "wa", "rate", "ta"))
+    at, j = spelled(seg["step_to"] - seg["step_from"], seg["step_from"] + 1)
+    a, b, done, rate, since = (
+        seg[name].copy()[at] for name in ("first_s", "slope_s", "anchor_work", "rate", "anchor_s")
+    )
     ticks = np.full(int(base[-1]), np.nan)
-    ticks[(base[seg["batch"]] + seg["d0"])[at] + j] = ta + (j * a + b * (0.5 * j * (j - 1)) - wa) / rate
+    ticks[(base[seg["batch"]] + seg["tick_from"])[at] + j] = since + (j * a + b * (0.5 * j * (j - 1)) - done) / rate
     decodes = stay["batch"] >= 0
-    at, j = spelled(np.where(decodes, stay["d1"] - stay["d0"], 1), base[stay["batch"]] + stay["d0"] + 1)
-    times, mine = stay["ta"].copy()[at], decodes[at]
+    at, j = spelled(
+        np.where(decodes, stay["tick_to"] - stay["tick_from"], 1), base[stay["batch"]] + stay["tick_from"] + 1
+    )
+    times, mine = stay["anchor_s"].copy()[at], decodes[at]
     times[mine] = ticks[j[mine]]
-    rid = stay["rid"].copy()[at]
+    rid = stay["request"].copy()[at]
     order = np.argsort(rid, kind="stable")
     ns = np.rint((times[order] + api_out_s) * 1e9).astype(np.int64)
     ns -= np.rint(arrivals_s[rid[order]] * 1e9).astype(np.int64)

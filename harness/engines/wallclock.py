@@ -115,7 +115,7 @@ class WallClock:
         n = len(jobs)
         self.jobs, self._hears, self.oracle, self._end_s = jobs, hears, oracle, end_s
         self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
-        for name, none in (("arr", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
+        for name, none in (("arrival", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
             self._R[name] = none
         self._R["first_inst"] = self._R["last_inst"] = -1
         self._stamps_s: list[list[float]] = [[] for _ in range(n)]
@@ -178,7 +178,7 @@ class WallClock:
     def _arrive(self, due_s: float, r: int) -> None:
         jobs = self.jobs
         model, prompt = jobs.models[jobs.model.item(r)], jobs.prompt_tokens.item(r)
-        self._due_s[r], self._R["arr"][r] = due_s, self.now_s
+        self._due_s[r], self._R["arrival"][r] = due_s, self.now_s
         self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), self.now_s)
         if model in self.routes:
             self.admit(Admit(r, self.routes[model]))
@@ -197,7 +197,7 @@ class WallClock:
         """See Engine."""
         return {
             "steps": float(sum(counts.steps for counts in self.counts.values())),
-            "preemptions": float(self._R["npre"].sum()),
+            "preemptions": float(self._R["preemptions"].sum()),
             "gpu_busy_s": float(sum(counts.busy_s for counts in self.counts.values())),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.now_s - self.config.start_s,
@@ -213,14 +213,14 @@ class WallClock:
         """Why nothing can be done to a request, if so."""
         if rid in self.live:
             return None
-        came = 0 <= rid < len(self._R) and self._R["arr"][rid] < math.inf
+        came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
         return "the request has ended" if came else f"no request {rid}"
 
     def state(self, rid: int) -> RequestState:
         """Where a request stands; KeyError where it has not come."""
         one = self.live.get(rid)
         if one is None:
-            if not (0 <= rid < len(self._R) and self._R["arr"][rid] < math.inf):
+            if not (0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf):
                 raise KeyError(f"no request {rid} yet")
             return RequestState(None, len(self._stamps_s[rid]), 0, None)
         home = one.batch.inst.place if one.batch is not None and one.kv_tokens else None
@@ -283,7 +283,7 @@ class WallClock:
     def preempted(self, one: Live) -> Preempted:
         """A request lost its KV; its prompt is computed anew."""
         assert one.batch is not None
-        self._R["npre"][one.rid] += 1
+        self._R["preemptions"][one.rid] += 1
         return Preempted(one.rid, one.batch)
 
     def end(self, one: Live, state: Literal["done", "dropped", "failed"]) -> Finished:
@@ -305,7 +305,7 @@ class WallClock:
         self.charge(())
         R, tokens = self._R, None
         R["made"] = [len(stamps) for stamps in self._stamps_s]
-        late_s = np.where(np.isfinite(R["arr"]), R["arr"] - self._due_s, 0.0)  # seen between two steps
+        late_s = np.where(np.isfinite(R["arrival"]), R["arrival"] - self._due_s, 0.0)  # seen between two steps
         arrivals_s = rows.arrivals(R, self.jobs, self.now_s, late_s)
         if self.config.token_times:
             pairs = zip(self._stamps_s, arrivals_s.tolist(), strict=True)

@@ -17,9 +17,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.engines import sim
 from harness.experiment import sweep
 from harness.experiment.figure import Claim, Figure, Row, Scope
-from harness.experiment.run import Failed, jobs_of, models_of, rate_of, resolve, trace_of, traits
+from harness.experiment.lookup import Failed, models_of, trace_of
+from harness.experiment.resolve import resolve, traits
+from harness.experiment.run import jobs_of
 from harness.experiment.spec import MACHINE, Spec, asked, canonical, digest, from_dict
 from harness.experiment.sweep import AA, AA_SEED, CONTROLS, LEVEL, LOW, Entry, Judge, Task, Teller
 from harness.loop.system import ROOT
@@ -225,9 +228,10 @@ class _Work:
 
     def _window(self, trace: str, models: str) -> tuple[float, float]:
         """Seconds that count, and requests per second at rate scale 1."""
+        from workloads.build import rate_rps
+
         found = trace_of(trace)
-        once = replace(self._spec(trace, models), gpus=_most(self.figure), slo="", warmup_s=0.0)
-        unit_rps = rate_of(resolve(once))
+        unit_rps = rate_rps(found, models_of(models), self.entries[0].spec.seed)
         asked_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
         fixed = [min(row.rate_scale) for row in self.figure.rows if models in row.sets and row.rate_scale]
         needed_s = (self.figure.requests / (rate * unit_rps) for rate in fixed)  # where the rate is no choice
@@ -370,7 +374,7 @@ class _Work:
 
     def done(self) -> Reproduced:
         """All of it, in order: bases, rates, the grid, the table."""
-        if not sweep.compiled():
+        if not sim.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
         panels = self.panels

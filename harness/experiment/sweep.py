@@ -22,18 +22,11 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from harness.experiment.run import (
-    Failed,
-    code,
-    current,
-    engine_of,
-    execute,
-    jobs_of,
-    models_of,
-    resolve,
-    solo,
-    trace_of,
-)
+from harness.engines import sim
+from harness.experiment.lookup import Failed, engine_of, models_of, trace_of
+from harness.experiment.resolve import resolve
+from harness.experiment.run import current, execute, jobs_of, solo
+from harness.experiment.sources import code
 from harness.experiment.spec import LINKS, Spec, canonical, digest, from_dict
 from harness.loop.guard import LIMIT_S, Terminated
 from harness.loop.system import ROOT
@@ -143,7 +136,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
-    if any(task.spec.engine == "sim" for task in todo) and not compiled():
+    if any(task.spec.engine == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     yield _tried(first, out)
@@ -175,13 +168,6 @@ def compile_once() -> None:
     spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
     with tempfile.TemporaryDirectory() as folder:
         execute(spec, Path(folder), "")
-
-
-def compiled() -> bool:
-    """Tell whether the simulator's machine code is on disk, as far as can be seen without loading it."""
-    from harness.engines.sim.jit import CACHE, DISABLED
-
-    return DISABLED or any(CACHE.rglob("loop.advance-*.nbi"))
 
 
 def cpus() -> int:

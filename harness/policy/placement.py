@@ -25,7 +25,7 @@ def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
         yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
 
 
-def spread(cluster: Cluster) -> Mapping[str, Gpus]:
+def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
     """A home for each model: heaviest weights first, each where KV demand over free memory stays lowest.
 
     Raises Infeasible when some model's weights and one longest request fit nowhere.
@@ -36,7 +36,7 @@ def spread(cluster: Cluster) -> Mapping[str, Gpus]:
     order = list(cluster.models)
     for name in sorted(order, key=lambda m: (-cluster.models[m].weight_bytes, order.index(m))):
         model = cluster.models[name]
-        need, want = model.weight_bytes + one_request(model), demand(cluster, name)
+        need, want = footprint(model, elastic) + one_request(model), demand(cluster, name)
         best: tuple[float, float, Gpus] | None = None
         for place in groups(cluster, model.tp):
             left = min(free[g] for g in place) - need

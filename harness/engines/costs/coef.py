@@ -26,27 +26,29 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-COST = np.dtype(
-    [
-        ("host0", "f8"),  # s a step
-        ("host1", "f8"),  # s a sequence
-        ("serial", "i8"),  # 1: host time is added; 0: hidden behind the GPU
-        ("att0", "f8"),  # decode attention, floor: s, s a sequence
-        ("att1", "f8"),
-        ("dec0", "f8"),  # decode attention, streaming: s, s a sequence, s a token of context
-        ("dec1", "f8"),
-        ("dec2", "f8"),
-        ("pre0", "f8"),  # prefill attention: s a piece, s a token, s a unit of area
-        ("pre1", "f8"),
-        ("pre2", "f8"),
-        ("wbytes", "f8"),  # HBM bytes a step: weights
-        ("kbytes", "f8"),  # HBM bytes a token of context
-        ("fl_tok", "f8"),  # FLOPs a token, a unit of area
-        ("fl_area", "f8"),
-        ("flops", "f8"),  # achievable FLOP/s and bytes/s of the GPU
-        ("hbm", "f8"),
-    ],
-    align=True,
+from harness.engines.layout import record
+
+COST = record(
+    """The coefficients of a step, named as in the formulas above.
+
+    host0          f8  s             of a step on the host
+    host1          f8  s/sequence    of a step on the host
+    serial         i8  flag          host time is added; else it is hidden behind the GPU
+    att0           f8  s             of decode attention, the floor
+    att1           f8  s/sequence    of decode attention, the floor
+    dec0           f8  s             of decode attention, streaming
+    dec1           f8  s/sequence    of decode attention, streaming
+    dec2           f8  s/token       of context, of decode attention, streaming
+    pre0           f8  s/piece       of prefill attention
+    pre1           f8  s/token       of prefill attention
+    pre2           f8  s/token^2     of area, of prefill attention
+    wbytes         f8  bytes         of weights that a step reads from HBM
+    kbytes         f8  bytes/token   of context that a step reads from HBM
+    fl_tok         f8  FLOP/token    of a step
+    fl_area        f8  FLOP/token^2  of area, of a step
+    flops          f8  FLOP/s        that the GPU achieves
+    hbm            f8  bytes/s       that the GPU achieves from HBM
+    """
 )
 
 

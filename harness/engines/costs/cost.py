@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from harness.engines import shapes
+from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
 from harness.policy.types import Host, Inst, Shape, UserError
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, NamedTuple, get_args
 
-from harness.engines.shapes import BF16
+from harness.engines.costs.shapes import BF16
 from harness.policy.types import GIB, MIB, Shape
 
 # What a step loads outside of the allocator (cuBLAS, kernels): "non-torch forward increase" of 0.14 GiB on H100

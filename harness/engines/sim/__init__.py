@@ -21,3 +21,10 @@ def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Sim
     from harness.engines.sim.engine import Sim
 
     return Sim(config, options, machine)
+
+
+def compiled() -> bool:
+    """Tell whether the kernel's machine code is on disk, as far as can be seen without loading it."""
+    from harness.engines.sim.jit import CACHE, DISABLED
+
+    return DISABLED or any(CACHE.rglob("loop.advance-*.nbi"))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines import shapes
-from harness.engines.costs import cost, process
+from harness.engines.costs import cost, process, shapes
 from harness.engines.machine import (
     PIECE_BYTES,
     Config,
@@ -28,7 +27,7 @@ from harness.engines.machine import (
     priced_models,
     profile,
 )
-from harness.engines.sim import kernel, state
+from harness.engines.sim import kernel, records, state
 from harness.engines.sim.state import State
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
@@ -155,38 +154,40 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
-        w["over"], w["end"] = -math.inf, math.inf
+        w["formed_s"], w["end"] = -math.inf, math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
-        w["piece"], w["gpus"] = c.piece_bytes, c.gpus
-        w["bt"], w["cap"], w["chunk"], w["prefill"] = c.block_tokens, c.batch_cap, c.chunk_tokens, c.prefill_tokens
-        w["tokens"], w["lookahead"] = c.token_times, self._machine.host.lookahead_steps
-        w["shead"] = w["stail"] = -1
-        w["xhead"] = w["xtail"] = w["xfree"] = w["afree"] = w["thead"] = w["dirty"] = -1
-        G = np.zeros(n, state.GPU)
-        G["sms"], G["pool"], G["kv_t"] = spec.sms, np.arange(n), c.start_s
+        w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus
+        w["block_tokens"], w["batch_cap"] = c.block_tokens, c.batch_cap
+        w["chunk_tokens"], w["prefill_tokens"] = c.chunk_tokens, c.prefill_tokens
+        w["log_tokens"], w["lookahead_steps"] = c.token_times, self._machine.host.lookahead_steps
+        w["sent_head"] = w["sent_tail"] = -1
+        w["transfer_head"] = w["transfer_tail"] = w["transfer_free"] = w["action_free"] = -1
+        w["turn_head"] = w["dirty_head"] = -1
+        G = np.zeros(n, records.GPU)
+        G["sms"], G["pool"], G["kv_since"] = spec.sms, np.arange(n), c.start_s
         G["node"] = [g // c.node_gpus for g in range(c.gpus)] + list(range(nodes))
         G["cap"][: c.gpus] = self._memory.gpu_bytes
         G["cap"][c.gpus :] = spec.host_bytes
         G["used"][c.gpus :] = sum(shapes.weight_bytes(m.shape) for m in c.models)  # hosts hold all weights
         G["head"] = G["lane"] = -1
         G["end"] = math.inf
-        K = np.zeros(4 * n, state.LINK_)
-        for name in ("cur", "head", "tail", "whead", "wtail"):
+        K = np.zeros(4 * n, records.LINK)
+        for name in ("current", "kv_head", "kv_tail", "weights_head", "weights_tail"):
             K[name] = -1
         K["end"] = math.inf
-        K["bw"][0 : 4 * c.gpus : 4], K["bw"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
-        K["bw"][2 : 4 * c.gpus : 4], K["bw"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
-        K["bw"][4 * c.gpus :: 4] = spec.disk
-        M = np.zeros(len(c.models), state.MODEL)
+        K["bytes_per_s"][0 : 4 * c.gpus : 4], K["bytes_per_s"][1 : 4 * c.gpus : 4] = spec.h2d, spec.d2h
+        K["bytes_per_s"][2 : 4 * c.gpus : 4], K["bytes_per_s"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
+        K["bytes_per_s"][4 * c.gpus :: 4] = spec.disk
+        M = np.zeros(len(c.models), records.MODEL)
         M["since"] = c.start_s
-        S.put(G=G, K=K, M=M, E=np.zeros(4 * c.batch_cap + 1024, state.EVENT))
+        S.put(gpus=G, links=K, models=M, events=np.zeros(4 * c.batch_cap + 1024, records.EVENT))
         if c.token_times:
-            S.put(L=np.zeros(65536, state.LOG))
-        more_free(S, "X", 9 * c.batch_cap + 256)
+            S.put(log=np.zeros(65536, records.LOG))
+        more_free(S, "transfer", 9 * c.batch_cap + 256)
         S.price(state.Tables(*tables, np.full(len(c.models), -1)))
         return S
 
@@ -207,39 +208,39 @@ class Sim:
             model = model.at(len(places))
             if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
                 raise ValueError(f"no such place {inst.place}")
-        if places[0] >= len(S.G):
+        if places[0] >= len(S.gpus):
             raise ValueError(f"no such place {inst.place}")
         home = -1 if host else self._inst_row(Inst(inst.model, Host(places[0] // c.node_gpus)))
         S = self.S
         row = len(self._insts)
-        I = np.zeros(row + 1, state.INST)
-        I[:row] = S.I
+        I = np.zeros(row + 1, records.INST)
+        I[:row] = S.insts
         i = I[row]
         size = block_bytes(c, model)
-        i["model"], i["n"], i["host"], i["is_host"] = k, len(places), home, host
+        i["model"], i["gpu_count"], i["host"], i["is_host"] = k, len(places), home, host
         i["cost"] = self._rows[model.name, model.tp]
-        i["bbytes"] = size * model.tp if host else size
-        i["granule"], i["gblocks"], i["frag"] = i["bbytes"], 1, 0
-        i["weights"] = shapes.weight_bytes(model.shape, model.tp)
-        i["foot"] = 0 if host else footprint_bytes(c, model, self._layout)
+        i["block_bytes"] = size * model.tp if host else size
+        i["granule"], i["granule_blocks"], i["fragmentation"] = i["block_bytes"], 1, 0
+        i["weight_bytes"] = shapes.weight_bytes(model.shape, model.tp)
+        i["footprint"] = 0 if host else footprint_bytes(c, model, self._layout)
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
-            i["granule"], i["gblocks"], i["frag"] = page, max(1, page // size), FRAGMENTED
+            i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
             i["reserve"] = KEPT_PAGES * page
-            i["foot"] += i["reserve"]
+            i["footprint"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         i["limit"] = self._cap(inst.model, gpus)
         i["evict"], i["left_s"] = -1, -math.inf
-        i["at"][: len(places)] = places
+        i["gpus"][: len(places)] = places
         if not host:
             kin = self._of.setdefault(inst.model, [])
             kin.append(row)
             i["kin"] = kin[0]
             I[kin[-2:][0]]["kin"] = row
-        S.put(I=I)
+        S.put(insts=I)
         if not host:
             kernel.merge_pools(S.at, row)
-        self._weights = S.I.view(np.ndarray)["state"]
+        self._weights = S.insts.view(np.ndarray)["state"]
         self._inst[inst] = row
         self._insts.append(inst)
         self._places.append(gpus)
@@ -262,13 +263,13 @@ class Sim:
         i = self._inst_row(batch.inst)
         S, row = self.S, len(self._batches)
 
-        B, N = more(S.B, 1), more(S.N, 2)
+        B, N = more(S.batches, 1), more(S.lanes, 2)
         b = B[row]
-        b["inst"], b["tag"], b["root"], b["c_t"] = i, batch.tag, -1, S.s["now"]
+        b["inst"], b["tag"], b["root"], b["clock_at"] = i, batch.tag, -1, S.s["now"]
         b["ends"] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
         N["end"][-2:] = math.inf
-        S.put(B=B, N=N)
+        S.put(batches=B, lanes=N)
         self._batch[batch] = row
         self._batches.append(batch)
         return row
@@ -279,9 +280,9 @@ class Sim:
             raise ValueError("the workload's models are not the engine's")
         self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
         n = len(jobs)
-        R = np.zeros(n, state.REQUEST)
-        R["arr"] = jobs.arrival_s + self._host.api_in_s
-        R["model"], R["prompt"], R["out"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
+        R = np.zeros(n, records.REQUEST)
+        R["arrival"] = jobs.arrival_s + self._host.api_in_s
+        R["model"], R["prompt"], R["output"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
         R["state"], R["heir"] = state.FUTURE, -1
         if jobs.cached_tokens is not None:  # the last token is computed, or there would be nothing to go on from
             R["cached"] = np.minimum(jobs.cached_tokens, jobs.prompt_tokens - 1)
@@ -294,22 +295,22 @@ class Sim:
             "home",
             "prev",
             "next",
-            "pnext",
-            "hc",
-            "hn",
-            "hp",
-            "pend_batch",
+            "next_piece",
+            "heap_child",
+            "heap_next",
+            "heap_prev",
+            "pending_batch",
             "first_inst",
             "last_inst",
         ):
             R[name] = -1
         w = self.S.s
-        w["n"] = w["left"] = n
-        w["opened"], w["trip"] = opened, self._host.api_in_s + self._host.api_out_s
+        w["left"] = n
+        w["opened"], w["round_trip_s"] = opened, self._host.api_in_s + self._host.api_out_s
         w["end"] = end_s
-        w["hear"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
-        self.S.put(R=R)
-        self._states, self._models = self.S.R.view(np.ndarray)["state"], jobs.model
+        w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
+        self.S.put(requests=R)
+        self._states, self._models = self.S.requests.view(np.ndarray)["state"], jobs.model
 
     @staticmethod
     def _closed(R: NDArray[Any], after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
@@ -342,10 +343,10 @@ class Sim:
         """Next event due by `until_s`; see Engine."""
         S = self.S
         while True:
-            i = S.ev_i.item()
-            if i < S.ev_n.item():
-                S.ev_i[0] = i + 1
-                return self._event(*S.E.item(i))
+            i = S.events_read.item()
+            if i < S.events_told.item():
+                S.events_read[0] = i + 1
+                return self._event(*S.events.item(i))
             if self._told:  # behind what happened before
                 return self._told.popleft()
             code = kernel.advance(S.at, until_s)
@@ -362,29 +363,29 @@ class Sim:
         """Room in whatever log is short of it."""
         S, cap = self.S, self.config.batch_cap
         w = S.s
-        most = 4 * cap + 64 + int(S.B["count"][:, state.WAITING].max(initial=0))
-        if len(S.E) - w["ev_n"] < 2 * most:
-            S.put(E=more(S.E, len(S.E) + most))
-        if w["xn"] < 18 * (cap + 8):
-            more_free(S, "X", len(S.X) + 9 * cap)
-        if self.config.token_times and len(S.L) - w["logs"] < 2 * (most + len(S.N)):
-            self._logs.append(np.array(S.L[: w["logs"]]))
-            w["logs"] = 0
-            S.put(L=np.zeros(max(len(S.L), 4 * (most + len(S.N))), state.LOG))
+        most = 4 * cap + 64 + int(S.batches["count"][:, state.WAITING].max(initial=0))
+        if len(S.events) - w["events_told"] < 2 * most:
+            S.put(events=more(S.events, len(S.events) + most))
+        if w["transfer_spare"] < 18 * (cap + 8):
+            more_free(S, "transfer", len(S.transfers) + 9 * cap)
+        if self.config.token_times and len(S.log) - w["log_used"] < 2 * (most + len(S.lanes)):
+            self._logs.append(np.array(S.log[: w["log_used"]]))
+            w["log_used"] = 0
+            S.put(log=np.zeros(max(len(S.log), 4 * (most + len(S.lanes))), records.LOG))
 
     def _room(self, events: int, transfers: int) -> None:
         """Room for what one action may tell and start: outside `advance` nothing else sees to it."""
         S = self.S
-        if len(S.E) - S.ev_n.item() < events:
-            S.put(E=more(S.E, len(S.E) + events))
-        if S.xn.item() < transfers:
-            more_free(S, "X", len(S.X) + transfers)
+        if len(S.events) - S.events_told.item() < events:
+            S.put(events=more(S.events, len(S.events) + events))
+        if S.transfer_spare.item() < transfers:
+            more_free(S, "transfer", len(S.transfers) + transfers)
 
     def _note(self, action: Action, parts: int = 1) -> int:
         """The number under which the kernel tells an action's end, when that is heard or a part of it failed."""
         S = self.S
-        if S.an.item() == 0:
-            more_free(S, "A", len(S.A) + 64)
+        if S.action_spare.item() == 0:
+            more_free(S, "action", len(S.actions) + 64)
         a: int = kernel.note(S.at, parts, int(type(action) in self._hears))
         self._actions[a] = action
         return a
@@ -399,7 +400,7 @@ class Sim:
 
     def _grant(self, inst: int | None = None) -> int:
         """The first transfer that waits for memory, of any instance or of one; -1: none."""
-        X, x = self.S.X, int(self.S.s["xhead"])
+        X, x = self.S.transfers, int(self.S.s["transfer_head"])
         while x >= 0 and not (
             X[x]["stage"] == state.GRANT and (inst is None or (X[x]["inst"] == inst and X[x]["kind"] == state.LOAD))
         ):
@@ -407,7 +408,7 @@ class Sim:
         return x
 
     def _withdraw(self, x: int, why: str) -> None:
-        S, a = self.S, self.S.X["act"].item(x)
+        S, a = self.S, self.S.transfers["action"].item(x)
         if kernel.withdraw(S.at, x):
             kernel.forget(S.at, a)
             self._told.append(Done(self._actions[a], why))
@@ -433,7 +434,7 @@ class Sim:
         assert jobs is not None
         arrival_s = jobs.arrival_s.item(r)
         if arrival_s == math.inf:  # of a closed loop
-            arrival_s = self.S.R["arr"].item(r) - self._host.api_in_s
+            arrival_s = self.S.requests["arrival"].item(r) - self._host.api_in_s
         return Request(
             r,
             jobs.models[jobs.model.item(r)],
@@ -494,13 +495,13 @@ class Sim:
                 self._told.append(Done(action))
             return None
         if kernel.never(S.at, i, 0):
-            return f"{action.inst.model} needs {S.I[i]['foot'] / GIB:.1f} GiB, more than the GPU has"
+            return f"{action.inst.model} needs {S.insts[i]['footprint'] / GIB:.1f} GiB, more than the GPU has"
         if not self._begun:
             if not kernel.place(S.at, i):
                 return f"no room for {action.inst.model} on {list(self._places[i])}"
         else:
             rung = self._ways[way]
-            tail_s = rung.after_s(S.I["weights"].item(i), self._machine.spec.h2d)
+            tail_s = rung.after_s(S.insts["weight_bytes"].item(i), self._machine.spec.h2d)
             kernel.load(S.at, i, self._note(action), SOURCES[rung.source], tail_s)
         for g in self._places[i]:
             here = self._loaded.get(g, ())
@@ -527,7 +528,7 @@ class Sim:
 
     def _evicted(self, i: int) -> Action:
         """What an instance is leaving for, which is told apart."""
-        a = self.S.I["evict"].item(i)
+        a = self.S.insts["evict"].item(i)
         kernel.forget(self.S.at, a)
         return self._actions[a]
 
@@ -567,7 +568,7 @@ class Sim:
             return "no slices or kernel grains here"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "a turn takes a time or a count of steps, none below 0"
-        if order.sms is not None and not 0 < order.sms <= self.S.G[0]["sms"]:
+        if order.sms is not None and not 0 < order.sms <= self.S.gpus[0]["sms"]:
             return f"no partition of {order.sms} SMs"
         if isinstance(order.batch.inst.place, Host):
             return "host memory runs nothing"
@@ -618,8 +619,8 @@ class Sim:
     def stats(self) -> dict[str, float]:
         """Counters of the whole run, for a run's metadata."""
         S, n = self.S, self.config.gpus
-        w, gpus = S.s, S.G[:n]
-        steps = max(1.0, float(S.B["steps"].sum()))  # those of a span one by one
+        w, gpus = S.s, S.gpus[:n]
+        steps = max(1.0, float(S.batches["steps"].sum()))  # those of a span one by one
         return {
             "steps": float(w["steps"]),
             "loads": float(w["loads"]),
@@ -633,9 +634,9 @@ class Sim:
             "gpu_busy_s": float(gpus["busy_s"].sum()),
             "gpu_hbm_s": float(gpus["hbm_s"].sum()),
             "gpu_flop_s": float(gpus["flop_s"].sum()),
-            "kv_byte_s": float(gpus["kv_s"].sum()),
-            "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv"])).sum()),
-            "link_busy_s": float(S.K["busy_s"].sum()),
+            "kv_byte_s": float(gpus["kv_byte_s"].sum()),
+            "kv_cap_bytes": float((gpus["cap"] - (gpus["used"] - gpus["kv_bytes"])).sum()),
+            "link_busy_s": float(S.links["busy_s"].sum()),
             "gpus": float(n),
             "span_s": float(w["now"] - self.config.start_s),
         }
@@ -643,7 +644,7 @@ class Sim:
     def finish(self) -> None:
         """Close the books at the clock's time: the waits of whatever has not ended."""
         if self.config.token_times:
-            self.S.put(L=more(self.S.L, len(self.S.R) + len(self.S.N)))
+            self.S.put(log=more(self.S.log, len(self.S.requests) + len(self.S.lanes)))
         kernel.settle(self.S.at, float(self.S.s["now"]))
 
     def rows(self) -> Iterator[pa.RecordBatch]:
@@ -651,11 +652,11 @@ class Sim:
         from harness.engines import rows
 
         self.finish()
-        R, jobs, host, end_s = self.S.R, self._jobs, self._host, float(self.S.s["now"])
+        R, jobs, host, end_s = self.S.requests, self._jobs, self._host, float(self.S.s["now"])
         assert jobs is not None
         arrivals_s, tokens = rows.arrivals(R, jobs, end_s, host.api_in_s), None
         if self.config.token_times:
-            log = np.concatenate([*self._logs, self.S.L[: self.S.s["logs"]]])
+            log = np.concatenate([*self._logs, self.S.log[: self.S.s["log_used"]]])
             tokens = rows.token_times(R, arrivals_s, log, host.api_out_s)
         yield from rows.batches(
             R,
@@ -679,14 +680,14 @@ def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
 
 
 def more_free(S: State, name: str, n: int) -> None:
-    """Room for n more transfers and their parts (X), or actions (A), on the free list."""
-    w, rows, free = S.s, more(getattr(S, name), n), name.lower() + "free"
+    """Room for n more transfers and their parts, or for n more actions, on the free list."""
+    w, rows, free = S.s, more(getattr(S, f"{name}s"), n), f"{name}_free"
     old = len(rows) - n
     rows["next"][old:] = np.arange(old + 1, len(rows) + 1)
     rows["next"][-1] = w[free]
     w[free] = old
-    w[name.lower() + "n"] += n
-    S.put(**{name: rows})
+    w[f"{name}_spare"] += n
+    S.put(**{f"{name}s": rows})
 
 
 class SimView:
@@ -753,7 +754,7 @@ class SimView:
         sim = self._sim
         b = sim._batch.get(batch)
         slot = int(phase == "decode")
-        if b is None or not sim.S.N[2 * b + slot]["open"]:
+        if b is None or not sim.S.lanes[2 * b + slot]["open"]:
             return None
         order = sim._orders.get((b, slot))
         return order if order is not None and order.phase == phase else None

@@ -13,7 +13,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-SOURCES = ("sim/kernel/*.py", "sim/state.py", "sim/jit.py", "costs/coef.py")  # in harness/engines
+SOURCES = (
+    "sim/kernel/*.py",
+    "sim/state.py",
+    "sim/records.py",
+    "sim/jit.py",
+    "costs/coef.py",
+    "layout.py",
+)  # in harness/engines
 
 
 def fingerprint(folder: Path) -> str:

@@ -3,7 +3,24 @@
 Semantics: harness/README.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
 `lanes.share` sets the rates of lanes that compete; a decode span covers many steps in closed form until something could
 change its batch. Pages of a span's later steps are taken in advance and given back when somebody else runs short, so
-that memory is exact at every step. The records are laid out in `engines/state.py`.
+that memory is exact at every step. Every field of the records is explained in `sim/records.py`.
+
+Short names mean the same in every function; of a pair, the capital is the record and the small letter its row:
+
+    S         the world's address, by which `state.gpu_at(S, g)` and its like find rows
+    W, T      the world; the cost tables
+    G g, P p  a GPU; a pool of GPUs (in loops over an instance's GPUs, g is the record)
+    K k       a link
+    I i, J j  instances
+    M         a model
+    B b       a batch; lst one of its four lists
+    n lane    a lane, n its record
+    q r       a request, q its record
+    X x, Q p  a transfer; a part of one on a link
+    A a       an action
+    k c       coefficients, c their row
+    nxt prev  neighbours in a list
+    t         a time; elsewhere i, j, n, x and y only count
 
     waits < lists; events; cost; memory < lanes < links < members < steps, turns < loop; peek
 

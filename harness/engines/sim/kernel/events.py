@@ -10,28 +10,28 @@ from harness.engines.sim.state import E_DONE, action_at, event_at, world
 def tell(S: int, kind: int, a: int, b: int, c: int) -> None:
     """Note an event of this instant, if anybody hears its kind."""
     W = world(S)
-    if (W.hear >> kind) & 1:
-        e = event_at(S, W.ev_n)
+    if (W.heard >> kind) & 1:
+        e = event_at(S, W.events_told)
         e.kind = kind
-        e.a = a
-        e.b = b
-        e.c = c
-        W.ev_n += 1
+        e.subject = a
+        e.batch = b
+        e.detail = c
+        W.events_told += 1
 
 
 @jit
 def in_order(S: int) -> None:
     """Sort the instant's events by kind, stable."""
     W = world(S)
-    for i in range(W.ev_i + 1, W.ev_n):
+    for i in range(W.events_read + 1, W.events_told):
         j = i
-        while j > W.ev_i and event_at(S, j - 1).kind > event_at(S, j).kind:
+        while j > W.events_read and event_at(S, j - 1).kind > event_at(S, j).kind:
             x, y = event_at(S, j - 1), event_at(S, j)
             x.kind, y.kind = y.kind, x.kind
-            x.a, y.a = y.a, x.a
-            x.b, y.b = y.b, x.b
-            x.c, y.c = y.c, x.c
-            x.ran, y.ran = y.ran, x.ran
+            x.subject, y.subject = y.subject, x.subject
+            x.batch, y.batch = y.batch, x.batch
+            x.detail, y.detail = y.detail, x.detail
+            x.ran_s, y.ran_s = y.ran_s, x.ran_s
             j -= 1
 
 
@@ -39,10 +39,10 @@ def in_order(S: int) -> None:
 def note(S: int, parts: int, heard: int) -> int:
     """Number an action that is done when so many parts of it are."""
     W = world(S)
-    a = W.afree
+    a = W.action_free
     A = action_at(S, a)
-    W.afree = A.next
-    W.an -= 1
+    W.action_free = A.next
+    W.action_spare -= 1
     A.left = parts
     A.failed = 0
     A.heard = heard
@@ -53,9 +53,9 @@ def note(S: int, parts: int, heard: int) -> int:
 def forget(S: int, a: int) -> None:
     """An action is over and read: its number is free again."""
     W = world(S)
-    action_at(S, a).next = W.afree
-    W.afree = a
-    W.an += 1
+    action_at(S, a).next = W.action_free
+    W.action_free = a
+    W.action_spare += 1
 
 
 @jit

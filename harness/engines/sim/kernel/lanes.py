@@ -13,7 +13,7 @@ from harness.engines.sim.state import HALF_NS, IDLE, INF, SPAN, batch_at, gpu_at
 def give_back(S: int, i: int) -> None:
     """Cut all spans on the GPUs of an instance, so that memory is what the steps begun so far need."""
     W = world(S)
-    for p in range(W.nG):
+    for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
         while lane >= 0:
             nxt = lane_at(S, lane).next
@@ -37,9 +37,9 @@ def freed(S: int, i: int) -> None:
     W = world(S)
     W.grants = 1
     if W.blocked > 0 or W.swap:
-        for b in range(W.nB):
+        for b in range(W.n_batches):
             B = batch_at(S, b)
-            if (B.kvblock or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
+            if (B.blocked or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
 
@@ -51,37 +51,37 @@ def dirty(S: int, lane: int) -> None:
     n = lane_at(S, lane)
     if n.dirty == 0 and n.busy == IDLE and n.open:
         n.dirty = 1
-        if W.dirty < 0 or lane < W.dirty:
-            n.dnext = W.dirty
-            W.dirty = lane
+        if W.dirty_head < 0 or lane < W.dirty_head:
+            n.next_dirty = W.dirty_head
+            W.dirty_head = lane
         else:
-            x = W.dirty
-            while lane_at(S, x).dnext >= 0 and lane_at(S, x).dnext < lane:
-                x = lane_at(S, x).dnext
-            n.dnext = lane_at(S, x).dnext
-            lane_at(S, x).dnext = lane
+            x = W.dirty_head
+            while lane_at(S, x).next_dirty >= 0 and lane_at(S, x).next_dirty < lane:
+                x = lane_at(S, x).next_dirty
+            n.next_dirty = lane_at(S, x).next_dirty
+            lane_at(S, x).next_dirty = lane
 
 
 @jit
 def solo_at(S: int, lane: int, j: int) -> float:
     """Solo seconds of the first j steps of a span."""
     n = lane_at(S, lane)
-    return j * n.a + n.b * (0.5 * j * (j - 1))
+    return j * n.first_s + n.slope_s * (0.5 * j * (j - 1))
 
 
 @jit
 def steps_to(S: int, lane: int, done: float) -> int:
     """Fewest steps, at least one, whose solo seconds reach `done`."""
     n = lane_at(S, lane)
-    h = n.a - 0.5 * n.b
-    if n.b > 0.0:
-        j = int(math.ceil((-h + math.sqrt(h * h + 2.0 * n.b * done)) / n.b))
+    h = n.first_s - 0.5 * n.slope_s
+    if n.slope_s > 0.0:
+        j = int(math.ceil((-h + math.sqrt(h * h + 2.0 * n.slope_s * done)) / n.slope_s))
     else:
-        j = int(math.ceil(done / n.a))
-    j = min(max(j, 1), n.k)
+        j = int(math.ceil(done / n.first_s))
+    j = min(max(j, 1), n.steps)
     while j > 1 and solo_at(S, lane, j - 1) >= done:
         j -= 1
-    while j < n.k and solo_at(S, lane, j) < done:
+    while j < n.steps and solo_at(S, lane, j) < done:
         j += 1
     return j
 
@@ -90,7 +90,7 @@ def steps_to(S: int, lane: int, done: float) -> int:
 def done_at(S: int, lane: int, t: float) -> float:
     """Solo seconds done by t."""
     n = lane_at(S, lane)
-    return n.wa + (t - n.ta) * n.rate
+    return n.anchor_work + (t - n.anchor_s) * n.rate
 
 
 @jit
@@ -113,12 +113,12 @@ def step_of(S: int, lane: int) -> int:
     """Which of its steps, from 1, a busy lane is in."""
     W = world(S)
     n = lane_at(S, lane)
-    if n.busy != SPAN or n.k == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
+    if n.busy != SPAN or n.steps == 1 or n.rate <= 0.0:  # rate 0: formed at this instant, not under way yet
         return 1
     now = W.now
     j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))
-    begun = lane <= W.formed and now <= W.over + HALF_NS
-    if begun and j < n.k and n.ta + (solo_at(S, lane, j) - n.wa) / n.rate <= now + HALF_NS:
+    begun = lane <= W.formed_lane and now <= W.formed_s + HALF_NS
+    if begun and j < n.steps and n.anchor_s + (solo_at(S, lane, j) - n.anchor_work) / n.rate <= now + HALF_NS:
         j += 1  # its step of this instant has begun
     return j
 
@@ -134,13 +134,13 @@ def cut_at(S: int, lane: int, ran: int) -> None:
     """End a span at its next boundary, or when its lane has run `ran` steps if that is later."""
     W = world(S)
     n = lane_at(S, lane)
-    if n.busy != SPAN or n.k == 1:
+    if n.busy != SPAN or n.steps == 1:
         return
     j = max(step_of(S, lane), ran - n.ran)
-    if j < n.k:
+    if j < n.steps:
         shorten(S, lane, j)
         if n.rate > 0.0:
-            n.end = max(W.now, n.ta + (n.work - n.wa) / n.rate)
+            n.end = max(W.now, n.anchor_s + (n.work - n.anchor_work) / n.rate)
             if n.end <= W.now + HALF_NS:
                 W.due = 1
             next_end(S, pool_of(S, lane))
@@ -151,9 +151,9 @@ def shorten(S: int, lane: int, j: int) -> None:
     """Plan a span for j steps instead of more."""
     n = lane_at(S, lane)
     b = lane >> 1
-    d = batch_at(S, b).D
-    back = needs(S, b, d, n.k) - needs(S, b, d, j)
-    n.k = j
+    d = batch_at(S, b).tick
+    back = needs(S, b, d, n.steps) - needs(S, b, d, j)
+    n.steps = j
     n.work = solo_at(S, lane, j)
     if back > 0:
         put(S, batch_at(S, b).inst, -back)
@@ -172,7 +172,7 @@ def wake(S: int, lane: int) -> None:
 @jit
 def pool_of(S: int, lane: int) -> int:
     """The pool in which a lane competes."""
-    return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).at[0]).pool
+    return gpu_at(S, inst_at(S, batch_at(S, lane >> 1).inst).gpus[0]).pool
 
 
 @jit
@@ -180,26 +180,26 @@ def segment(S: int, lane: int, upto: float) -> None:
     """Log the steps of a lane that end after its anchor and by `upto` solo seconds, for token times."""
     W = world(S)
     n = lane_at(S, lane)
-    if not n.dec:
+    if not n.decodes:
         return
     j0 = 0
-    while j0 < n.k and solo_at(S, lane, j0 + 1) <= n.wa:
+    while j0 < n.steps and solo_at(S, lane, j0 + 1) <= n.anchor_work:
         j0 += 1
-    j1 = n.k
+    j1 = n.steps
     while j1 > j0 and solo_at(S, lane, j1) > upto:
         j1 -= 1
     if j1 > j0:
-        s = log_at(S, W.logs)
-        W.logs += 1
-        s.rid = -1
+        s = log_at(S, W.log_used)
+        W.log_used += 1
+        s.request = -1
         s.batch = lane >> 1
-        s.d0 = batch_at(S, lane >> 1).D
-        s.j0 = j0
-        s.j1 = j1
-        s.a = n.a
-        s.b = n.b
-        s.ta = n.ta
-        s.wa = n.wa
+        s.tick_from = batch_at(S, lane >> 1).tick
+        s.step_from = j0
+        s.step_to = j1
+        s.first_s = n.first_s
+        s.slope_s = n.slope_s
+        s.anchor_s = n.anchor_s
+        s.anchor_work = n.anchor_work
         s.rate = n.rate
 
 
@@ -207,8 +207,8 @@ def segment(S: int, lane: int, upto: float) -> None:
 def on_gpu(S: int, lane: int, g: int) -> bool:
     """Whether a lane runs on a GPU."""
     i = batch_at(S, lane >> 1).inst
-    for j in range(inst_at(S, i).n):
-        if inst_at(S, i).at[j] == g:
+    for j in range(inst_at(S, i).gpu_count):
+        if inst_at(S, i).gpus[j] == g:
             return True
     return False
 
@@ -223,16 +223,16 @@ def set_rate(S: int, lane: int, rate: float) -> None:
     now = W.now
     if n.rate > 0.0:
         done = done_at(S, lane, now)
-        if W.tokens:
+        if W.log_tokens:
             segment(S, lane, done)
-        n.wa = done
-    n.ta = now
+        n.anchor_work = done
+    n.anchor_s = now
     n.rate = rate
-    if n.busy == SPAN and n.k > 1 and n.mine and n.until < INF:  # no step begins after the end of the turn
-        j = steps_to(S, lane, done_at(S, lane, max(now, n.until - HALF_NS)))
-        if j < n.k:
+    if n.busy == SPAN and n.steps > 1 and n.in_turn and n.turn_until < INF:  # no step begins after the end of the turn
+        j = steps_to(S, lane, done_at(S, lane, max(now, n.turn_until - HALF_NS)))
+        if j < n.steps:
             shorten(S, lane, j)
-    n.end = now + (n.work - n.wa) / rate
+    n.end = now + (n.work - n.anchor_work) / rate
 
 
 @jit
@@ -241,14 +241,14 @@ def share(S: int, p: int) -> None:
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
-    if P.n == 1 or W.alone:
+    if P.lanes == 1 or W.alone:
         lane = P.head
         while lane >= 0:
-            set_rate(S, lane, lane_at(S, lane).cap)
+            set_rate(S, lane, lane_at(S, lane).max_rate)
             lane = lane_at(S, lane).next
         next_end(S, p)
         return
-    left = P.n
+    left = P.lanes
     lane = P.head
     while lane >= 0:
         lane_at(S, lane).frozen = 0
@@ -259,9 +259,9 @@ def share(S: int, p: int) -> None:
         while lane >= 0:
             n = lane_at(S, lane)
             if not n.frozen:
-                level = min(level, n.cap)
+                level = min(level, n.max_rate)
             lane = n.next
-        for g in range(W.nG):
+        for g in range(W.n_gpus):
             if gpu_at(S, g).pool == p:
                 gpu_at(S, g).level = saturation(S, p, g)
                 level = min(level, gpu_at(S, g).level)
@@ -269,19 +269,19 @@ def share(S: int, p: int) -> None:
         while lane >= 0:
             n = lane_at(S, lane)
             if not n.frozen:
-                stop = n.cap <= level
+                stop = n.max_rate <= level
                 i = batch_at(S, lane >> 1).inst
-                for j in range(inst_at(S, i).n):
-                    if gpu_at(S, inst_at(S, i).at[j]).level <= level:
+                for j in range(inst_at(S, i).gpu_count):
+                    if gpu_at(S, inst_at(S, i).gpus[j]).level <= level:
                         stop = True
                 if stop:
-                    n.goal = level
+                    n.new_rate = level
                     n.frozen = 1
                     left -= 1
             lane = n.next
     lane = P.head
     while lane >= 0:
-        set_rate(S, lane, lane_at(S, lane).goal)
+        set_rate(S, lane, lane_at(S, lane).new_rate)
         lane = lane_at(S, lane).next
     next_end(S, p)
 
@@ -295,10 +295,10 @@ def saturation(S: int, p: int, g: int) -> float:
         n = lane_at(S, lane)
         if on_gpu(S, lane, g):
             if n.frozen:
-                c_left -= n.comp * n.goal
-                h_left -= n.hbm * n.goal
+                c_left -= n.compute * n.new_rate
+                h_left -= n.hbm * n.new_rate
             else:
-                c += n.comp
+                c += n.compute
                 h += n.hbm
         lane = n.next
     level = INF
@@ -328,13 +328,13 @@ def activate(S: int, lane: int) -> None:
     n.end = INF
     n.next = P.head
     P.head = lane
-    P.n += 1
+    P.lanes += 1
     P.touched = 1
     inst_at(S, i).busy += 1
-    for j in range(inst_at(S, i).n):
-        g = gpu_at(S, inst_at(S, i).at[j])
+    for j in range(inst_at(S, i).gpu_count):
+        g = gpu_at(S, inst_at(S, i).gpus[j])
         if g.active == 0:
-            g.busy_t = W.now
+            g.busy_since = W.now
         g.active += 1
 
 
@@ -353,16 +353,16 @@ def retire(S: int, lane: int) -> None:
         while lane_at(S, x).next != lane:
             x = lane_at(S, x).next
         lane_at(S, x).next = n.next
-    P.n -= 1
+    P.lanes -= 1
     P.touched = 1
     next_end(S, p)
     n.busy = IDLE
     inst_at(S, i).busy -= 1
     now = W.now
-    for j in range(inst_at(S, i).n):
-        g = gpu_at(S, inst_at(S, i).at[j])
+    for j in range(inst_at(S, i).gpu_count):
+        g = gpu_at(S, inst_at(S, i).gpus[j])
         g.hbm_s += n.hbm * n.work
-        g.flop_s += n.comp * n.work
+        g.flop_s += n.compute * n.work
         g.active -= 1
         if g.active == 0:
-            g.busy_s += now - g.busy_t
+            g.busy_s += now - g.busy_since

@@ -41,7 +41,7 @@ from harness.engines.sim.state import (
 def set_weights(S: int, i: int, state: int) -> None:
     """An instance's weights change state: the clocks of its batches and model turn, its lanes look again."""
     W = world(S)
-    for b in range(W.nB):
+    for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
             clocks(S, b, W.now)
     M = model_at(S, inst_at(S, i).model)
@@ -50,7 +50,7 @@ def set_weights(S: int, i: int, state: int) -> None:
     M.places -= int(loaded(S, i))
     inst_at(S, i).state = state
     M.places += int(loaded(S, i))
-    for b in range(W.nB):
+    for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
             if state == LEAVING:
                 cut(S, 2 * b)
@@ -65,11 +65,11 @@ def place(S: int, i: int) -> bool:
     """Before the start weights are there at no cost, if there is room."""
     W = world(S)
     I = inst_at(S, i)
-    for j in range(I.n):
-        if gpu_at(S, I.at[j]).used + I.foot > gpu_at(S, I.at[j]).cap and not W.unlimited:
+    for j in range(I.gpu_count):
+        if gpu_at(S, I.gpus[j]).used + I.footprint > gpu_at(S, I.gpus[j]).cap and not W.unlimited:
             return False
-    for j in range(I.n):
-        gpu_at(S, I.at[j]).used += I.foot
+    for j in range(I.gpu_count):
+        gpu_at(S, I.gpus[j]).used += I.footprint
     keep(S, i, I.reserve)
     set_weights(S, i, IN)
     return True
@@ -81,8 +81,8 @@ def leave(S: int, i: int) -> None:
     W = world(S)
     set_weights(S, i, OUT)
     I = inst_at(S, i)
-    for j in range(I.n):
-        gpu_at(S, I.at[j]).used -= I.foot
+    for j in range(I.gpu_count):
+        gpu_at(S, I.gpus[j]).used -= I.footprint
     keep(S, i, 0)
     W.evicts += 1
     done(S, I.evict, 0)
@@ -115,28 +115,28 @@ def just_left(S: int, i: int) -> bool:
 def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: float) -> int:
     """A transfer without parts yet, last in the order of issue."""
     W = world(S)
-    x = W.xfree
+    x = W.transfer_free
     X = xfer_at(S, x)
-    W.xfree = X.next
-    W.xn -= 1
+    W.transfer_free = X.next
+    W.transfer_spare -= 1
     X.next = -1
     X.kind = kind
     X.stage = LINK
     X.inst = inst
-    X.act = act_
-    X.fixed = fixed
+    X.action = act_
+    X.tail_s = fixed
     X.bytes = nbytes
     X.due = INF
     X.parts = 0
-    X.first = -1
-    X.rid = -1
-    X.src = -1
+    X.first_part = -1
+    X.request = -1
+    X.source = -1
     X.blocks = 0
-    if W.xtail >= 0:
-        xfer_at(S, W.xtail).next = x
+    if W.transfer_tail >= 0:
+        xfer_at(S, W.transfer_tail).next = x
     else:
-        W.xhead = x
-    W.xtail = x
+        W.transfer_head = x
+    W.transfer_tail = x
     return x
 
 
@@ -144,22 +144,22 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
 def add_part(S: int, x: int, link: int, nbytes: float) -> None:
     """Part of a transfer on one link."""
     W = world(S)
-    p = W.xfree
+    p = W.transfer_free
     Q = xfer_at(S, p)
-    W.xfree = Q.next
-    W.xn -= 1
+    W.transfer_free = Q.next
+    W.transfer_spare -= 1
     Q.bytes = nbytes
     Q.link = link
-    Q.xfer = x
-    Q.next = xfer_at(S, x).first
-    xfer_at(S, x).first = p
+    Q.transfer = x
+    Q.next = xfer_at(S, x).first_part
+    xfer_at(S, x).first_part = p
     xfer_at(S, x).parts += 1
 
 
 @jit
 def awaited(S: int, i: int) -> bool:
     """Whether an open lane with members waits for an instance's weights."""
-    for b in range(world(S).nB):
+    for b in range(world(S).n_batches):
         B = batch_at(S, b)
         if B.inst == i and (lane_at(S, 2 * b).open or lane_at(S, 2 * b + 1).open):
             for lst in range(4):
@@ -172,15 +172,15 @@ def awaited(S: int, i: int) -> bool:
 def foremost(S: int, link: int) -> int:
     """The part that a link moves next: KV, then weights that are awaited, then prefetches; each in order of issue."""
     K = link_at(S, link)
-    if K.head >= 0:
-        return K.head
-    if K.weights > 1:
-        p = K.whead
+    if K.kv_head >= 0:
+        return K.kv_head
+    if K.weights_parts > 1:
+        p = K.weights_head
         while p >= 0:
-            if awaited(S, xfer_at(S, xfer_at(S, p).xfer).inst):
+            if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):
                 return p
             p = xfer_at(S, p).next
-    return K.whead
+    return K.weights_head
 
 
 @jit
@@ -188,14 +188,14 @@ def move_on(S: int, link: int) -> None:
     """A link begins with its foremost part, at a boundary of its pieces."""
     W = world(S)
     K = link_at(S, link)
-    K.cur = foremost(S, link)
-    if K.cur >= 0:
+    K.current = foremost(S, link)
+    if K.current >= 0:
         K.began = W.now
-        K.stop = xfer_at(S, K.cur).bytes
-        K.end = W.now + K.stop / K.bw
+        K.stop = xfer_at(S, K.current).bytes
+        K.end = W.now + K.stop / K.bytes_per_s
     else:
         K.end = INF
-        W.links -= 1
+        W.links_busy -= 1
 
 
 @jit
@@ -204,10 +204,10 @@ def interrupt(S: int, link: int) -> None:
     W = world(S)
     K = link_at(S, link)
     if K.end > W.now:
-        n = int(math.floor((W.now - K.began + HALF_NS) * K.bw / W.piece)) + 1
-        if n * W.piece < K.stop:
-            K.stop = n * W.piece
-            K.end = K.began + K.stop / K.bw
+        n = int(math.floor((W.now - K.began + HALF_NS) * K.bytes_per_s / W.piece_bytes)) + 1
+        if n * W.piece_bytes < K.stop:
+            K.stop = n * W.piece_bytes
+            K.end = K.began + K.stop / K.bytes_per_s
 
 
 @jit
@@ -217,33 +217,33 @@ def enlist(S: int, link: int, p: int, weights: int) -> None:
     K = link_at(S, link)
     xfer_at(S, p).next = -1
     if weights:
-        K.weights += 1
-        if K.weights == 2:
+        K.weights_parts += 1
+        if K.weights_parts == 2:
             W.rivals += 1
-        if K.whead < 0:
-            K.whead = p
+        if K.weights_head < 0:
+            K.weights_head = p
         else:
-            xfer_at(S, K.wtail).next = p
-        K.wtail = p
+            xfer_at(S, K.weights_tail).next = p
+        K.weights_tail = p
     else:
-        if K.head < 0:
-            K.head = p
+        if K.kv_head < 0:
+            K.kv_head = p
         else:
-            xfer_at(S, K.tail).next = p
-        K.tail = p
-    if K.cur < 0:
-        W.links += 1
+            xfer_at(S, K.kv_tail).next = p
+        K.kv_tail = p
+    if K.current < 0:
+        W.links_busy += 1
         move_on(S, link)
-    elif K.cur != K.head and not weights:
+    elif K.current != K.kv_head and not weights:
         interrupt(S, link)
 
 
 @jit
 def rank_links(S: int) -> None:
     """Weights that came to be awaited go before prefetches."""
-    for k in range(world(S).nK):
+    for k in range(world(S).n_links):
         K = link_at(S, k)
-        if K.weights > 1 and K.head < 0 and foremost(S, k) != K.cur:
+        if K.weights_parts > 1 and K.kv_head < 0 and foremost(S, k) != K.current:
             interrupt(S, k)
 
 
@@ -253,15 +253,15 @@ def launch(S: int, x: int) -> None:
     W = world(S)
     X = xfer_at(S, x)
     X.stage = LINK
-    p = X.first
-    X.first = -1
+    p = X.first_part
+    X.first_part = -1
     while p >= 0:
         nxt = xfer_at(S, p).next
         enlist(S, xfer_at(S, p).link, p, X.kind == LOAD)
         p = nxt
     if X.parts == 0:
         X.stage = TAIL
-        X.due = W.now + X.fixed
+        X.due = W.now + X.tail_s
 
 
 @jit
@@ -269,8 +269,8 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
     """Send a request's KV, memory granted at both ends, over the links between two accounts."""
     x = new_transfer(S, kind, dst, -1, 0.0, 0.0)
     X = xfer_at(S, x)
-    X.rid = r
-    X.src = src
+    X.request = r
+    X.source = src
     X.blocks = blocks
     route_kv(S, x, src, dst, blocks)
     launch(S, x)
@@ -285,20 +285,20 @@ def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
     """
     I, J = inst_at(S, src), inst_at(S, dst)
     if I.is_host:
-        for j in range(J.n):
-            add_part(S, x, 4 * inst_at(S, dst).at[j], float(blocks * J.bbytes))
+        for j in range(J.gpu_count):
+            add_part(S, x, 4 * inst_at(S, dst).gpus[j], float(blocks * J.block_bytes))
         return
     if J.is_host:
-        for j in range(I.n):
-            add_part(S, x, 4 * inst_at(S, src).at[j] + 1, float(blocks * I.bbytes))
+        for j in range(I.gpu_count):
+            add_part(S, x, 4 * inst_at(S, src).gpus[j] + 1, float(blocks * I.block_bytes))
         return
-    pairs = max(I.n, J.n)
-    size = float(blocks * J.bbytes * J.n) / pairs
+    pairs = max(I.gpu_count, J.gpu_count)
+    size = float(blocks * J.block_bytes * J.gpu_count) / pairs
     for j in range(pairs):
-        g = inst_at(S, src).at[j % I.n]
-        h = inst_at(S, dst).at[j % J.n]
+        g = inst_at(S, src).gpus[j % I.gpu_count]
+        h = inst_at(S, dst).gpus[j % J.gpu_count]
         link = 4 * g + (2 if gpu_at(S, g).node == gpu_at(S, h).node else 3)
-        if link_at(S, link).bw > 0.0:
+        if link_at(S, link).bytes_per_s > 0.0:
             add_part(S, x, link, size)
         else:
             add_part(S, x, 4 * g + 1, size)
@@ -310,23 +310,23 @@ def route_weights(S: int, x: int, i: int, source: int) -> None:
     """The links that weights take: the GPUs' own, all of the node in equal parts, or the node's disk as well."""
     W = world(S)
     I = inst_at(S, i)
-    size = float(I.weights)
-    node = gpu_at(S, I.at[0]).node
+    size = float(I.weight_bytes)
+    node = gpu_at(S, I.gpus[0]).node
     if source != SPREAD:
-        for j in range(I.n):
-            add_part(S, x, 4 * I.at[j], size)
+        for j in range(I.gpu_count):
+            add_part(S, x, 4 * I.gpus[j], size)
         if source == DISK:
-            add_part(S, x, 4 * (W.gpus + node), size * I.n)
+            add_part(S, x, 4 * (W.first_host + node), size * I.gpu_count)
         return
     peers = 0
-    for g in range(W.gpus):
+    for g in range(W.first_host):
         peers += int(gpu_at(S, g).node == node)
-    for g in range(W.gpus):
+    for g in range(W.first_host):
         if gpu_at(S, g).node == node:
-            add_part(S, x, 4 * g, size * I.n / peers)
-    if link_at(S, 4 * I.at[0] + 2).bw > 0.0 and peers > I.n:  # each target gathers what the others fetched
-        for j in range(I.n):
-            add_part(S, x, 4 * I.at[j] + 2, size * (1 - I.n / peers))
+            add_part(S, x, 4 * g, size * I.gpu_count / peers)
+    if link_at(S, 4 * I.gpus[0] + 2).bytes_per_s > 0.0 and peers > I.gpu_count:  # targets gather what others fetched
+        for j in range(I.gpu_count):
+            add_part(S, x, 4 * I.gpus[j] + 2, size * (1 - I.gpu_count / peers))
 
 
 @jit
@@ -334,13 +334,13 @@ def load(S: int, i: int, act_: int, source: int, tail_s: float) -> None:
     """Queue a load for memory: weights that go over the links of a source, then take `tail_s` more."""
     W = world(S)
     W.migrations += int(elsewhere(S, i, DRAINING, LEAVING) or just_left(S, i))
-    x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).foot))
+    x = new_transfer(S, LOAD, i, act_, tail_s, float(inst_at(S, i).footprint))
     route_weights(S, x, i, source)
     X = xfer_at(S, x)
     set_weights(S, i, QUEUED)
     X.stage = GRANT
-    for j in range(inst_at(S, i).n):
-        gpu_at(S, inst_at(S, i).at[j]).waiting += int(X.bytes)
+    for j in range(inst_at(S, i).gpu_count):
+        gpu_at(S, inst_at(S, i).gpus[j]).waiting += int(X.bytes)
     W.grants = 1
 
 
@@ -356,8 +356,8 @@ def granted(S: int, x: int) -> bool:
         h = held_bytes(S, i, inst_at(S, i).blocks + X.blocks)
         if inst_at(S, i).limit >= 0 and h > inst_at(S, i).limit:
             return False
-    for j in range(inst_at(S, i).n):
-        g = gpu_at(S, inst_at(S, i).at[j])
+    for j in range(inst_at(S, i).gpu_count):
+        g = gpu_at(S, inst_at(S, i).gpus[j])
         if g.barred or g.used + asked_bytes(S, x) > g.cap:
             return False
     return True
@@ -368,9 +368,9 @@ def serve_grants(S: int) -> None:
     """Give free memory to waiting loads and moves, in order on each GPU."""
     W = world(S)
     W.grants = 0
-    for g in range(W.nG):
+    for g in range(W.n_gpus):
         gpu_at(S, g).barred = 0
-    x = W.xhead
+    x = W.transfer_head
     while x >= 0:
         X = xfer_at(S, x)
         if X.stage == GRANT:
@@ -378,8 +378,8 @@ def serve_grants(S: int) -> None:
             if not granted(S, x):
                 give_back(S, i)
             if granted(S, x):
-                for j in range(inst_at(S, i).n):
-                    g = gpu_at(S, inst_at(S, i).at[j])
+                for j in range(inst_at(S, i).gpu_count):
+                    g = gpu_at(S, inst_at(S, i).gpus[j])
                     g.waiting -= int(X.bytes)
                     if X.kind == LOAD:
                         g.used += int(X.bytes)
@@ -391,8 +391,8 @@ def serve_grants(S: int) -> None:
                     inst_at(S, i).holders += 1
                 launch(S, x)
             else:
-                for j in range(inst_at(S, i).n):
-                    gpu_at(S, inst_at(S, i).at[j]).barred = 1
+                for j in range(inst_at(S, i).gpu_count):
+                    gpu_at(S, inst_at(S, i).gpus[j]).barred = 1
         x = X.next
 
 
@@ -401,7 +401,7 @@ def release(S: int, x: int) -> None:
     """A transfer is over: its row is free again."""
     W = world(S)
     prev = -1
-    y = W.xhead
+    y = W.transfer_head
     while y != x:
         prev = y
         y = xfer_at(S, y).next
@@ -409,20 +409,20 @@ def release(S: int, x: int) -> None:
     if prev >= 0:
         xfer_at(S, prev).next = nxt
     else:
-        W.xhead = nxt
-    if W.xtail == x:
-        W.xtail = prev
-    p = xfer_at(S, x).first
+        W.transfer_head = nxt
+    if W.transfer_tail == x:
+        W.transfer_tail = prev
+    p = xfer_at(S, x).first_part
     while p >= 0:
         q = xfer_at(S, p).next
-        xfer_at(S, p).next = W.xfree
-        W.xfree = p
-        W.xn += 1
+        xfer_at(S, p).next = W.transfer_free
+        W.transfer_free = p
+        W.transfer_spare += 1
         p = q
     xfer_at(S, x).stage = FREE
-    xfer_at(S, x).next = W.xfree
-    W.xfree = x
-    W.xn += 1
+    xfer_at(S, x).next = W.transfer_free
+    W.transfer_free = x
+    W.transfer_spare += 1
 
 
 @jit
@@ -430,36 +430,36 @@ def end_part(S: int, link: int) -> None:
     """A link has moved a part, or as many pieces of it as it was let; it goes on with what is foremost."""
     W = world(S)
     K = link_at(S, link)
-    p = K.cur
+    p = K.current
     Q = xfer_at(S, p)
-    K.busy_s += K.stop / K.bw
+    K.busy_s += K.stop / K.bytes_per_s
     Q.bytes -= K.stop
     if Q.bytes > 0.0:
         move_on(S, link)
         return
-    if p == K.head:
-        K.head = Q.next
+    if p == K.kv_head:
+        K.kv_head = Q.next
     else:
         prev = -1
-        x = K.whead
+        x = K.weights_head
         while x != p:
             prev = x
             x = xfer_at(S, x).next
         if prev < 0:
-            K.whead = Q.next
+            K.weights_head = Q.next
         else:
             xfer_at(S, prev).next = Q.next
-        if K.wtail == p:
-            K.wtail = prev
-        K.weights -= 1
-        if K.weights == 1:
+        if K.weights_tail == p:
+            K.weights_tail = prev
+        K.weights_parts -= 1
+        if K.weights_parts == 1:
             W.rivals -= 1
     move_on(S, link)
-    X = xfer_at(S, Q.xfer)
+    X = xfer_at(S, Q.transfer)
     X.parts -= 1
     if X.parts == 0:
         X.stage = TAIL
-        X.due = W.now + X.fixed
-    Q.next = W.xfree
-    W.xfree = p
-    W.xn += 1
+        X.due = W.now + X.tail_s
+    Q.next = W.transfer_free
+    W.transfer_free = p
+    W.transfer_spare += 1

@@ -59,42 +59,42 @@ def meld(S: int, x: int, y: int) -> int:
         return y
     if y < 0:
         return x
-    if req_at(S, y).tick < req_at(S, x).tick or (req_at(S, y).tick == req_at(S, x).tick and y < x):
+    if req_at(S, y).last_tick < req_at(S, x).last_tick or (req_at(S, y).last_tick == req_at(S, x).last_tick and y < x):
         x, y = y, x
-    child = req_at(S, x).hc
-    req_at(S, y).hn = child
+    child = req_at(S, x).heap_child
+    req_at(S, y).heap_next = child
     if child >= 0:
-        req_at(S, child).hp = y
-    req_at(S, y).hp = x
-    req_at(S, x).hc = y
+        req_at(S, child).heap_prev = y
+    req_at(S, y).heap_prev = x
+    req_at(S, x).heap_child = y
     return x
 
 
 @jit
 def meld_children(S: int, r: int) -> int:
     """The heap of r's children: pairs from the left, then all from the right."""
-    c = req_at(S, r).hc
+    c = req_at(S, r).heap_child
     pairs = -1
     while c >= 0:
-        d = req_at(S, c).hn
-        req_at(S, c).hn = -1
-        req_at(S, c).hp = -1
+        d = req_at(S, c).heap_next
+        req_at(S, c).heap_next = -1
+        req_at(S, c).heap_prev = -1
         e = -1
         if d >= 0:
-            e = req_at(S, d).hn
-            req_at(S, d).hn = -1
-            req_at(S, d).hp = -1
+            e = req_at(S, d).heap_next
+            req_at(S, d).heap_next = -1
+            req_at(S, d).heap_prev = -1
             c = meld(S, c, d)
-        req_at(S, c).hn = pairs
+        req_at(S, c).heap_next = pairs
         pairs = c
         c = e
     root = -1
     while pairs >= 0:
-        d = req_at(S, pairs).hn
-        req_at(S, pairs).hn = -1
+        d = req_at(S, pairs).heap_next
+        req_at(S, pairs).heap_next = -1
         root = meld(S, root, pairs)
         pairs = d
-    req_at(S, r).hc = -1
+    req_at(S, r).heap_child = -1
     return root
 
 
@@ -102,9 +102,9 @@ def meld_children(S: int, r: int) -> int:
 def heap_insert(S: int, b: int, r: int) -> None:
     """Enter a finish tick."""
     q = req_at(S, r)
-    q.hc = -1
-    q.hn = -1
-    q.hp = -1
+    q.heap_child = -1
+    q.heap_next = -1
+    q.heap_prev = -1
     batch_at(S, b).root = meld(S, batch_at(S, b).root, r)
 
 
@@ -114,13 +114,13 @@ def heap_delete(S: int, b: int, r: int) -> None:
     if batch_at(S, b).root == r:
         batch_at(S, b).root = meld_children(S, r)
         return
-    up, nxt = req_at(S, r).hp, req_at(S, r).hn
-    if req_at(S, up).hc == r:
-        req_at(S, up).hc = nxt
+    up, nxt = req_at(S, r).heap_prev, req_at(S, r).heap_next
+    if req_at(S, up).heap_child == r:
+        req_at(S, up).heap_child = nxt
     else:
-        req_at(S, up).hn = nxt
+        req_at(S, up).heap_next = nxt
     if nxt >= 0:
-        req_at(S, nxt).hp = up
-    req_at(S, r).hn = -1
-    req_at(S, r).hp = -1
+        req_at(S, nxt).heap_prev = up
+    req_at(S, r).heap_next = -1
+    req_at(S, r).heap_prev = -1
     batch_at(S, b).root = meld(S, batch_at(S, b).root, meld_children(S, r))

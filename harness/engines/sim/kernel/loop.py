@@ -43,10 +43,10 @@ from harness.engines.sim.state import (
 def next_arrival(S: int) -> int:
     """The request that comes next, by itself or sent by a client; -1: none is known."""
     W = world(S)
-    r, x = -1, W.shead
-    if W.nxt < W.opened:
-        r = W.nxt
-    if x >= 0 and (r < 0 or req_at(S, x).arr < req_at(S, r).arr):
+    r, x = -1, W.sent_head
+    if W.arrived < W.opened:
+        r = W.arrived
+    if x >= 0 and (r < 0 or req_at(S, x).arrival < req_at(S, r).arrival):
         r = x
     return r
 
@@ -57,15 +57,15 @@ def receive(S: int, r: int) -> None:
     W = world(S)
     q = req_at(S, r)
     if r < W.opened:
-        W.nxt += 1
+        W.arrived += 1
     else:
-        W.shead = q.next
-        if W.shead < 0:
-            W.stail = -1
+        W.sent_head = q.next
+        if W.sent_head < 0:
+            W.sent_tail = -1
         else:
-            req_at(S, W.shead).prev = -1
+            req_at(S, W.sent_head).prev = -1
     q.state = HELD
-    mark(S, r, q.arr)
+    mark(S, r, q.arrival)
 
 
 @jit
@@ -73,22 +73,22 @@ def next_time(S: int) -> float:
     """When the next step or transfer ends."""
     W = world(S)
     t = INF
-    for p in range(W.nG):
+    for p in range(W.n_gpus):
         t = min(t, gpu_at(S, p).end)
-    x = W.xhead
+    x = W.transfer_head
     while x >= 0:
         if xfer_at(S, x).stage == TAIL:
             t = min(t, xfer_at(S, x).due)
         x = xfer_at(S, x).next
-    if W.links > 0:
-        for k in range(W.nK):
+    if W.links_busy > 0:
+        for k in range(W.n_links):
             t = min(t, link_at(S, k).end)
-    lane = W.thead
+    lane = W.turn_head
     while lane >= 0:
         n = lane_at(S, lane)
         if n.busy == IDLE and n.turn == BEGUN:
-            t = min(t, max(n.until, W.now))
-        lane = n.tnext
+            t = min(t, max(n.turn_until, W.now))
+        lane = n.next_turn
     return t
 
 
@@ -99,7 +99,7 @@ def end_lanes(S: int) -> bool:
     soon = W.now + HALF_NS
     while True:
         lane = -1
-        for p in range(W.nG):
+        for p in range(W.n_gpus):
             if gpu_at(S, p).end <= soon:
                 x = gpu_at(S, p).head
                 while x >= 0:
@@ -118,37 +118,37 @@ def end_lanes(S: int) -> bool:
 def form_all(S: int, T: Tables) -> bool:
     """The instant is over: serve memory, form the steps that start now, set rates. False: a log is full."""
     W = world(S)
-    if W.over + HALF_NS < W.now:
-        W.over = W.now
-        W.formed = -1
+    if W.formed_s + HALF_NS < W.now:
+        W.formed_s = W.now
+        W.formed_lane = -1
     if W.grants:
         serve_grants(S)
     if W.due and not end_lanes(S):
         return False
     lane = -1
-    while W.dirty >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
-        prev, x = -1, W.dirty
+    while W.dirty_head >= 0:  # in rounds: whoever is to be formed again waits for the others' turn
+        prev, x = -1, W.dirty_head
         while x >= 0 and x <= lane:
-            prev, x = x, lane_at(S, x).dnext
+            prev, x = x, lane_at(S, x).next_dirty
         if x < 0:
             lane = -1
-            W.formed = W.nN
+            W.formed_lane = W.n_lanes
             if W.grants:
                 serve_grants(S)
             continue
         lane = x
-        W.formed = max(W.formed, lane)
+        W.formed_lane = max(W.formed_lane, lane)
         if not spare(S, batch_at(S, lane >> 1).count[WAITING]):
             return False
         if prev < 0:
-            W.dirty = lane_at(S, lane).dnext
+            W.dirty_head = lane_at(S, lane).next_dirty
         else:
-            lane_at(S, prev).dnext = lane_at(S, lane).dnext
+            lane_at(S, prev).next_dirty = lane_at(S, lane).next_dirty
         form(S, T, lane)
         if W.due and not end_lanes(S):  # spans at a boundary just now, cut for what they held ahead
             return False
-    W.formed = W.nN
-    for p in range(W.nG):
+    W.formed_lane = W.n_lanes
+    for p in range(W.n_gpus):
         if gpu_at(S, p).touched:
             share(S, p)
     in_order(S)
@@ -160,11 +160,11 @@ def end_all(S: int) -> bool:
     """End what ends now: links and transfers in order of issue, then lanes in their order. False: a log is full."""
     W = world(S)
     soon = W.now + HALF_NS
-    if W.links > 0:
-        for k in range(W.nK):
+    if W.links_busy > 0:
+        for k in range(W.n_links):
             if link_at(S, k).end <= soon:
                 end_part(S, k)
-    x = W.xhead
+    x = W.transfer_head
     while x >= 0:
         nxt = xfer_at(S, x).next
         if xfer_at(S, x).stage == TAIL and xfer_at(S, x).due <= soon:
@@ -172,14 +172,14 @@ def end_all(S: int) -> bool:
         x = nxt
     if not end_lanes(S):
         return False
-    lane = W.thead
+    lane = W.turn_head
     while lane >= 0:
         n = lane_at(S, lane)
-        nxt = n.tnext
-        if n.busy == IDLE and n.turn == BEGUN and (n.took >= n.most or n.until <= soon):
+        nxt = n.next_turn
+        if n.busy == IDLE and n.turn == BEGUN and (n.turn_steps >= n.turn_max or n.turn_until <= soon):
             if not spare(S, 0):
                 return False
-            end_turn(S, lane, STEPS if n.took >= n.most else TIME)
+            end_turn(S, lane, STEPS if n.turn_steps >= n.turn_max else TIME)
         lane = nxt
     in_order(S)
     return True
@@ -196,39 +196,39 @@ def advance(S: int, until: float) -> int:
     until = min(until, W.end)
     look = True
     while True:
-        if W.ev_i < W.ev_n:
+        if W.events_read < W.events_told:
             return TOLD
-        for e in range(W.ev_n):
+        for e in range(W.events_told):
             if event_at(S, e).kind == E_DONE:
-                forget(S, event_at(S, e).a)
-        W.ev_i = 0
-        W.ev_n = 0
+                forget(S, event_at(S, e).subject)
+        W.events_read = 0
+        W.events_told = 0
         now = W.now
         soon = now + HALF_NS
         t = next_time(S)
         r = next_arrival(S)
-        arrival = max(req_at(S, r).arr, now) if r >= 0 else INF
+        arrival = max(req_at(S, r).arrival, now) if r >= 0 else INF
         if t > soon and arrival > soon:
-            if W.dirty >= 0 or W.grants:
+            if W.dirty_head >= 0 or W.grants:
                 if until <= soon:
                     W.now = max(now, until)
                     return NOTHING
                 if not form_all(S, T):
                     return GROW
                 continue
-            if look and (W.thead >= 0 or W.rivals > 0):
+            if look and (W.turn_head >= 0 or W.rivals > 0):
                 if until <= soon:
                     W.now = max(now, until)
                     return NOTHING
                 look = False
-                W.over = now
-                W.formed = W.nN
+                W.formed_s = now
+                W.formed_lane = W.n_lanes
                 if W.rivals > 0:
                     rank_links(S)
                 if not settle_turns(S):
                     return GROW
                 continue
-            for p in range(W.nG):
+            for p in range(W.n_gpus):
                 if gpu_at(S, p).touched:
                     share(S, p)
             t = next_time(S)

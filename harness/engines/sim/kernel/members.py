@@ -97,13 +97,13 @@ def end(S: int, r: int, state: int, t: float) -> None:
     was = q.batch
     if was >= 0:
         quit_batch(S, r)
-        if q.pend_batch >= 0:
-            q.pend_batch = -1
-            batch_at(S, was).pend -= 1
-        if q.pend != P_NONE:
-            turn_down(S, q.pend, q.pend_arg)
-            q.pend = P_NONE
-            batch_at(S, was).pend -= 1
+        if q.pending_batch >= 0:
+            q.pending_batch = -1
+            batch_at(S, was).pending -= 1
+        if q.pending != P_NONE:
+            turn_down(S, q.pending, q.pending_arg)
+            q.pending = P_NONE
+            batch_at(S, was).pending -= 1
     q.state = state
     W.left -= 1
     if q.heir >= 0:
@@ -116,10 +116,10 @@ def send(S: int, r: int, t: float) -> None:
     """A client that has the end of its last request sends the next, in its place among those that are on their way."""
     W = world(S)
     q = req_at(S, r)
-    q.arr = t + W.trip + q.think
-    prev, nxt = W.stail, -1
+    q.arrival = t + W.round_trip_s + q.think
+    prev, nxt = W.sent_tail, -1
     while prev >= 0:  # of those that come within an instant the earlier id is first
-        ahead_s = req_at(S, prev).arr - q.arr
+        ahead_s = req_at(S, prev).arrival - q.arrival
         if ahead_s < -HALF_NS or (ahead_s <= HALF_NS and prev < r):
             break
         prev, nxt = req_at(S, prev).prev, prev
@@ -128,11 +128,11 @@ def send(S: int, r: int, t: float) -> None:
     if prev >= 0:
         req_at(S, prev).next = r
     else:
-        W.shead = r
+        W.sent_head = r
     if nxt >= 0:
         req_at(S, nxt).prev = r
     else:
-        W.stail = r
+        W.sent_tail = r
 
 
 @jit
@@ -143,14 +143,14 @@ def join(S: int, b: int, r: int) -> None:
     B = batch_at(S, b)
     charge(S, r, W.now)
     unlink(S, b, PARKED, r)
-    B.parked_ctx -= q.l
+    B.parked_context -= q.length
     q.state = RUN
-    q.jd = B.D
-    q.tick = B.D + q.out - q.made
-    B.h[(q.l - B.D) % W.bt] += 1
-    B.ctx += q.l
-    if q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
-        B.skip += 1
+    q.joined_tick = B.tick
+    q.last_tick = B.tick + q.output - q.made
+    B.residues[(q.length - B.tick) % W.block_tokens] += 1
+    B.context += q.length
+    if q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length:
+        B.brought += 1
     push(S, b, RUNNING, r, 0)
     heap_insert(S, b, r)
 
@@ -164,21 +164,21 @@ def leave_run(S: int, b: int, r: int) -> None:
     charge(S, r, W.now)
     unlink(S, b, RUNNING, r)
     heap_delete(S, b, r)
-    B.h[(q.l - q.jd) % W.bt] -= 1
-    steps = B.D - q.jd
-    if steps == 0 and q.l % W.bt == 1 and q.blocks * W.bt >= q.l:
-        B.skip -= 1
-    if W.tokens and steps > 0:
-        s = log_at(S, W.logs)
-        W.logs += 1
-        s.rid = r
+    B.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
+    steps = B.tick - q.joined_tick
+    if steps == 0 and q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length:
+        B.brought -= 1
+    if W.log_tokens and steps > 0:
+        s = log_at(S, W.log_used)
+        W.log_used += 1
+        s.request = r
         s.batch = b
-        s.d0 = q.jd
-        s.d1 = B.D
+        s.tick_from = q.joined_tick
+        s.tick_to = B.tick
     q.made += steps
-    q.l += steps
-    B.ctx -= q.l
-    q.blocks = max(q.blocks, (q.l - 1 + W.bt - 1) // W.bt)
+    q.length += steps
+    B.context -= q.length
+    q.blocks = max(q.blocks, (q.length - 1 + W.block_tokens - 1) // W.block_tokens)
 
 
 @jit
@@ -186,7 +186,7 @@ def set_parked(S: int, b: int, r: int) -> None:
     """A member with KV here, out of any list, goes to those that no lane steps."""
     q = req_at(S, r)
     q.state = PARK
-    batch_at(S, b).parked_ctx += q.l
+    batch_at(S, b).parked_context += q.length
     push(S, b, PARKED, r, 0)
 
 
@@ -204,13 +204,13 @@ def queue(S: int, b: int, r: int, front: int) -> None:
     """A member without KV, out of any list, waits for its prefill."""
     q = req_at(S, r)
     q.state = WAIT
-    q.pre = q.cached
+    q.prefilled = q.cached
     q.piece = 0
-    batch_at(S, b).left += target(S, r) - q.pre
+    batch_at(S, b).left += target(S, r) - q.prefilled
     push(S, b, WAITING, r, front)
     if batch_at(S, b).ends[2 * WAITING] == r:
         dirty(S, 2 * b)
-        cut_at(S, 2 * b, q.joins)
+        cut_at(S, 2 * b, q.joins_step)
 
 
 @jit
@@ -221,9 +221,9 @@ def unlist(S: int, r: int) -> None:
     if q.state == WAIT:
         was_head = batch_at(S, b).ends[2 * WAITING] == r
         unlink(S, b, WAITING, r)
-        batch_at(S, b).left -= target(S, r) - q.pre
+        batch_at(S, b).left -= target(S, r) - q.prefilled
         if q.home == batch_at(S, b).inst:
-            batch_at(S, b).parts -= 1
+            batch_at(S, b).started -= 1
         elif q.home >= 0:
             batch_at(S, b).swapped -= 1  # whoever it held up may be brought back, or let in
             wake(S, 2 * b)
@@ -239,7 +239,7 @@ def unlist(S: int, r: int) -> None:
             wake(S, 2 * b + 1)
     elif q.state == PARK:
         unlink(S, b, PARKED, r)
-        batch_at(S, b).parked_ctx -= q.l
+        batch_at(S, b).parked_context -= q.length
         if batch_at(S, b).count[PARKED] == 0:
             unbound(S, b)
     elif q.state == AWAY or q.state == MOVE:
@@ -249,7 +249,7 @@ def unlist(S: int, r: int) -> None:
 @jit
 def rest(S: int, b: int) -> None:
     """No lane decodes any more: running members keep their KV and park."""
-    if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0):
+    if lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0):
         return
     if lane_at(S, 2 * b + 1).open or (lane_at(S, 2 * b).open and lane_at(S, 2 * b).kind == MIXED):
         return
@@ -267,7 +267,7 @@ def in_step(S: int, r: int) -> bool:
         return q.piece > 0
     if q.state == RUN:
         b = q.batch
-        return lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0)
+        return lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0)
     return False
 
 
@@ -275,15 +275,15 @@ def in_step(S: int, r: int) -> bool:
 def catch_up(S: int, r: int) -> None:
     """Do what waited for a request to come to rest: membership first."""
     q = req_at(S, r)
-    b, what, arg = q.pend_batch, q.pend, q.pend_arg
+    b, what, arg = q.pending_batch, q.pending, q.pending_arg
     if b >= 0:
-        q.pend_batch = -1
-        batch_at(S, q.batch).pend -= 1
+        q.pending_batch = -1
+        batch_at(S, q.batch).pending -= 1
     if what != P_NONE:
-        q.pend = P_NONE
-        batch_at(S, q.batch).pend -= 1
+        q.pending = P_NONE
+        batch_at(S, q.batch).pending -= 1
     if b >= 0:
-        admit_now(S, r, b, q.pend_seq)
+        admit_now(S, r, b, q.pending_seq)
     if what != P_NONE:
         act(S, r, what, arg)
 
@@ -324,17 +324,17 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
         return
     B = batch_at(S, q.batch)
     if what == P_ADMIT:
-        if q.pend_batch < 0:
-            B.pend += 1
-        q.pend_batch = arg
-        q.pend_seq = next_seq(S)
-    elif q.pend == P_NONE:
-        B.pend += 1
-        q.pend = what
-        q.pend_arg = arg
+        if q.pending_batch < 0:
+            B.pending += 1
+        q.pending_batch = arg
+        q.pending_seq = next_seq(S)
+    elif q.pending == P_NONE:
+        B.pending += 1
+        q.pending = what
+        q.pending_arg = arg
     elif what == P_DROP:
-        turn_down(S, q.pend, q.pend_arg)
-        q.pend = what
+        turn_down(S, q.pending, q.pending_arg)
+        q.pending = what
     else:
         turn_down(S, what, arg)
     cut(S, 2 * q.batch)
@@ -344,7 +344,7 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
 @jit
 def refuse(S: int, x: int) -> None:
     """A move that cannot be."""
-    act_ = xfer_at(S, x).act
+    act_ = xfer_at(S, x).action
     release(S, x)
     done(S, act_, 1)
 
@@ -387,11 +387,11 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
         inst_at(S, i).members += 1
         q.admit = W.now
     q.seq = seq
-    if W.lookahead > 0:
+    if W.lookahead_steps > 0:
         n = lane_at(S, 2 * b)
-        q.joins = n.ran + W.lookahead
+        q.joins_step = n.ran + W.lookahead_steps
         if n.busy != IDLE:
-            q.joins += step_of(S, 2 * b)
+            q.joins_step += step_of(S, 2 * b)
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:
@@ -402,10 +402,10 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
         q.state = AWAY
         push(S, b, ELSEWHERE, r, 0)
     elif q.home >= 0 and (q.home == i or inst_at(S, q.home).is_host):
-        batch_at(S, b).left += target(S, r) - q.pre  # partly built, or swapped out: it stays so
+        batch_at(S, b).left += target(S, r) - q.prefilled  # partly built, or swapped out: it stays so
         push(S, b, WAITING, r, 0)
         if q.home == i:
-            batch_at(S, b).parts += 1
+            batch_at(S, b).started += 1
         else:
             batch_at(S, b).swapped += 1
         wake(S, 2 * b)
@@ -424,7 +424,7 @@ def swapped_out(S: int, r: int) -> None:
     unlink(S, b, ELSEWHERE, r)
     batch_at(S, b).swapped += 1
     q.state = WAIT
-    q.pre = target(S, r)
+    q.prefilled = target(S, r)
     q.piece = 0
     push(S, b, WAITING, r, 1)
     wake(S, 2 * b)
@@ -514,14 +514,15 @@ def move_now(S: int, r: int, x: int) -> None:
     X = xfer_at(S, x)
     dst = X.inst
     if q.home == dst and q.state != WAIT:
-        act_ = X.act
+        act_ = X.action
         release(S, x)
         done(S, act_, 0)
         return
     b = q.batch
     blocks = q.blocks
     if q.state == RUN:  # those taken since it joined are its own from when it leaves
-        blocks = max(blocks, (q.l + batch_at(S, b).D - q.jd - 1 + W.bt - 1) // W.bt)
+        length = q.length + batch_at(S, b).tick - q.joined_tick
+        blocks = max(blocks, (length - 1 + W.block_tokens - 1) // W.block_tokens)
     if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
         refuse(S, x)
         return
@@ -529,14 +530,14 @@ def move_now(S: int, r: int, x: int) -> None:
     unlist(S, r)
     q.state = MOVE
     push(S, b, ELSEWHERE, r, 0)
-    X.rid = r
-    X.src = q.home
+    X.request = r
+    X.source = q.home
     X.blocks = q.blocks
-    X.bytes = float(q.blocks * inst_at(S, dst).bbytes)
+    X.bytes = float(q.blocks * inst_at(S, dst).block_bytes)
     route_kv(S, x, q.home, dst, q.blocks)
     X.stage = GRANT
-    for j in range(inst_at(S, dst).n):
-        gpu_at(S, inst_at(S, dst).at[j]).waiting += int(X.bytes)
+    for j in range(inst_at(S, dst).gpu_count):
+        gpu_at(S, inst_at(S, dst).gpus[j]).waiting += int(X.bytes)
     W.grants = 1
     mark(S, r, W.now)
 
@@ -546,10 +547,10 @@ def withdraw(S: int, x: int) -> bool:
     """Take back a transfer that still waits for memory; whether its action is over, which is not told."""
     X = xfer_at(S, x)
     i = X.inst
-    last = over(S, X.act, 1)
-    for j in range(inst_at(S, i).n):
-        gpu_at(S, inst_at(S, i).at[j]).waiting -= int(X.bytes)
-    r = X.rid
+    last = over(S, X.action, 1)
+    for j in range(inst_at(S, i).gpu_count):
+        gpu_at(S, inst_at(S, i).gpus[j]).waiting -= int(X.bytes)
+    r = X.request
     if X.kind == LOAD:
         set_weights(S, i, OUT)
     release(S, x)
@@ -581,7 +582,7 @@ def arrive(S: int, x: int) -> None:
     """A transfer is whole: weights can be used, KV has a new home."""
     W = world(S)
     X = xfer_at(S, x)
-    kind, i, r, src, blocks, act_ = X.kind, X.inst, X.rid, X.src, X.blocks, X.act
+    kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action
     release(S, x)
     if kind == LOAD:
         W.loads += 1

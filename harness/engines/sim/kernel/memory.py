@@ -12,8 +12,8 @@ from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, i
 def kv_bytes(S: int, i: int, blocks: int) -> int:
     """Bytes that so many blocks of an account take: whole granules, with fragmentation."""
     I = inst_at(S, i)
-    d = 1024 * I.gblocks
-    return I.granule * ((blocks * (1024 + I.frag) + d - 1) // d)
+    d = 1024 * I.granule_blocks
+    return I.granule * ((blocks * (1024 + I.fragmentation) + d - 1) // d)
 
 
 @jit
@@ -34,11 +34,11 @@ def put(S: int, i: int, n: int) -> None:
         return
     I.held = h
     now = W.now
-    for j in range(I.n):
-        g = gpu_at(S, I.at[j])
-        g.kv_s += g.kv * (now - g.kv_t)
-        g.kv_t = now
-        g.kv += d
+    for j in range(I.gpu_count):
+        g = gpu_at(S, I.gpus[j])
+        g.kv_byte_s += g.kv_bytes * (now - g.kv_since)
+        g.kv_since = now
+        g.kv_bytes += d
         g.used += d
 
 
@@ -66,12 +66,12 @@ def promised(S: int, g: int) -> int:
     if not W.elastic or total == 0:
         return total
     total = 0
-    x = W.xhead
+    x = W.transfer_head
     while x >= 0:
         X = xfer_at(S, x)
         if X.stage == GRANT:
-            for j in range(inst_at(S, X.inst).n):
-                if inst_at(S, X.inst).at[j] == g:
+            for j in range(inst_at(S, X.inst).gpu_count):
+                if inst_at(S, X.inst).gpus[j] == g:
                     total += asked_bytes(S, x)
         x = X.next
     return total
@@ -87,9 +87,9 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
     h = held_bytes(S, i, I.blocks + n)
     if I.limit >= 0 and h > I.limit:
         return False
-    for j in range(I.n):
-        g = gpu_at(S, I.at[j])
-        if g.used + h - I.held + (0 if grow_ else promised(S, I.at[j])) > g.cap:
+    for j in range(I.gpu_count):
+        g = gpu_at(S, I.gpus[j])
+        if g.used + h - I.held + (0 if grow_ else promised(S, I.gpus[j])) > g.cap:
             return False
     return True
 
@@ -98,19 +98,19 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 def needs(S: int, b: int, d0: int, k: int) -> int:
     """Blocks that the running members take at ticks d0 .. d0 + k - 1."""
     W = world(S)
-    bt = W.bt
+    bt = W.block_tokens
     total = (k // bt) * batch_at(S, b).count[RUNNING]
     for d in range(d0, d0 + k % bt):
-        total += batch_at(S, b).h[(1 - d) % bt]
+        total += batch_at(S, b).residues[(1 - d) % bt]
     return total
 
 
 @jit
 def shares_gpu(S: int, i: int, j: int) -> bool:
     """Whether two instances have a GPU in common."""
-    for x in range(inst_at(S, i).n):
-        for y in range(inst_at(S, j).n):
-            if inst_at(S, i).at[x] == inst_at(S, j).at[y]:
+    for x in range(inst_at(S, i).gpu_count):
+        for y in range(inst_at(S, j).gpu_count):
+            if inst_at(S, i).gpus[x] == inst_at(S, j).gpus[y]:
                 return True
     return False
 
@@ -125,8 +125,8 @@ def never(S: int, i: int, n: int) -> bool:
     h = held_bytes(S, i, n)
     if I.limit >= 0 and h > I.limit:
         return True
-    for j in range(I.n):
-        if h > gpu_at(S, I.at[j]).cap - I.foot:
+    for j in range(I.gpu_count):
+        if h > gpu_at(S, I.gpus[j]).cap - I.footprint:
             return True
     return False
 
@@ -140,7 +140,7 @@ def watermark(S: int, i: int) -> int:
     I = inst_at(S, i)
     total = I.limit
     if total < 0:
-        total = gpu_at(S, I.at[0]).cap - I.foot
-        for j in range(1, I.n):
-            total = min(total, gpu_at(S, I.at[j]).cap - I.foot)
-    return int(math.floor(W.watermark * (total // I.bbytes)))
+        total = gpu_at(S, I.gpus[0]).cap - I.footprint
+        for j in range(1, I.gpu_count):
+            total = min(total, gpu_at(S, I.gpus[j]).cap - I.footprint)
+    return int(math.floor(W.watermark * (total // I.block_bytes)))

@@ -43,7 +43,7 @@ def stepped(S: int, lane: int) -> int:
 @jit
 def decode_lane(S: int, b: int) -> int:
     """The lane in which a batch's running members step, or -1."""
-    if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).dec > 0:
+    if lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0:
         return 2 * b
     if lane_at(S, 2 * b + 1).busy != IDLE:
         return 2 * b + 1
@@ -56,7 +56,7 @@ def ahead(S: int, b: int) -> int:
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
         return 0
-    D, k = batch_at(S, b).D, lane_at(S, lane).k
+    D, k = batch_at(S, b).tick, lane_at(S, lane).steps
     return needs(S, b, D, k) - needs(S, b, D, min(k, stepped(S, lane) + 1))
 
 
@@ -70,16 +70,16 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
     busy = B.busy_s
     for x in (2 * b, 2 * b + 1):
         if lane_at(S, x).busy != IDLE:
-            busy += W.now - lane_at(S, x).t0
+            busy += W.now - lane_at(S, x).started_s
     if lane >= 0:
         j = stepped(S, lane)
     run = B.count[RUNNING]
     return (
-        int(B.count[WAITING] - B.parts - B.swapped),
+        int(B.count[WAITING] - B.started - B.swapped),
         int(run + B.count[PARKED]),
         int(B.count[ELSEWHERE] + B.swapped),
         int(B.left),
-        int(B.ctx + j * run + B.parked_ctx),
+        int(B.context + j * run + B.parked_context),
         int(B.steps + j),
         int(B.seq_steps + j * run),
         int(B.prefilled),
@@ -93,12 +93,12 @@ def peek_free(S: int, g: int) -> int:
     W = world(S)
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)
-    for b in range(W.nB):
+    for b in range(W.n_batches):
         n = ahead(S, b)
         if n > 0:
             i = batch_at(S, b).inst
-            for j in range(inst_at(S, i).n):
-                if inst_at(S, i).at[j] == g:
+            for j in range(inst_at(S, i).gpu_count):
+                if inst_at(S, i).gpus[j] == g:
                     free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
     return free
 
@@ -108,7 +108,7 @@ def peek_used(S: int, i: int) -> int:
     """Bytes that an account holds for the steps begun so far."""
     W = world(S)
     n = inst_at(S, i).blocks
-    for b in range(W.nB):
+    for b in range(W.n_batches):
         if batch_at(S, b).inst == i:
             n -= ahead(S, b)
     return kv_bytes(S, i, n)
@@ -121,13 +121,13 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
     q = req_at(S, r)
     made, blocks = q.made, q.blocks
     if q.state == RUN:
-        d = batch_at(S, q.batch).D - q.jd
+        d = batch_at(S, q.batch).tick - q.joined_tick
         lane = decode_lane(S, q.batch)
         if lane >= 0:
             d += stepped(S, lane)
         made += d
-        blocks = max(blocks, (q.l + d - 1 + W.bt - 1) // W.bt)
-    size = blocks * inst_at(S, q.home).bbytes if q.home >= 0 else 0
+        blocks = max(blocks, (q.length + d - 1 + W.block_tokens - 1) // W.block_tokens)
+    size = blocks * inst_at(S, q.home).block_bytes if q.home >= 0 else 0
     return int(made), int(size), int(q.batch), int(q.home)
 
 
@@ -136,12 +136,12 @@ def merge_pools(S: int, i: int) -> None:
     """An instance ties its GPUs together: their lanes compete as one pool from now on."""
     W = world(S)
     I = inst_at(S, i)
-    to = gpu_at(S, I.at[0]).pool
-    for j in range(1, I.n):
-        old = gpu_at(S, I.at[j]).pool
+    to = gpu_at(S, I.gpus[0]).pool
+    for j in range(1, I.gpu_count):
+        old = gpu_at(S, I.gpus[j]).pool
         if old == to:
             continue
-        for g in range(W.nG):
+        for g in range(W.n_gpus):
             if gpu_at(S, g).pool == old:
                 gpu_at(S, g).pool = to
         lane = gpu_at(S, old).head
@@ -149,10 +149,10 @@ def merge_pools(S: int, i: int) -> None:
             nxt = lane_at(S, lane).next
             lane_at(S, lane).next = gpu_at(S, to).head
             gpu_at(S, to).head = lane
-            gpu_at(S, to).n += 1
+            gpu_at(S, to).lanes += 1
             lane = nxt
         gpu_at(S, old).head = -1
-        gpu_at(S, old).n = 0
+        gpu_at(S, old).lanes = 0
         gpu_at(S, old).end = INF
         gpu_at(S, to).touched = 1
         next_end(S, to)
@@ -162,44 +162,44 @@ def merge_pools(S: int, i: int) -> None:
 def settle(S: int, t: float) -> None:
     """At the end of a run: book all time up to t, also of steps in flight."""
     W = world(S)
-    for p in range(W.nG):
+    for p in range(W.n_gpus):
         lane = gpu_at(S, p).head
         while lane >= 0:
             n = lane_at(S, lane)
             B = batch_at(S, lane >> 1)
             done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
-            wall = t - n.t0
-            if n.dec > 0:
-                B.c_solo += done
-                B.c_wall += wall
+            wall = t - n.started_s
+            if n.decodes > 0:
+                B.clock_solo += done
+                B.clock_wall += wall
                 if n.busy == SPAN:
-                    if W.tokens:
+                    if W.log_tokens:
                         segment(S, lane, done)
                     j = stepped(S, lane)
-                    B.D += j
+                    B.tick += j
                     tally(S, lane, j)
             r = n.pieces
             while r >= 0:
                 req_at(S, r).solo += done
                 req_at(S, r).slow += wall - done
                 mark(S, r, t)
-                r = req_at(S, r).pnext
+                r = req_at(S, r).next_piece
             lane = n.next
-    for g in range(W.nG):
+    for g in range(W.n_gpus):
         G = gpu_at(S, g)
-        G.kv_s += G.kv * (t - G.kv_t)
-        G.kv_t = t
+        G.kv_byte_s += G.kv_bytes * (t - G.kv_since)
+        G.kv_since = t
         if G.active > 0:
-            G.busy_s += t - G.busy_t
-            G.busy_t = t
-    for r in range(W.n):
+            G.busy_s += t - G.busy_since
+            G.busy_since = t
+    for r in range(W.n_requests):
         q = req_at(S, r)
         if FUTURE < q.state < DONE:
             if q.state == RUN:
-                d = batch_at(S, q.batch).D
-                if W.tokens and d > q.jd:
-                    y = log_at(S, W.logs)
-                    W.logs += 1
-                    y.rid, y.batch, y.d0, y.d1 = r, q.batch, q.jd, d
-                q.made += d - q.jd
+                d = batch_at(S, q.batch).tick
+                if W.log_tokens and d > q.joined_tick:
+                    y = log_at(S, W.log_used)
+                    W.log_used += 1
+                    y.request, y.batch, y.tick_from, y.tick_to = r, q.batch, q.joined_tick, d
+                q.made += d - q.joined_tick
             charge(S, r, t)

@@ -77,7 +77,7 @@ def latest(S: int, b: int) -> int:
     p = batch_at(S, b).ends[2 * PARKED + 1]
     if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
         r = p
-    left = batch_at(S, b).parts
+    left = batch_at(S, b).started
     w = batch_at(S, b).ends[2 * WAITING]
     while left > 0:
         if req_at(S, w).home == batch_at(S, b).inst:
@@ -93,7 +93,7 @@ def preempt(S: int, b: int, r: int) -> None:
     """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
     W = world(S)
     q = req_at(S, r)
-    q.npre += 1
+    q.preemptions += 1
     W.preempts += 1
     charge(S, r, W.now)
     whole = q.state != WAIT
@@ -124,7 +124,7 @@ def grow(S: int, b: int) -> int:
     lost = 0
     n = 0
     while B.count[RUNNING] > 0:
-        n = B.h[(1 - B.D) % W.bt] - B.skip
+        n = B.residues[(1 - B.tick) % W.block_tokens] - B.brought
         if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
             break
         if room(S, i, n - inst_at(S, i).gone, 1):
@@ -157,7 +157,7 @@ def bring_back(S: int, b: int) -> None:
         q = req_at(S, r)
         nxt = q.next
         if q.home >= 0 and q.home != i:
-            need = (q.l + W.bt - 1) // W.bt
+            need = (q.length + W.block_tokens - 1) // W.block_tokens
             if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
                 return
             charge(S, r, W.now)
@@ -188,20 +188,20 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
     last = -1
     count = 0
     tokens = 0
-    kvblock = int(B.swapped > 0)  # nobody passes those swapped out
-    left = 0 if kvblock else budget
+    blocked = int(B.swapped > 0)  # nobody passes those swapped out
+    left = 0 if blocked else budget
     short = 0  # of tokens
     r = B.ends[2 * WAITING]
     while r >= 0 and run + count < cap and left > 0:
         q = req_at(S, r)
         nxt = q.next
         goal = target(S, r)
-        if q.joins > ran:
+        if q.joins_step > ran:
             break
         if q.home < 0:
             if not new:
                 break
-            need = (goal + 1 + W.bt - 1) // W.bt
+            need = (goal + 1 + W.block_tokens - 1) // W.block_tokens
             if never(S, i, need):
                 unlist(S, r)
                 end(S, r, FAILED, W.now)
@@ -209,14 +209,14 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
                 continue
             extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
             if not room(S, i, need + extra, 0):
-                kvblock = 1
+                blocked = 1
                 break
-            if whole and count > 0 and tokens + goal - q.pre > budget:
+            if whole and count > 0 and tokens + goal - q.prefilled > budget:
                 short = 1
                 break
             take_blocks(S, r, i, need)
-            B.parts += 1
-        c = goal - q.pre
+            B.started += 1
+        c = goal - q.prefilled
         if whole:
             if count > 0 and tokens + c > budget:
                 short = 1
@@ -227,17 +227,17 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         left -= c
         charge(S, r, W.now)
         q.piece = c
-        q.pnext = -1
+        q.next_piece = -1
         if last < 0:
             n.pieces = r
         else:
-            req_at(S, last).pnext = r
+            req_at(S, last).next_piece = r
         last = r
         count += 1
         tokens += c
         r = nxt
-    flag(S, b, kvblock, B.stalled)
-    if r >= 0 and not kvblock and req_at(S, r).joins <= ran:
+    flag(S, b, blocked, B.stalled)
+    if r >= 0 and not blocked and req_at(S, r).joins_step <= ran:
         if run + count >= cap:
             n.bound |= BY_CAP
         if left <= 0:
@@ -279,8 +279,8 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
     both = lane != first or n.kind == MIXED
     dec = both
     pre = lane == first
-    cap = W.cap if n.seqs < 0 else min(n.seqs, W.cap)
-    chunk = W.chunk if n.chunk < 0 else n.chunk
+    cap = W.batch_cap if n.seqs < 0 else min(n.seqs, W.batch_cap)
+    chunk = W.chunk_tokens if n.chunk < 0 else n.chunk
     if dec:
         while B.count[PARKED] > 0 and B.count[RUNNING] < cap:
             join(S, b, B.ends[2 * PARKED])
@@ -297,9 +297,9 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
     ran = n.ran
     while True:  # once more, for prompts that would join later, where nothing else was there to be scheduled
         if pre and not both:
-            pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill, int(chunk == 0), cap, 0, 1, ran)
+            pieces = take_pieces(S, lane, chunk if chunk > 0 else W.prefill_tokens, int(chunk == 0), cap, 0, 1, ran)
         elif pre and chunk == 0:
-            pieces = take_pieces(S, lane, W.prefill, 1, cap, B.count[RUNNING], 1, ran)
+            pieces = take_pieces(S, lane, W.prefill_tokens, 1, cap, B.count[RUNNING], 1, ran)
             dec = pieces == 0
         elif pre:
             if not grown:
@@ -311,13 +311,13 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
         if dec and not grown:
             state = grow(S, b)
             grown = 1
-        flag(S, b, B.kvblock, int(state >= 2) if dec else B.stalled)
+        flag(S, b, B.blocked, int(state >= 2) if dec else B.stalled)
         if state >= 2:
             if state == 3:
                 dirty(S, lane)
             return 0, 0, 0
         run = B.count[RUNNING] if dec else 0
-        if not pre or pieces > 0 or run > 0 or state > 0 or W.lookahead == 0 or ran == ANY:
+        if not pre or pieces > 0 or run > 0 or state > 0 or W.lookahead_steps == 0 or ran == ANY:
             break
         ran = ANY
     if pieces == 0 and run == 0:
@@ -341,17 +341,17 @@ def form(S: int, T: Tables, lane: int) -> None:
     b = lane >> 1
     B = batch_at(S, b)
     i = B.inst
-    n.dec = run
+    n.decodes = run
     n.was = n.kind if lane == 2 * b else PREFILL
-    n.t0 = W.now
-    n.ta = W.now
-    n.wa = 0.0
+    n.started_s = W.now
+    n.anchor_s = W.now
+    n.anchor_work = 0.0
     n.rate = 0.0
     c = inst_at(S, i).cost
     k = T.cost[c]
     share_ = 1.0
     if n.sms > 0:
-        share_ = n.sms / gpu_at(S, inst_at(S, i).at[0]).sms
+        share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
     W.steps += 1
     if pieces > 0:
         tokens, area, out = 0, 0.0, run
@@ -359,34 +359,34 @@ def form(S: int, T: Tables, lane: int) -> None:
         while r >= 0:
             q = req_at(S, r)
             tokens += q.piece
-            area += q.piece * (q.pre + 0.5 * q.piece)
-            if q.pre + q.piece == target(S, r):
+            area += q.piece * (q.prefilled + 0.5 * q.piece)
+            if q.prefilled + q.piece == target(S, r):
                 out += 1
-            r = q.pnext
-        C = float(B.ctx) if run > 0 else 0.0
+            r = q.next_piece
+        C = float(B.context) if run > 0 else 0.0
         solo = step_s(T, c, run, C, tokens, pieces, area, out)
-        n.comp = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
+        n.compute = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
         n.hbm = min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo))
         if W.sigma > 0.0:
-            solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.P)
-        B.P += 1
+            solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
+        B.prefills += 1
         n.busy = STEP
-        n.k = 1
-        n.a = solo
-        n.b = 0.0
+        n.steps = 1
+        n.first_s = solo
+        n.slope_s = 0.0
         n.work = solo
-        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
+        n.max_rate = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 1)
     else:
         span(S, T, lane, run, c, once)
-        n.cap = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
+        n.max_rate = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
-        B.skip = 0
+        B.brought = 0
     if n.turn != NO_TURN:
-        n.mine = 1
+        n.in_turn = 1
         if n.turn == ORDERED:
             n.turn = BEGUN
-            n.began = W.now
-            n.until = W.now + n.quota
+            n.turn_began = W.now
+            n.turn_until = W.now + n.quota
     activate(S, lane)
 
 
@@ -399,7 +399,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     B = batch_at(S, b)
     i = B.inst
     k = T.cost[c]
-    steps = req_at(S, B.root).tick - B.D
+    steps = req_at(S, B.root).last_tick - B.tick
     base = table(T.grid, T.gemm[c], run) + table(T.grid, T.head[c], run)
     host = k.host0 + k.host1 * run
     flat = base + (k.att0 + k.att1 * run)
@@ -410,52 +410,51 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     else:
         flat = max(flat, host)
         line = base + (k.dec0 + k.dec1 * run)
-    y = line + k.dec2 * B.ctx
+    y = line + k.dec2 * B.context
     if y >= flat:
-        n.a = y
-        n.b = slope
+        n.first_s = y
+        n.slope_s = slope
     else:  # a floor holds until the context reaches its knee
-        n.a = flat
-        n.b = 0.0
+        n.first_s = flat
+        n.slope_s = 0.0
         if slope > 0.0:
             knee = int(math.floor((flat - y) / slope)) + 1
-            while knee > 1 and line + k.dec2 * (B.ctx + (knee - 1) * run) > flat:
+            while knee > 1 and line + k.dec2 * (B.context + (knee - 1) * run) > flat:
                 knee -= 1
             steps = min(steps, knee)
     if W.sigma > 0.0:
-        f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.D // NOISE_TICKS)
-        n.a *= f
-        n.b *= f
-        steps = min(steps, NOISE_TICKS - B.D % NOISE_TICKS)
-    q = power_below(B.ctx)
+        f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.tick // NOISE_TICKS)
+        n.first_s *= f
+        n.slope_s *= f
+        steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
+    q = power_below(B.context)
     solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
-    n.comp = min(1.0, (k.fl_tok * run) / (k.flops * solo))
+    n.compute = min(1.0, (k.fl_tok * run) / (k.flops * solo))
     n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
-    steps = min(steps, (2 * q - B.ctx + run - 1) // run)
+    steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
-        steps = min(steps, n.most - n.took)
-    if W.lookahead > 0 and lane == 2 * b and B.count[WAITING] > 0:
-        young = req_at(S, B.ends[2 * WAITING + 1]).joins - n.ran
+        steps = min(steps, n.turn_max - n.turn_steps)
+    if W.lookahead_steps > 0 and lane == 2 * b and B.count[WAITING] > 0:
+        young = req_at(S, B.ends[2 * WAITING + 1]).joins_step - n.ran
         if young > 0:  # the latest prompt joins then
             steps = min(steps, young)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
-    first = B.h[(1 - B.D) % W.bt]  # taken by `grow`, but for members that brought theirs
-    more = needs(S, b, B.D, steps) - first
+    first = B.residues[(1 - B.tick) % W.block_tokens]  # taken by `grow`, but for members that brought theirs
+    more = needs(S, b, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
         lo, hi = 1, steps
         while hi - lo > 1:
             mid = (lo + hi) // 2
-            if fits(S, i, needs(S, b, B.D, mid) - first, 1):
+            if fits(S, i, needs(S, b, B.tick, mid) - first, 1):
                 lo = mid
             else:
                 hi = mid
         steps = lo
-        more = needs(S, b, B.D, steps) - first
+        more = needs(S, b, B.tick, steps) - first
     put(S, i, more)
     n.busy = SPAN
-    n.k = steps
+    n.steps = steps
     n.work = solo_at(S, lane, steps)
-    W.spans += 1
 
 
 @jit
@@ -478,20 +477,20 @@ def end_step(S: int, lane: int) -> None:
     b = lane >> 1
     B = batch_at(S, b)
     t = W.now
-    if W.tokens:
+    if W.log_tokens:
         segment(S, lane, INF)
-    wall = t - n.t0
+    wall = t - n.started_s
     B.busy_s += wall
-    tally(S, lane, n.k)
-    n.ran += n.k
+    tally(S, lane, n.steps)
+    n.ran += n.steps
     retire(S, lane)
-    if n.dec > 0:
-        B.c_solo += n.work
-        B.c_wall += wall
-        B.D += n.k
-        B.ctx += n.dec * n.k
-        B.seq_steps += n.dec * n.k
-        while B.root >= 0 and req_at(S, B.root).tick == B.D:
+    if n.decodes > 0:
+        B.clock_solo += n.work
+        B.clock_wall += wall
+        B.tick += n.steps
+        B.context += n.decodes * n.steps
+        B.seq_steps += n.decodes * n.steps
+        while B.root >= 0 and req_at(S, B.root).last_tick == B.tick:
             r = B.root
             leave_run(S, b, r)
             end(S, r, DONE, t)
@@ -499,49 +498,49 @@ def end_step(S: int, lane: int) -> None:
     n.pieces = -1
     while r >= 0:
         q = req_at(S, r)
-        nxt = q.pnext
+        nxt = q.next_piece
         q.solo += n.work
         q.slow += wall - n.work
         mark(S, r, t)
-        q.pre += q.piece
+        q.prefilled += q.piece
         B.left -= q.piece
         B.prefilled += q.piece
         q.piece = 0
-        if q.pre == target(S, r):
+        if q.prefilled == target(S, r):
             unlink(S, b, WAITING, r)
-            B.parts -= 1
+            B.started -= 1
             if q.made == 0:
                 q.first = t
             q.made += 1
-            q.l = target(S, r)
-            if W.tokens:
-                s = log_at(S, W.logs)
-                W.logs += 1
-                s.rid = r
+            q.length = target(S, r)
+            if W.log_tokens:
+                s = log_at(S, W.log_used)
+                W.log_used += 1
+                s.request = r
                 s.batch = -1
-                s.ta = t
+                s.anchor_s = t
             q.state = PARK
             if q.first_inst < 0:
                 q.first_inst = B.inst
             q.last_inst = B.inst
-            if q.made == q.out:
+            if q.made == q.output:
                 end(S, r, DONE, t)
             else:
                 set_parked(S, b, r)
                 tell(S, E_PREFILLED, r, b, 0)
                 wake(S, 2 * b + 1)
         r = nxt
-    if B.pend > 0:
+    if B.pending > 0:
         pending(S, b)
-    if n.mine:
-        n.mine = 0
-        n.took += n.k
+    if n.in_turn:
+        n.in_turn = 0
+        n.turn_steps += n.steps
     if B.count[RUNNING] > 0:
         rest(S, b)
     dirty(S, 2 * b)
     dirty(S, 2 * b + 1)
     if n.resized:
-        for x in range(W.nN):
+        for x in range(W.n_lanes):
             if lane_at(S, x).resized:
                 dirty(S, x)
     if inst_at(S, B.inst).state == LEAVING and inst_at(S, B.inst).busy == 0:
@@ -559,7 +558,7 @@ def evict(S: int, i: int, drain: int, act_: int) -> None:
     I.evict = act_
     set_weights(S, i, DRAINING if drain else LEAVING)
     if not drain:
-        for lane in range(W.nN):  # a span may be at a boundary just now
+        for lane in range(W.n_lanes):  # a span may be at a boundary just now
             n = lane_at(S, lane)
             if n.busy == SPAN and batch_at(S, lane >> 1).inst == i and n.end <= W.now + HALF_NS:
                 end_step(S, lane)

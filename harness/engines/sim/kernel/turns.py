@@ -49,18 +49,18 @@ def open_turn(S: int, lane: int, for_s: float, steps: int) -> None:
     n = lane_at(S, lane)
     n.turn = ORDERED
     n.quota = for_s
-    n.most = steps if steps > 0 else 1 << 62
-    n.took = 0
-    n.until = INF
-    if W.thead < 0 or lane < W.thead:
-        n.tnext = W.thead
-        W.thead = lane
+    n.turn_max = steps if steps > 0 else 1 << 62
+    n.turn_steps = 0
+    n.turn_until = INF
+    if W.turn_head < 0 or lane < W.turn_head:
+        n.next_turn = W.turn_head
+        W.turn_head = lane
     else:
-        x = W.thead
-        while lane_at(S, x).tnext >= 0 and lane_at(S, x).tnext < lane:
-            x = lane_at(S, x).tnext
-        n.tnext = lane_at(S, x).tnext
-        lane_at(S, x).tnext = lane
+        x = W.turn_head
+        while lane_at(S, x).next_turn >= 0 and lane_at(S, x).next_turn < lane:
+            x = lane_at(S, x).next_turn
+        n.next_turn = lane_at(S, x).next_turn
+        lane_at(S, x).next_turn = lane
 
 
 @jit
@@ -68,17 +68,17 @@ def forget_turn(S: int, lane: int) -> None:
     """A lane has no turn any more; nobody is told. A step in flight is nobody's."""
     W = world(S)
     n = lane_at(S, lane)
-    n.mine = 0
+    n.in_turn = 0
     if n.turn == NO_TURN:
         return
     n.turn = NO_TURN
-    if W.thead == lane:
-        W.thead = n.tnext
+    if W.turn_head == lane:
+        W.turn_head = n.next_turn
     else:
-        x = W.thead
-        while lane_at(S, x).tnext != lane:
-            x = lane_at(S, x).tnext
-        lane_at(S, x).tnext = n.tnext
+        x = W.turn_head
+        while lane_at(S, x).next_turn != lane:
+            x = lane_at(S, x).next_turn
+        lane_at(S, x).next_turn = n.next_turn
 
 
 @jit
@@ -96,14 +96,14 @@ def end_turn(S: int, lane: int, why: int) -> None:
     W = world(S)
     n = lane_at(S, lane)
     b = lane >> 1
-    ran = W.now - n.began if n.turn == BEGUN else 0.0
+    ran = W.now - n.turn_began if n.turn == BEGUN else 0.0
     forget_turn(S, lane)
     shut(S, lane)
     if batch_at(S, b).count[RUNNING] > 0:
         rest(S, b)
-    if (W.hear >> E_TURN) & 1:
-        event_at(S, W.ev_n).ran = ran
-        tell(S, E_TURN, n.took, b, 4 * (2 if lane & 1 else n.kind) + why)
+    if (W.heard >> E_TURN) & 1:
+        event_at(S, W.events_told).ran_s = ran
+        tell(S, E_TURN, n.turn_steps, b, 4 * (2 if lane & 1 else n.kind) + why)
 
 
 @jit
@@ -139,14 +139,14 @@ def stuck(S: int, lane: int) -> bool:
         here = B.count[RUNNING] + B.count[PARKED] + (B.swapped if lane != 2 * b else B.count[WAITING])
         if here == 0:
             return True
-    for j in range(inst_at(S, i).n):
-        if gpu_at(S, inst_at(S, i).at[j]).active > 0:
+    for j in range(inst_at(S, i).gpu_count):
+        if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
             return False
-    x = W.xhead
+    x = W.transfer_head
     while x >= 0:
         X = xfer_at(S, x)
         begun = X.stage != LINK or X.parts > 0  # a move may still wait for its request's step
-        if begun and (shares_gpu(S, i, X.inst) or (X.src >= 0 and shares_gpu(S, i, X.src))):
+        if begun and (shares_gpu(S, i, X.inst) or (X.source >= 0 and shares_gpu(S, i, X.source))):
             return False
         x = X.next
     return True
@@ -155,10 +155,10 @@ def stuck(S: int, lane: int) -> bool:
 @jit
 def settle_turns(S: int) -> bool:
     """At the end of an instant: end the turns of idle lanes that are deserted or stuck. False: a log is full."""
-    lane = world(S).thead
+    lane = world(S).turn_head
     while lane >= 0:
         n = lane_at(S, lane)
-        nxt = n.tnext
+        nxt = n.next_turn
         if n.busy == IDLE:
             if not spare(S, 0):
                 return False
@@ -174,8 +174,8 @@ def settle_turns(S: int) -> bool:
 def own_caps(S: int, seqs: int, chunk: int) -> int:
     """The caps on a step that an order leaves to the engine; those that it names are the policy's choice."""
     W = world(S)
-    caps = BY_CAP if seqs < 0 or seqs > W.cap else 0
-    if chunk == 0 or (chunk < 0 and W.chunk == 0):
+    caps = BY_CAP if seqs < 0 or seqs > W.batch_cap else 0
+    if chunk == 0 or (chunk < 0 and W.chunk_tokens == 0):
         caps |= BY_PREFILL
     elif chunk < 0:
         caps |= BY_CHUNK
@@ -190,8 +190,8 @@ def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, s
     other = lane_at(S, 2 * b + (phase != 2))
     if close:
         if phase == 2 or n.kind == (PREFILL if phase == 1 else MIXED):
-            if n.mine:  # a step of its turn is in flight, and the last
-                n.most = 0
+            if n.in_turn:  # a step of its turn is in flight, and the last
+                n.turn_max = 0
                 shut(S, lane)
             elif n.turn != NO_TURN:
                 end_turn(S, lane, STEPS)
@@ -227,7 +227,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
     inst_at(S, i).limit = nbytes
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
-    for lane in range(W.nN):  # steps not begun lose what they held; prompts that fit no more fail
+    for lane in range(W.n_lanes):  # steps not begun lose what they held; prompts that fit no more fail
         if batch_at(S, lane >> 1).inst == i:
             wake(S, lane)
 
@@ -236,7 +236,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
 def spare(S: int, waiting: int) -> bool:
     """Whether the logs have room for whatever one lane's step can produce."""
     W = world(S)
-    most = 4 * W.cap + 64 + waiting
-    if W.nE - W.ev_n < most or W.xn < 9 * (W.cap + 8):
+    most = 4 * W.batch_cap + 64 + waiting
+    if W.n_events - W.events_told < most or W.transfer_spare < 9 * (W.batch_cap + 8):
         return False
-    return W.tokens == 0 or W.nL - W.logs > most + W.nN
+    return W.log_tokens == 0 or W.n_log - W.log_used > most + W.n_lanes

@@ -42,70 +42,70 @@ def out_s(S: int, k: int, t: float) -> float:
 def clocks(S: int, b: int, t: float) -> None:
     """Bring a batch's clocks of causes up to t; exactly one cause holds for its waiting members at a time."""
     B = batch_at(S, b)
-    dt = t - B.c_t
-    B.c_t = t
+    dt = t - B.clock_at
+    B.clock_at = t
     if not loaded(S, B.inst):
-        B.c_load += dt
+        B.clock_load += dt
     else:
-        if B.kvblock:
-            B.c_kv += dt
+        if B.blocked:
+            B.clock_kv += dt
         if B.stalled:
-            B.c_stall += dt
+            B.clock_stall += dt
 
 
 @jit
-def flag(S: int, b: int, kvblock: int, stalled: int) -> None:
+def flag(S: int, b: int, blocked: int, stalled: int) -> None:
     """Say whether a batch's prompts, or its decodes, wait for memory."""
     W = world(S)
     B = batch_at(S, b)
-    if B.kvblock != kvblock or B.stalled != stalled:
+    if B.blocked != blocked or B.stalled != stalled:
         clocks(S, b, W.now)
-        was = B.kvblock | B.stalled
-        B.kvblock = kvblock
+        was = B.blocked | B.stalled
+        B.blocked = blocked
         B.stalled = stalled
-        W.blocked += (kvblock | stalled) - was
+        W.blocked += (blocked | stalled) - was
 
 
 @jit
 def mark(S: int, r: int, t: float) -> None:
     """Start a new stretch of time for a request."""
     q = req_at(S, r)
-    q.m_t = t
+    q.mark_at = t
     if q.batch >= 0:
         clocks(S, q.batch, t)
         B = batch_at(S, q.batch)
-        q.m_load = B.c_load
-        q.m_kv = B.c_kv
-        q.m_stall = B.c_stall
-        q.m_solo = B.c_solo
-        q.m_wall = B.c_wall
+        q.mark_load = B.clock_load
+        q.mark_kv = B.clock_kv
+        q.mark_stall = B.clock_stall
+        q.mark_solo = B.clock_solo
+        q.mark_wall = B.clock_wall
     else:
-        q.m_load = out_s(S, q.model, t)
+        q.mark_load = out_s(S, q.model, t)
 
 
 @jit
 def charge(S: int, r: int, t: float) -> None:
     """Book the time since the last mark under its causes, and mark."""
     q = req_at(S, r)
-    dt = t - q.m_t
+    dt = t - q.mark_at
     if q.state == HELD:
-        load = out_s(S, q.model, t) - q.m_load
+        load = out_s(S, q.model, t) - q.mark_load
         q.load += load
         q.held += dt - load
     else:
         clocks(S, q.batch, t)
         B = batch_at(S, q.batch)
-        load = B.c_load - q.m_load
+        load = B.clock_load - q.mark_load
         q.load += load
         rest = dt - load
         if q.state == WAIT:
-            kv = B.c_kv - q.m_kv
+            kv = B.clock_kv - q.mark_kv
             q.kv += kv
             rest -= kv
         elif q.state == RUN:
-            solo = B.c_solo - q.m_solo
-            wall = B.c_wall - q.m_wall
-            stall = B.c_stall - q.m_stall
+            solo = B.clock_solo - q.mark_solo
+            wall = B.clock_wall - q.mark_wall
+            stall = B.clock_stall - q.mark_stall
             q.solo += solo
             q.slow += wall - solo
             q.kv += stall

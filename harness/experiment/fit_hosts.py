@@ -1,4 +1,4 @@
-"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... python -m harness.validation.fit_hosts`.
+"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... python -m harness.experiment.fit_hosts`.
 
 It writes them to `engines/tables/hosts.toml`. Each measured row is replayed by the simulator under its own conditions
 (`measured`), so kernels are those of the cost tables, and only what an engine adds to them is fitted.
@@ -23,9 +23,9 @@ from scipy.optimize import least_squares
 
 from harness.engines.costs import cost
 from harness.engines.costs.fit import dumps
+from harness.experiment.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
+from harness.experiment.validate import ours
 from harness.policy.types import UserError
-from harness.validation.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
-from harness.validation.validate import ours
 
 F8 = NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from harness.engines.costs import cost, process
-from harness.engines.sim.engine import Config, Served, cluster
+from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Jobs, Shape, UserError
 
 if TYPE_CHECKING:

@@ -14,18 +14,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.experiment.run import drawn, fit_of, judged, longest_tokens, models_of, sized, trace_of
+from harness.experiment.lookup import models_of, trace_of
 from harness.policy.types import UserError
-from traces import fit, schema
+from traces import realism, schema, synthetic
 from traces.convert import hyperbolic
-from traces.load import Trace, of_table, trace
+from traces.load import Trace, of_table, sized, trace
+from traces.realism import fit_of
 from traces.stats import stats
-from workloads import fitted
+from traces.synthetic import Drawn, draw, preset
 from workloads.build import build
-from workloads.fitted import Drawn, draw, preset
 
 F8 = NDArray[np.float64]
-NAMES = (*fitted.OPEN, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
+NAMES = (*synthetic.OPEN, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
 seeds = st.integers(0, 2**40)
 
 
@@ -74,7 +74,7 @@ def test_herds_come_and_can_be_left_out() -> None:
     def crowd(name: str, stream: int, seed: int) -> int:
         """The most requests within 2.5 s."""
         times = of(draw(name, seed), stream)
-        return int((np.searchsorted(times, times + fitted.HERD_S, "right") - np.arange(len(times))).max())
+        return int((np.searchsorted(times, times + synthetic.HERD_S, "right") - np.arange(len(times))).max())
 
     for seed in range(20):
         assert 30 <= crowd("hyperbolic-like", 1, seed) <= 90  # two may meet
@@ -86,9 +86,9 @@ def test_herds_come_and_can_be_left_out() -> None:
 def test_ticks_keep_time_together() -> None:
     found = draw("hyperbolic-like", 3)
     a, b = of(found, 5), of(found, 7)
-    assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * fitted.TICK_JITTER_S)
+    assert np.diff(a) == pytest.approx(np.full(4, 120.0), abs=8 * synthetic.TICK_JITTER_S)
     apart = np.abs(b[:, None] - a[None, :])
-    assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * fitted.TICK_JITTER_S
+    assert np.minimum(apart, 600 - apart).min(axis=1).max() < 8 * synthetic.TICK_JITTER_S
 
 
 @given(seeds, st.floats(50, 700))
@@ -122,7 +122,7 @@ def test_aegaeon_rates_are_equal() -> None:
 
 def test_arena_sets_are_cut_from_the_same_draw() -> None:
     whole, some = draw("arena-like", 5), draw("arena-like+models=18", 5)
-    for k, (stream, shift_s) in enumerate(fitted.released(18)):
+    for k, (stream, shift_s) in enumerate(synthetic.released(18)):
         times = np.sort(np.maximum(of(whole, whole.models.index(stream)) + shift_s, 0) % 600)
         assert np.array_equal(of(some, k), times)
     long = draw("arena-like+span_s=3000", 5)
@@ -191,27 +191,27 @@ def test_only_generators_take_fields() -> None:
 
 @pytest.mark.parametrize(("models", "n"), [("light8", 8), ("heavy8", 8), ("prism18", 18), ("tp4", 4)])
 def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None:
-    name = sized("hyperbolic-like", models_of(models))
+    name = sized("hyperbolic-like", n)
     assert name == f"hyperbolic-like+models={n}"
     found = trace_of(name)
     jobs = build(found, models_of(models), seed=3, warmup_s=0)
     again = draw(name, 3)
     assert np.bincount(jobs.model).tolist() == np.bincount(again.model).tolist()  # the k-th stream, the k-th model
-    assert longest_tokens(found) == 1024
-    assert str(fit_of(found, models_of(models))).startswith("off: idle P75" if n == 4 else "within")
-    assert sized(f"hyperbolic-like+models={n + 1}", models_of(models)) == f"hyperbolic-like+models={n + 1}"
+    assert found.longest_tokens == 1024
+    assert str(fit_of(found, models_of(models).streams)).startswith("off: idle P75" if n == 4 else "within")
+    assert sized(f"hyperbolic-like+models={n + 1}", n) == f"hyperbolic-like+models={n + 1}"
 
 
 def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
     found = trace_of("arena-like")
     for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
-        expected = judged(f"arena-like+models={n}")
+        expected = realism.realism(f"arena-like+models={n}")
         assert expected is not None
-        assert fit_of(found, models_of(models)) == expected.verdict
+        assert fit_of(found, models_of(models).streams) == expected.verdict
         assert expected.verdict.startswith("off: active share")  # known: it was fitted to all 27
-    whole = judged("arena-like")
+    whole = realism.realism("arena-like")
     assert whole is not None
-    assert fit_of(found, models_of("llama-3.2-1b*3")) == whole.verdict
+    assert fit_of(found, models_of("llama-3.2-1b*3").streams) == whole.verdict
 
 
 def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +221,7 @@ def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: 
     assert stand_in.name == "hyperbolic-like"
     assert stand_in.notice is not None
     assert "hyperbolic is not here: using hyperbolic-like, synthetic" in stand_in.notice
-    assert sized("hyperbolic", models_of("prism18")) == "hyperbolic-like+models=18"
+    assert sized("hyperbolic", 18) == "hyperbolic-like+models=18"
     trace_of.cache_clear()
 
 
@@ -229,28 +229,28 @@ def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: 
 
 
 def test_the_verdict() -> None:
-    target = fit.targets()["hyperbolic-like.8"]
-    assert fit.verdict(target.values, target) == "within"
+    target = realism.targets()["hyperbolic-like.8"]
+    assert realism.verdict(target.values, target) == "within"
     rows = {(row.key, row.at): row for row in target.values}
     far = dict(target.values)
     far[rows["idle_median_s", 2]] *= 1.48
     far[rows["minute_cv_models", 0]] *= 1.29
     far[rows["switches_per_hour", None]] *= 9  # not judged
-    assert fit.verdict(far, target) == "off: idle P75 +48 %"
+    assert realism.verdict(far, target) == "off: idle P75 +48 %"
     far[rows["top1_share", None]] -= 0.031
-    assert fit.verdict(far, target) == "off: idle P75 +48 %, share of the hottest -3.1 points"
+    assert realism.verdict(far, target) == "off: idle P75 +48 %, share of the hottest -3.1 points"
 
 
 def test_a_longer_trace_is_judged_by_windows() -> None:
-    long = judged("hyperbolic-like+models=18+span_s=7200")
+    long = realism.realism("hyperbolic-like+models=18+span_s=7200")
     assert long is not None
     assert long.verdict == "within"
-    assert judged("sample") is None
+    assert realism.realism("sample") is None
 
 
 def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    schema.write(drawn("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
+    schema.write(synthetic.table("hyperbolic-like", 4, "off: idle P75 +48 %"), path)
     found = trace(str(path))
     assert (found.fit, found.ordered, found.maker) == ("off: idle P75 +48 %", True, "hyperbolic-like+models=8")
     assert (found.length_origin, found.tier) == ("uniform", "synthetic")
@@ -258,9 +258,9 @@ def test_the_mark_is_in_the_file(tmp_path: Path) -> None:
 
 def close(found: dict[str, object], name: str) -> None:
     """Every number of a target is what `found` says, to its last digit."""
-    target = fit.targets()[name]
+    target = realism.targets()[name]
     for row, value in target.values.items():
-        assert fit.pick(found[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
+        assert realism.pick(found[row.key], row) == pytest.approx(value, abs=6e-5), (name, row.name)
 
 
 @pytest.fixture
@@ -278,12 +278,12 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
                    output_tokens=one)  # fmt: skip
 
 
-@pytest.mark.parametrize("models", sorted(fitted.RELEASED))
+@pytest.mark.parametrize("models", sorted(synthetic.RELEASED))
 def test_arena_targets_are_the_traces(real: Path, models: int) -> None:
     arena = trace("arena-chat")
     times = [
-        fitted.shifted(arena.arrival_s[arena.model == arena.models.index(stream)], shift_s, 600.0)
-        for stream, shift_s in fitted.released(models)
+        synthetic.shifted(arena.arrival_s[arena.model == arena.models.index(stream)], shift_s, 600.0)
+        for stream, shift_s in synthetic.released(models)
     ]
     if models == 27:
         close(stats(arena), "arena-like.27")
@@ -304,7 +304,7 @@ def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int)
         found = of_table(hyperbolic(counts_csv(real), jitter_seed=seed), "x")
         times = [found.arrival_s[found.model == k] for k in range(streams)]
         every.append(stats(table(found, 600.0, found.models[:streams], times)))
-    target = fit.targets()[name]
+    target = realism.targets()[name]
     close({row.key: np.mean([one[row.key] for one in every], axis=0).tolist() for row in target.values}, name)
 
 

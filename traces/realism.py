@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from traces.load import Trace
+from traces import synthetic
+from traces.load import Trace, of_table
 from traces.stats import stats
 
 DRAWS = 10  # seeds 0 .. 9
@@ -65,6 +66,42 @@ def targets() -> Mapping[str, Target]:
         rows = {row: float(pick(entry[row.key], row)) for row in ROWS if row.key in entry}
         found[name] = Target(entry["window_s"], tuple(entry.get("streams", ())), entry["source"], rows)
     return found
+
+
+class Realism(NamedTuple):
+    """A generator's statistics beside its target's: the mean over many draws, and what follows."""
+
+    target: Target
+    mean: Mapping[Row, float]
+    verdict: str
+
+
+@cache
+def realism(maker: str) -> Realism | None:
+    """Hold the draws of a generator against its target; none where nothing was measured for it."""
+    p = synthetic.preset(maker)
+    rate = f"x{p.rate_rps:g}" if p.rate_rps else ""
+    stem = p.name.removesuffix("-drift")
+    names = (f"{stem}.{p.models}{rate}", stem)
+    if not (target := next((targets()[name] for name in names if name in targets()), None)):
+        return None
+    found = mean(measure(of_table(synthetic.table(p, seed), maker), target) for seed in range(DRAWS))
+    return Realism(target, found, verdict(found, target))
+
+
+def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
+    """How near the generator of a trace comes to its target; of another trace, what its file says.
+
+    `used` are the streams of a model set with their shifts: a released set is held against its own part of the target.
+    """
+    if trace.maker is None:
+        return trace.fit
+    p = synthetic.preset(trace.maker)
+    if p.name == "arena-like" and p.models == len(synthetic.ARENA_COUNTS):
+        n = len(used)
+        p = replace(p, models=n) if n in synthetic.RELEASED and tuple(used) == synthetic.released(n) else p
+    found = realism(str(p))
+    return None if found is None else found.verdict
 
 
 def pick(value: Any, row: Row) -> float:

@@ -9,14 +9,15 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from harness.engines import sim
 from harness.engines.costs import cost
-from harness.engines.sim.engine import Sim, machine
+from harness.engines.machine import machine
+from harness.experiment.measured import METRICS, Batch, Case, Closed, Poisson, Setting
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.rows import metrics
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
-from harness.validation.measured import METRICS, Batch, Case, Closed, Poisson, Setting
 
 Tell = Callable[[int, int], None]  # settings that ran, of how many
 SLOW = 1.3
@@ -55,7 +56,7 @@ def rows(setting: Setting, host: cost.HostProfile | None = None) -> metrics.Rows
         config = replace(config, noise=0.0)
         tables = cost.coefficients([(setting.shape, setting.tp)], cost.quantities(setting.gpu), priced.spec, host)
         priced = priced._replace(tables=tables, host=host)
-    engine = Sim(config, {"kv": "paged"}, priced)
+    engine = sim.make(config, {"kv": "paged"}, priced)
     replay(system.find("dedicated")(engine.cluster), engine, setting.load.jobs())
     return metrics.rows(pa.Table.from_batches(engine.rows()))
 

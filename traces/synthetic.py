@@ -1,4 +1,4 @@
-"""Synthetic traces fitted to measured ones: `draw(name, seed)` draws one, the same for the same seed.
+"""Synthetic traces fitted to measured ones: `draw(name, seed)` draws one, the same for the same seed; `table` as rows.
 
 A name is a preset and what differs from it, as in "hyperbolic-like+models=18+span_s=7200":
 
@@ -23,10 +23,12 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.policy.types import UserError
-from workloads.arrivals import on_off, positive, rng, zipf
+from traces import schema
+from traces.arrivals import on_off, positive, rng, zipf
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -356,6 +358,25 @@ def draw(name: str | Preset, seed: int) -> Drawn:
             if p.name == "hyperbolic-like-drift":  # the two in the middle of popularity
                 laws = [one._replace(herds=one.requests in {250, 169}) for one in laws]
             return _drawn(p, seed, laws, [round(one.requests * p.span_s / PER_S) for one in laws])
+
+
+def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table:
+    """Make a canonical table of what a generator draws; `fit` says how near it comes to what it is fitted to."""
+    p = preset(name) if isinstance(name, str) else name
+    found = draw(p, seed)
+    columns = {
+        "request_id": np.arange(len(found.arrival_s), dtype=np.uint64),
+        "arrival_s": found.arrival_s,
+        "model": pa.DictionaryArray.from_arrays(pa.array(found.model, pa.int32()), pa.array(found.models, pa.string())),
+        "prompt_tokens": found.prompt_tokens,
+        "output_tokens": found.output_tokens,
+    }
+    meta: dict[str, Any] = {"name": p.label, "maker": str(p), "tier": "synthetic", "licence": "Apache-2.0"}
+    meta |= {"length_origin": "uniform" if p.lengths == "uniform" else "sampled", "span_s": found.span_s, "seed": seed}
+    meta |= {"timestamp_resolution_s": None}
+    meta |= {"ordered": True} if p.name in SIZED else {}
+    meta |= {"fit": fit} if fit else {}
+    return schema.table(columns, meta)
 
 
 def _loop(p: Preset, seed: int) -> Drawn:

@@ -1,0 +1,102 @@
+"""The workloads that systems are checked on, each small and hard in one way, and the simulated machines they run on."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.engines import machine
+from harness.engines.costs import cost, shapes
+from harness.engines.machine import Config, Served
+from harness.policy.types import KEPT_PAGES, Jobs, Plan
+from workloads.models import shape
+
+
+class Case(NamedTuple):
+    """A workload on a simulated machine, and what is made hard about it."""
+
+    config: Config
+    jobs: Jobs
+    ample: bool = True  # memory for every request: none may fail
+    refuse: int = 0  # the engine refuses one action in so many; 0: none
+    decision_s: float = 0.0
+    control_s: float = 0.0
+    size: int = 1  # how many times longer than its shortest form
+
+
+IDLE = Config(())
+SHAPE, MAX_TOKENS = "llama-3.2-1b", 8192  # small: 2.3 GiB of weights, 32 KiB of KV a token
+
+
+def _models(n: int, tp: Mapping[int, int] | None = None, max_tokens: int = MAX_TOKENS) -> tuple[Served, ...]:
+    small = shape(SHAPE)._replace(max_tokens=max_tokens)
+    return tuple(Served(f"m{k}", small, (tp or {}).get(k, 1), ttft_slo_s=1.0, tpot_slo_s=0.05) for k in range(n))
+
+
+def _case(
+    name: str,
+    seed: int,
+    n: int,
+    config: Config,
+    *,
+    span_s: float,
+    prompt: tuple[int, int] = (16, 1024),
+    output: tuple[int, int] = (2, 128),
+    burst: int = 1,
+    asked: int | None = None,
+    **hard: Any,
+) -> Case:
+    """`n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
+    draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
+    names = tuple(m.name for m in config.models)
+    arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
+    model = draw.integers(0, asked or len(names), n, np.int32)
+    prompts, outputs = (draw.integers(*bounds, n, np.int32, endpoint=True) for bounds in (prompt, output))
+    plan = {
+        m: Plan(float((model == k).sum()) / span_s, float(np.mean(prompt)), float(np.mean(output)), "check")
+        for k, m in enumerate(names)
+    }
+    slo = (np.full(n, getattr(config.models[0], limit)) for limit in ("ttft_slo_s", "tpot_slo_s"))
+    jobs = Jobs(names, arrival_s, model, prompts, outputs, *slo)
+    return Case(replace(config, plan=plan, seed=seed), jobs, **hard)
+
+
+def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
+    """GPUs just large enough for what their models hold while idle, and so many of the longest requests each."""
+    m = models[0]
+    process = machine.memory(Config((m,)), cost.gpu("h100")).process_bytes[0]
+    idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)
+    each = idle + requests * m.shape.max_tokens * shapes.kv_token_bytes(m.shape)
+    return Config(tuple(models), gpus=gpus, mem_fraction=-(-len(models) // gpus) * each / cost.gpu("h100").mem_bytes)
+
+
+def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
+    """Every case by name, `size` times as long."""
+    three, n = _models(3), 32 * size
+    two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
+
+    def case(name: str, config: Config = two, span_s: float = 1.0, **kind: Any) -> Case:
+        return _case(name, seed, n, config, span_s=span_s * size, size=size, **kind)
+
+    def crunch(name: str, config: Config, **kind: Any) -> Case:
+        return _case(name, seed, 2 * n, config, span_s=0.2 * size, size=size, ample=False, **kind)
+
+    return {
+        "calm": case("calm", replace(two, noise=0.02), span_s=30.0),
+        "one-gpu": case("one-gpu", Config(three)),
+        "crowd": case("crowd", Config(_models(8), gpus=3, node_gpus=2)),
+        "tensor-parallel": case("tensor-parallel", Config(_models(2, {0: 2}), gpus=2)),
+        "overload": case("overload", replace(two, batch_cap=2), span_s=0.25),
+        "pressure": crunch("pressure", tight, prompt=(64, 256), output=(1024, 1792)),
+        "one-token": case("one-token", output=(1, 1)),
+        "long-prompts": case("long-prompts", prompt=(5000, 8000)),
+        "simultaneous": case("simultaneous", burst=8),
+        "idle-model": case("idle-model", asked=2),
+        "no-requests": case("no-requests")._replace(jobs=case("none").jobs.first(0)),
+        "refused": case("refused", Config(_models(6), gpus=3), ample=False, refuse=4),
+        "late": case("late", decision_s=0.05, control_s=0.02),
+    }

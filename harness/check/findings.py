@@ -1,0 +1,34 @@
+"""What a check reports: breaches of laws, failures with the command that repeats them, and wrong names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.policy.types import UserError
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A broken law: where, since which decision, and how to see it again."""
+
+    law: str
+    message: str
+    event: int | None  # index of the decision, 0 = "start"
+    command: str
+
+
+class Breach(NamedTuple):
+    """What breaks a law, and at which decision."""
+
+    what: str
+    event: int | None = None
+
+
+def known(kind: str, name: str | None, names: Iterable[str]) -> None:
+    """UserError, with a suggestion, for a name that is none of these."""
+    if name is not None and name not in (have := list(names)):
+        near = difflib.get_close_matches(name, have, 1)
+        raise UserError(f'no {kind} "{name}"{f"; did you mean {near[0]}?" if near else ""} ({", ".join(have)})')

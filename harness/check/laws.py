@@ -1,0 +1,290 @@
+"""The laws that every system keeps: of its file, of each trial, and of two processes."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.check.cases import cases
+from harness.check.findings import Breach
+from harness.check.purity import impure
+from harness.check.trial import ACTIONS, EVENTS, USES, Lent, Stale, Trial, patience_s, run, subject
+from harness.loop import system
+from harness.loop.guard import Endless, Fault, quiet, said
+from harness.loop.replay import Livelock, Read
+from harness.policy.actions import Admit, Load, Run
+from harness.policy.events import Arrived
+from harness.policy.fields import domains
+from harness.policy.types import Batch, Infeasible, Jobs, UserError
+
+# ------------------------------------------------------------------ of a file
+
+
+def starts(name: str) -> Iterator[Breach]:
+    """The file can be imported, its presets build a system, and its fields are explained."""
+    try:
+        make = system.find(name)
+    except UserError as error:
+        if not _source(name):
+            raise
+        yield Breach(str(error))
+        return
+    except Fault as fault:
+        yield Breach(f"cannot be imported: {fault}" if fault.__cause__ else str(fault))
+        return
+    source, told = _source(name) or "", inspect.getdoc(inspect.getmodule(make)) or ""
+    if not told:
+        yield Breach("the file has no docstring that says what the system does")
+    presets = make.presets
+    takes = domains(make)
+    for preset, values in presets.items():
+        if unknown := sorted(set(values) - set(takes)):
+            yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
+    for field in takes:
+        said = re.search(rf"\b{re.escape(field)}\b", f"{told} {make.__doc__}") or re.search(
+            rf"\b{re.escape(field)}\b.*#", source
+        )
+        if not said and not takes[field].stated:
+            yield Breach(f"field {field} is explained nowhere: say in the file's docstring what it means")
+    for preset in (None, *presets):
+        try:
+            policy = subject(make, preset, "calm", cases()["calm"]).assemble()[0]
+        except Infeasible:
+            continue
+        except Fault as fault:
+            yield Breach(f"{f'preset {preset}' if preset else 'its default'} does not build: {fault}")
+            continue
+        for kind in policy.hears - {*EVENTS, *ACTIONS}:
+            yield Breach(f"hears {kind!r}, which is no event")
+        for use in sorted(policy.uses):
+            if not re.fullmatch(USES, use):
+                yield Breach(f'uses "{use}", which names no action, field or query')
+
+
+def pure(name: str) -> Iterator[Breach]:
+    """The file holds pure policy: no clock, randomness, threads or I/O, no engine and no other system."""
+    try:
+        yield from (Breach(f"line {line}: {what}") for line, what in impure(_source(name) or ""))
+    except (SyntaxError, ValueError):  # ValueError: null bytes
+        return  # `starts` says so
+
+
+def _source(name: str) -> str | None:
+    """A system's source; None where there is no file."""
+    path = Path(name) if name.endswith(".py") else system.ROOT / "systems" / f"{name}.py"
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
+
+
+# ------------------------------------------------------------------ of a trial
+
+
+def declared(trial: Trial) -> Iterator[Breach]:
+    """Every action, query and SLO read is within `uses`, every event heard within `hears`."""
+    yield from _noted(trial, "declared")
+    if trial.error or "Request.slo" in trial.uses:
+        return
+    case = trial.subject.case
+    served = tuple(m._replace(ttft_slo_s=1e-3, tpot_slo_s=1e-3) for m in case.config.models)
+    strict = np.full(len(trial.jobs), 1e-3)
+    other = run(
+        trial.subject._replace(case=case._replace(config=replace(case.config, models=served))),
+        replace(trial.jobs, ttft_slo_s=strict, tpot_slo_s=strict),
+    )
+    k = _differ([(d.reads, d.actions) for d in trial.decisions], [(d.reads, d.actions) for d in other.decisions])
+    if k is not None and _steady(trial):
+        yield Breach('other SLOs change its decisions, but "Request.slo" is not in uses', k)
+
+
+def fresh_view(trial: Trial) -> Iterator[Breach]:
+    """A view is used in the decision that it was given for, never later."""
+    yield from _noted(trial, "fresh-view")
+
+
+def livelock(trial: Trial) -> Iterator[Breach]:
+    """Time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
+    if isinstance(trial.error, Livelock | Endless):
+        yield Breach(str(trial.error), len(trial.decisions))
+
+
+def survives(trial: Trial) -> Iterator[Breach]:
+    """Nothing makes it raise, and a refused action costs only what it was for."""
+    if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
+        what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {said(trial.error)}"
+        yield Breach(what, len(trial.decisions))
+        return
+    case = trial.subject.case
+    if case.refuse and (lost := list(_lost(trial))):
+        spared = run(trial.subject._replace(case=case._replace(refuse=0)), trial.jobs)
+        if not any(_lost(spared)):
+            yield from lost
+
+
+def memory(trial: Trial) -> Iterator[Breach]:
+    """What GPUs hold stays between nothing and the card; no plan asks for more; at the end no KV is left."""
+    yield from _noted(trial, "memory")
+    if trial.kv_bytes and all(row["state"] != "unfinished" for row in trial.rows):
+        yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
+
+
+def served(trial: Trial) -> Iterator[Breach]:
+    """Every request ends once, with all its tokens, or dropped; it fails only for want of memory."""
+    yield from _noted(trial, "served")
+    for row in trial.rows:
+        made, asked = row["made_tokens"], row["output_tokens"]
+        if made > asked or (row["state"] == "done" and made != asked):
+            yield _about(trial, row, f"is {row['state']} with {made} of {asked} tokens")
+        if row["state"] == "failed" and trial.subject.case.ample:
+            yield _about(trial, row, "failed although there was memory for it")
+    if not trial.subject.case.refuse:
+        yield from _lost(trial)
+
+
+def replayed(trial: Trial) -> Iterator[Breach]:
+    """The same events and answers, told to a fresh policy, bring the same queries and actions."""
+    if trial.error or trial.notes:
+        return
+    policy, _ = trial.subject.assemble()
+    for k, d in enumerate(trial.decisions):
+        tape = deque(d.reads)
+
+        def ask(query: str, *args: Any, tape: deque[Read] = tape) -> Any:
+            if not tape or (tape[0].query, tape[0].args) != (query, args):
+                raise Stale(query)
+            return tape.popleft().answer
+
+        lent: Any = Lent(ask, lambda _: None)
+        try:
+            with quiet():
+                actions = tuple(policy.on(d.event, lent))
+        except Stale as query:
+            yield Breach(f"a fresh policy, told the same, asks {query} here", k)
+            return
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit too
+            yield Breach(f"a fresh policy, told the same, raises {said(error)} here", k)
+            return
+        if actions != d.actions or tape:
+            yield Breach(f"a fresh policy, told the same, {'asks less' if tape else 'answers otherwise'} here", k)
+            return
+
+
+def blind(trial: Trial) -> Iterator[Breach]:
+    """With another future after t (arrivals, output lengths), every decision before t is the same."""
+    yield from _noted(trial, "blind")
+    jobs = trial.jobs
+    if trial.error or trial.notes:
+        return
+    for t_s in sorted({float(jobs.arrival_s[len(jobs) * k // 4]) for k in range(4)} if len(jobs) else ()):
+        until = run(trial.subject, jobs, t_s)
+        other = run(trial.subject, otherwise(until), t_s)
+        before = ([d for d in x.decisions if d.now_s < t_s] for x in (trial, other))
+        if (k := _differ(*before)) is not None and _steady(trial):
+            yield Breach(f"what comes after {t_s:.6f} s changes this decision", k)
+            return
+
+
+def otherwise(until: Trial) -> Jobs:
+    """The same past as a trial that was stopped, and another future: lengths, arrivals and their order.
+
+    Requests that ended keep their length, others get one that they had not reached; what had not come, comes reversed.
+    A system that asked for the true lengths is told them truly.
+    """
+    jobs, n = until.jobs, until.seen
+    model, prompt, output = jobs.model.copy(), jobs.prompt_tokens.copy(), jobs.output_tokens.copy()
+    arrival_s = jobs.arrival_s.copy()
+    most = until.subject.case.config.models[0].shape.max_tokens
+    if n < len(jobs):
+        model[n:], prompt[n:] = model[n:][::-1].copy(), prompt[n:][::-1].copy()
+        gaps = np.diff(arrival_s[n:])[::-1] + 0.25
+        arrival_s[n:] += 1.0
+        arrival_s[n + 1 :] = arrival_s[n] + np.cumsum(gaps)
+    if "view.oracle_tokens" not in until.uses:
+        for row in until.rows:
+            if row["state"] != "done":
+                r, made = row["id"], row["made_tokens"]
+                room = max(1, most - int(prompt[r]) - made)
+                output[r] = made + 1 + (int(output[r]) - made + 7 * r + 12) % room
+    return replace(jobs, arrival_s=arrival_s, model=model, prompt_tokens=prompt, output_tokens=output)
+
+
+def _steady(trial: Trial) -> bool:
+    """Whether the very same world brings the same decisions: if not, no change of the world is to blame."""
+    return _differ(trial.decisions, run(trial.subject, trial.jobs).decisions) is None
+
+
+def _noted(trial: Trial, law: str) -> Iterator[Breach]:
+    yield from (breach for name, breach in trial.notes if name == law)
+
+
+def _about(trial: Trial, row: Mapping[str, Any], what: str) -> Breach:
+    """A breach that concerns a request: at its arrival, where that was heard."""
+    r = row["id"]
+    at = (k for k, d in enumerate(trial.decisions) if isinstance(d.event, Arrived) and d.event.request.id == r)
+    return Breach(f"request {r} of {row['model']} {what}", next(at, None))
+
+
+def _lost(trial: Trial) -> Iterator[Breach]:
+    """Requests without an end, but for those that an injected refusal hit."""
+    case, excused = trial.subject.case, set[str | int]()
+    for action in trial.refused:
+        match action:
+            case Load(inst) | Run(Batch(inst)):
+                excused.add(inst.model)
+            case Admit(who):
+                excused.add(who)
+    for row in trial.rows:
+        if row["state"] == "unfinished" and not excused & {row["id"], row["model"]}:
+            stood = "in no batch" if row["admit_ns"] is None else f"with {row['made_tokens']} of its tokens"
+            left_s = patience_s(trial.uses, case.size)
+            yield _about(trial, row, f"stands {stood}, {left_s:g} s after the last arrival")
+
+
+def _differ(one: Sequence[Any], other: Sequence[Any]) -> int | None:
+    """Index of the first difference of two sequences."""
+    k = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return None if k == len(one) == len(other) else k
+
+
+# ------------------------------------------------------------------ of two processes
+
+Prints = Mapping[str, Sequence[str]]  # by subject: a short hash of each decision, then of all rows
+
+
+def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
+    """Two processes with different hash seeds make the same decisions and rows."""
+    for key, mine in here.items():
+        if (k := _differ(mine, there.get(key, ()))) is not None:
+            what = "the rows are others" if k == len(mine) - 1 else "this decision is another"
+            yield key, Breach(f"under another PYTHONHASHSEED {what}", min(k, max(0, len(mine) - 2)))
+
+
+def prints(trial: Trial) -> list[str]:
+    """What two processes compare of a trial."""
+    rows = sha256(repr((trial.rows, trial.impossible)).encode()).hexdigest()
+    return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
+
+
+FILE_LAWS: Mapping[str, Callable[[str], Iterator[Breach]]] = {"pure": pure, "starts": starts}
+TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
+    "declared": declared,
+    "fresh-view": fresh_view,
+    "livelock": livelock,
+    "survives": survives,
+    "memory": memory,
+    "served": served,
+    "replayed": replayed,
+    "blind": blind,
+}
+LAWS: Mapping[str, str] = {  # what each says, in the order in which they are reported
+    law: inspect.getdoc(f) or "" for law, f in {**FILE_LAWS, **TRIAL_LAWS, "deterministic": deterministic}.items()
+}

@@ -1,0 +1,371 @@
+"""A trial: a preset of a system serves a case in the simulator, watched from both sides.
+
+A probe stands around the system: it records decisions, lends views and notes what the system does with them. A stand-in
+stands around the engine: it refuses actions where the case asks for it, and looks at memory after whatever happens.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import threading
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import MISSING, fields, replace
+from functools import cache
+from hashlib import sha256
+from itertools import islice
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from harness.check.cases import IDLE, Case
+from harness.check.findings import Breach
+from harness.engines import machine
+from harness.engines.costs import cost
+from harness.engines.machine import Config, Served
+from harness.loop import engine, system
+from harness.loop.answers import fault
+from harness.loop.engine import Engine
+from harness.loop.guard import Fault
+from harness.loop.replay import Decision, Livelock, Read, positions, replay
+from harness.loop.system import System
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.types import Cluster, Host, Infeasible, Jobs, Shape, Unsupported
+from harness.policy.view import View
+
+ACTIONS = (Load, Evict, Limit, Admit, Drop, Run, Move, Wake)
+EVENTS = (Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done)
+USES = rf"(Request\.slo|view\.\w+|Wake|({'|'.join(a.__name__ for a in ACTIONS[:-1])})(\.\w+(:\w+)?)?)"
+QUERIES = {name for name in vars(View) if not name.startswith("_")}
+REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time
+
+PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
+SWAPS = 16  # and so many loads by the slowest rung that a system uses: eight models, each twice
+MOST_PER_S, MOST_PER_REQUEST, MOST = 500, 100, 1000  # decisions; polling every 10 ms makes 100 a second
+MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view's first compilation included
+
+
+class Subject(NamedTuple):
+    """A preset of a system in a case."""
+
+    make: Any
+    preset: str | None
+    name: str  # of the case
+    case: Case
+
+    def __str__(self) -> str:
+        return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "")
+
+    def policy(self, cluster: Cluster) -> System:
+        """A fresh policy. Raises Infeasible where it says so, Fault where it fails."""
+        return system.build(self.make, cluster, self.make.presets[self.preset] if self.preset else {})
+
+    def assemble(self) -> tuple[System, Engine]:
+        """A fresh policy and its engine, whose page size the policy's options decide."""
+        config = self.case.config
+        priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
+        policy = self.policy(machine.cluster(config, priced=priced))
+        simulator = engine.find("sim")(config, policy.options, priced)
+        return self.policy(simulator.cluster), simulator
+
+
+def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:
+    """A subject; a system that brings its own number of GPUs gets it."""
+    config = case.config
+    if hasattr(make, "gpus_needed"):
+        config = replace(config, gpus=make.gpus_needed(machine.cluster(config).models, config.node_gpus))
+    return Subject(make, preset, name, case._replace(config=config))
+
+
+@cache
+def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machine.Machine:
+    return machine.machine(Config(tuple(Served("", *each) for each in shapes), gpu=gpu, host=host))
+
+
+class Trial(NamedTuple):
+    """What happened to a subject."""
+
+    subject: Subject
+    jobs: Jobs
+    uses: frozenset[str]
+    decisions: Sequence[Decision]
+    notes: Sequence[tuple[str, Breach]]  # laws broken while it ran
+    error: BaseException | None = None  # what ended the run
+    impossible: str | None = None  # why there was no run
+    rows: Sequence[Mapping[str, Any]] = ()  # of requests.parquet
+    refused: Sequence[Action] = ()  # by injection
+    seen: int = 0  # requests that had come by the end
+    kv_bytes: int = 0  # held at the end, on GPUs
+
+
+Note = Callable[[str, str], None]  # law, what breaks it
+
+
+class TooLong(Livelock):
+    """A policy thought for too long."""
+
+
+class Stale(Exception):
+    """A view was used after its decision."""
+
+
+class Lent:
+    """A view for the time of one decision: whatever is asked of it goes through one function."""
+
+    def __init__(self, ask: Callable[..., Any], look: Callable[[str], None]) -> None:
+        self._ask, self._look = ask, look
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            return Lent
+        object.__getattribute__(self, "_look")(name)
+        ask = object.__getattribute__(self, "_ask")
+        if name == "now_s":
+            return ask(name)
+        return lambda *args, **named: ask(name, *positions(name, args, named))
+
+
+class Probe:
+    """A system around another: records its decisions, lends it views, and notes what it does with them."""
+
+    def __init__(self, policy: System, cluster: Cluster, requests: int) -> None:
+        self.hears, self.uses, self.options = policy.hears, policy.uses, policy.options
+        self.decisions: list[Decision] = []
+        self.notes: list[tuple[str, Breach]] = []
+        self._policy, self._cluster, self._ended = policy, cluster, set[int]()
+        self._most = MOST + MOST_PER_REQUEST * requests
+
+    def note(self, law: str, what: str) -> None:
+        """A law was broken in the decision under way."""
+        self.notes.append((law, Breach(what, len(self.decisions))))
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """The other's answer."""
+        now_s, reads, at = view.now_s, list[Read](), len(self.decisions)
+        if at >= self._most + MOST_PER_S * max(0.0, now_s):
+            raise Livelock(f"{at} decisions by {now_s:g} s")
+
+        def look(query: str) -> None:
+            if len(self.decisions) != at:
+                self.note("fresh-view", f"{query} was asked of the view of decision {at}")
+                raise Stale(query)
+            if query not in QUERIES:
+                self.note("blind", f"reached for {query} of the view")
+                raise AttributeError(query)
+            if query == "oracle_tokens" and "view.oracle_tokens" not in self.uses:
+                self.note("declared", 'asked oracle_tokens, but "view.oracle_tokens" is not in uses')
+                raise PermissionError(query)
+
+        def ask(query: str, *args: Any) -> Any:
+            look(query)
+            answer = view.now_s if query == "now_s" else getattr(view, query)(*args)
+            reads.append(Read(query, args, answer))
+            return answer
+
+        self._heard(event)
+        lent: Any = Lent(ask, look)
+        with _limited(LONGEST_S):
+            actions = tuple(islice(self._policy.on(event, lent), MOST_ACTIONS))
+        for action in actions:
+            self._answered(action)
+        if len(actions) == MOST_ACTIONS:
+            raise Livelock(f"an answer of {MOST_ACTIONS} actions or more to {event}")
+        self.decisions.append(Decision(now_s, event, tuple(reads), actions))
+        return actions
+
+    def _heard(self, event: Event) -> None:
+        done = isinstance(event, Done) and (event.failed or type(event.action) in self.hears)
+        if type(event) not in self.hears and not done:
+            self.note("declared", f"was told {event}, and {type(event).__name__} is not in hears")
+        if isinstance(event, Finished):
+            if event.rid in self._ended:
+                self.note("served", f"request {event.rid} finished twice")
+            self._ended.add(event.rid)
+
+    def _answered(self, action: Action) -> None:
+        if not isinstance(action, ACTIONS):
+            self.note("declared", f"answered {action!r}, which is no action")
+            raise TypeError(f"{action!r} is no action")
+        if wrong := fault((action,)):
+            raise Fault(wrong)
+        for need in needs(action):
+            if not {need, need.partition(":")[0]} & self.uses:
+                self.note("declared", f'answered {brief(action)}, but "{need}" is not in uses')
+        named = getattr(action, "who", getattr(action, "rid", None))
+        if isinstance(named, int) and named in self._ended:
+            self.note("served", f"answered {brief(action)} after request {named} had ended")
+        if isinstance(action, Limit) and action.gpu < len(gpus := self._cluster.gpus):
+            have = gpus[action.gpu].mem_bytes
+            if (action.kv_bytes or 0) > have:
+                self.note("memory", f"answered {brief(action)}, and the GPU has {have} bytes")
+
+
+def held_bytes(engine: Engine) -> list[tuple[int, int]]:
+    """What a policy can see of each GPU's memory: bytes of the weights that are in or coming, and of KV."""
+    view, models = engine.view(), engine.cluster.models
+    found = []
+    for g in range(len(engine.cluster.gpus)):
+        insts = [inst for inst in view.insts(g) if view.weights(inst) not in {"out", "waiting"}]
+        weights = sum(models[m].at(len(at)).weight_bytes for m, at in insts if not isinstance(at, Host))
+        found.append((weights, sum(view.kv(m, g).used_bytes for m in models)))
+    return found
+
+
+class Stand:
+    """An engine that refuses some actions; its memory is looked at after whatever happens."""
+
+    def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
+        self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
+        self.fidelity, self.cluster = engine.fidelity, engine.cluster
+        self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
+        self.refused: list[Action] = []
+        self._engine, self._refuse, self._note = engine, refuse, note
+        self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
+        self._told: deque[Event] = deque()
+        self._count = 0
+        self._start_loads: list[Action] | None = []  # None: past the start
+
+    def ready(self) -> None:
+        """See Engine."""
+        self._engine.ready()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._engine.close()
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """See Engine."""
+        self._engine.begin(jobs, hears, oracle, end_s)
+
+    def poll(self, until_s: float) -> Event | None:
+        """See Engine."""
+        if self._told:
+            return self._told.popleft()
+        event = self._engine.poll(until_s)
+        if self._start_loads and isinstance(event, Done) and event.failed and event.action in self._start_loads:
+            self._note("memory", f"answered {brief(event.action)} to the start: {event.failed}")
+        elif self._engine.view().now_s > self._start_s:
+            self._start_loads = None
+        self._look()
+        return event
+
+    def do(self, action: Action) -> None:
+        """See Engine."""
+        self._count += 1
+        draw = sha256(f"{self._seed}/{self._count}".encode()).digest()[0]
+        if self._refuse and isinstance(action, REFUSABLE) and draw % self._refuse == 0:
+            self.refused.append(action)
+            self._told.append(Done(action, "refused by the test"))
+            return
+        if isinstance(action, Load) and self._start_loads is not None:
+            self._start_loads.append(action)
+        self._engine.do(action)
+        self._look()
+
+    def view(self) -> View:
+        """See Engine."""
+        return self._engine.view()
+
+    def idle(self) -> bool:
+        """See Engine."""
+        return not self._told and self._engine.idle()
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """See Engine."""
+        return self._engine.rows()
+
+    def stats(self) -> Mapping[str, float]:
+        """See Engine."""
+        return self._engine.stats()
+
+    def _look(self) -> None:
+        for g, (weights, kv) in enumerate(held_bytes(self._engine)):
+            have = self.cluster.gpus[g].mem_bytes
+            if kv < 0 or (weights + kv > have and not self._limitless):
+                self._note("memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}")
+
+
+@contextmanager
+def _limited(seconds: float) -> Iterator[None]:
+    """TooLong after so much processor time. Only the main thread can be stopped so."""
+
+    def stop(*_: object) -> None:
+        raise TooLong(f"thought for {seconds:g} s without an answer")
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) -> Trial:
+    """Try a subject, on its case's workload or another one, to its end or to an earlier time."""
+    case = subject.case
+    jobs = case.jobs if jobs is None else jobs
+    try:
+        policy, engine = subject.assemble()
+    except Infeasible as why:
+        return Trial(subject, jobs, frozenset(), (), (), impossible=str(why))
+    except Fault as fault:
+        return Trial(subject, jobs, frozenset(), (), (), error=fault.__cause__ or fault)
+    probe = Probe(policy, engine.cluster, len(jobs))
+    limitless = policy.options.get("memory") == "unlimited"
+    stand = Stand(engine, case.refuse, probe.note, case.config, limitless)
+    if end_s is None:
+        end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
+    trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
+    try:
+        replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s)
+    except (Infeasible, Unsupported) as why:
+        return trial._replace(impossible=str(why))
+    except Fault as fault:
+        return trial._replace(error=fault.__cause__ or fault)
+    return trial._replace(
+        rows=[row for batch in stand.rows() for row in batch.to_pylist()],
+        refused=stand.refused,
+        seen=_seen(engine, len(jobs)),
+        kv_bytes=sum(kv for _, kv in held_bytes(engine)),
+    )
+
+
+def _seen(engine: Engine, n: int) -> int:
+    """How many of n requests have come; those that have are the first ones."""
+    view = engine.view()
+
+    def there(r: int) -> bool:
+        with suppress(KeyError):
+            return bool(view.request(r))
+        return False
+
+    return bisect_left(range(n), True, key=lambda r: not there(r))
+
+
+def patience_s(uses: frozenset[str], size: int = 1) -> float:
+    """Seconds after the last arrival by which every request must have ended; a longer case takes longer to drain."""
+    ways = cost.ladder("h100")
+    return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
+
+
+def needs(action: Action) -> Iterator[str]:
+    """What an action must find in `uses`: its name, each field off its default, and of closed sets the value."""
+    kind = type(action).__name__
+    match action:
+        case Wake():
+            return  # replay's own
+        case Move(to=to):
+            yield f"Move.to:{'none' if to is None else 'host' if isinstance(to, Host) else 'gpu'}"
+    yield kind
+    for f in fields(action):
+        if f.default is not MISSING and (value := getattr(action, f.name)) != f.default:
+            closed = f.name in {"way", "phase"} or (f.name, value) == ("steps", 0)
+            yield f"{kind}.{f.name}" + (f":{value}" if closed else "")

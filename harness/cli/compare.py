@@ -1,0 +1,215 @@
+"""`bench compare`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli.options import (
+    DEFINITION,
+    FIGURES,
+    LIMIT,
+    OUT,
+    RESULTS,
+    SETTING,
+    SLO,
+    WORDS,
+    WORKERS,
+    complete,
+    examples,
+    read_rates,
+    slo_rule,
+    system_names,
+)  # fmt: skip
+from harness.cli.terminal import Terminal
+from harness.report.commands import short_path
+
+if TYPE_CHECKING:
+    from harness.experiment.sweep import Compared, Entry
+    from harness.report.table import View
+
+ROOM = 120  # characters of a line where the width of the terminal is not known
+
+
+@click.command(epilog=examples(
+    "bench compare --systems dedicated,static,chunked,ideal",
+    "bench compare --systems static:equal,static:rate,./mine.py --rate-scale 1,2,4 --seeds 5",
+    "bench compare --systems chunked+tau=256,chunked --models light8 --gpu a100-80g --controls",
+    "bench compare --systems static,chunked --dry-run",
+))  # fmt: skip
+@click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
+              help="NAME[:PRESET][+FIELD=VALUE...],... or paths of .py files (bench list).")  # fmt: skip
+@SETTING
+@click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
+              help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
+@click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]), default="rotate",
+              show_default=True, help="How the rate is scaled.")  # fmt: skip
+@SLO
+@click.option("--definition", type=DEFINITION,
+              help="Attainment in the headline; token and qos store the time of each token.  "
+              "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
+@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
+@click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
+@click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--json", "form", flag_value="json", help="The table as JSON ...")
+@click.option("--csv", "form", flag_value="csv", help="... as CSV ...")
+@click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
+@click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
+@click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
+@LIMIT
+@WORKERS
+@OUT
+def compare(
+    *,
+    systems: str,
+    settings: dict[str, Any],
+    rates: tuple[float, ...] | None,
+    slo: str,
+    slo_scale: float | None,
+    definition: str | None,
+    seeds: int,
+    controls: bool,
+    no_plot: bool,
+    form: str | None,
+    dry_run: bool,
+    workers: int | None,
+    out: Path | None,
+    **setting: Any,
+) -> None:
+    """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    from harness.experiment import sweep
+    from harness.experiment.lookup import trace_of
+    from harness.report import comparison, table
+
+    names = [name.strip() for name in systems.split(",") if name.strip()]
+    if controls:
+        names += [name for name in sweep.CONTROLS if name not in names]
+    entries = _entries(names, **{**setting, **settings})
+    if controls:
+        entries.append(_copy(entries))
+    folder = (out or RESULTS).resolve()
+    asked = slo_rule(slo, slo_scale)
+    if dry_run:
+        _dry(entries, rates, seeds, asked, folder)
+        return
+    notice = trace_of(entries[0].spec.trace).notice
+    if notice:
+        click.echo(notice, err=form is not None)
+    with Terminal() as teller:
+        found = sweep.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
+                              workers=workers, teller=teller)  # fmt: skip
+    silent = (*sweep.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(sweep.AA)))
+    rule = definition or found.judge.definition
+    shown = table.view(found.table, [e.label for e in entries], rule, sweep.LEVEL, controls=silent)
+    stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
+    plots = bool(not no_plot and shown.rows)
+    if form is None:
+        _print(found, shown, rule, stem if plots else None)
+    elif form == "json":
+        click.echo(table.as_json(shown, comparison.facts(found, rule)))
+    elif form == "csv":
+        click.echo(table.as_csv(shown), nl=False)
+    else:
+        click.echo("\n".join((table.markdown if form == "markdown" else table.latex)(shown)))
+    sys.stdout.flush()
+    if plots:  # the table first: drawing takes longer than all else
+        from plots import fig_compare
+
+        fig_compare.render(found.folder, stem, f"bench plot {short_path(found.folder)}")
+    if form is not None:
+        click.echo("".join(f"{line}\n" for line in comparison.failures(found.failed)), err=True, nl=False)
+    if found.failed:
+        sys.exit(2)
+
+
+def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
+    """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
+    from harness.experiment.spec import asked, from_dict
+    from harness.experiment.sweep import Entry
+    from harness.policy.types import UserError
+
+    settings = {key: value for key, value in common.items() if value is not None}
+    found = []
+    for text in systems:
+        spec = from_dict({**settings, **asked(text)})
+        found.append(Entry(spec.label, spec))
+    labels = [entry.label for entry in found]
+    if twice := next((label for label in labels if labels.count(label) > 1), None):
+        raise UserError(f'system "{twice}" is listed twice')
+    return found
+
+
+def _copy(entries: Sequence[Entry]) -> Entry:
+    """The A/A copy of the first contestant: the same spec, on seeds of its own."""
+    from dataclasses import replace
+
+    from harness.experiment.sweep import AA, AA_SEED, CONTROLS, Entry
+
+    label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
+    return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
+
+
+def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, rule: str, out: Path) -> None:
+    """Show what would be run and how long it may take."""
+    from dataclasses import replace
+
+    from harness.experiment import sweep
+    from harness.experiment.lookup import Failed
+    from harness.experiment.resolve import resolve
+    from harness.report import comparison, table
+
+    known = sweep.speeds(out)
+    if entries[0].spec.scaling == "none":
+        rates = rates or (1.0,)
+    asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+    lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
+    total, failed = 0.0, dict[str, str]()
+    for label, spec in entries:
+        try:
+            spec = resolve(spec)
+        except Failed as why:
+            failed |= why.why
+            continue
+        spent = seeds * sum(sweep.estimate_s(replace(spec, rate_scale=rate), known) for rate in asked)
+        total += spent
+        words = ",".join(f"{rate:g}" for rate in asked) if rates else "knee"
+        count = str(seeds * len(asked)) if rates else f"<= {seeds * 2 * len(asked)}"
+        lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
+    click.echo("\n".join(table.aligned(lines)))
+    if rates is None:
+        click.echo(
+            f"knee: doubled from 1 until all are below {100 * sweep.LOW:g} %, at most to {sweep.TOP:g}; then >= 6 rates"
+        )
+    base = f": {len(sweep.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
+    click.echo(f"SLO {rule}{base}")
+    from_ = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
+    click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
+    if failed:
+        click.echo("\n".join(comparison.failures(failed)))
+        sys.exit(2)
+
+
+def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
+    """The answer on one screen."""
+    from harness.report import comparison, table
+
+    for line in comparison.headline(found, shown):
+        click.echo(line)
+    tty = sys.stdout.isatty()
+    room = ROOM
+    if tty:
+        import shutil
+
+        room = shutil.get_terminal_size().columns
+    if shown.rows:
+        click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
+    for note in comparison.notes(found, shown, rule):
+        click.echo(note)
+    pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
+    click.echo(short_path(found.folder) + pdf)
+    click.echo(f"next: {comparison.next_command(found, shown, rule, click.get_current_context().meta[WORDS])}")

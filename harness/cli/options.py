@@ -1,0 +1,153 @@
+"""What several commands share: options, the completion of their values, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "results"
+FIGURES = ROOT / "plots" / "out"
+DEFAULT_SCALE = 5.0
+WORDS = "bench.words"  # key of the context's meta: the words of the command line
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+# ------------------------------------------------------------------ completion
+
+
+def system_names() -> list[str]:
+    """Systems by name."""
+    from harness.loop import system
+
+    return system.names()
+
+
+def stems(folder: str, pattern: str = "*.toml") -> list[str]:
+    """Names of the files in a folder of the repository."""
+    return sorted(path.stem for path in (ROOT / folder).glob(pattern))
+
+
+def gpu_names() -> list[str]:
+    """Kinds of GPU that have a cost table."""
+    return [name for name in stems("harness/engines/costs/tables") if name != "hosts"]
+
+
+def trace_names() -> list[str]:
+    """Traces by name."""
+    import tomllib
+
+    return sorted(tomllib.loads((ROOT / "traces" / "manifest.toml").read_text("utf-8")))
+
+
+def complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Callable[..., list[str]]:
+    """Complete from names; in a list, its last part."""
+
+    def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[str]:
+        before, comma, last = typed.rpartition(",") if many else ("", "", typed)
+        return [f"{before}{comma}{name}" for name in names() if name.startswith(last)]
+
+    return complete
+
+
+# ------------------------------------------------------------------ options
+
+
+def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float, ...] | None:
+    """`--rate-scale LIST` as numbers above 0."""
+    if text is None:
+        return None
+    from harness.policy.types import UserError
+
+    try:
+        rates = tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError:
+        raise UserError(f'--rate-scale "{text}" is not a list of numbers, as in 1,2,4') from None
+    if bad := [rate for rate in rates if not 0 < rate < float("inf")]:
+        raise UserError(f"--rate-scale {bad[0]:g} is not a number above 0")
+    return rates
+
+
+def read_settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """`--set KEY=VALUE` as TOML values; a bare word is a string."""
+    from harness.experiment.spec import toml_value
+    from harness.policy.types import UserError
+
+    found = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals:
+            raise UserError(f'"{pair}" is not KEY=VALUE')
+        found[key.strip()] = toml_value(value.strip())
+    return found
+
+
+def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Several options as one decorator."""
+
+    def wrap(command: Any) -> Any:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return wrap
+
+
+OUT = click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs go.  [default: results/]"
+)
+
+
+def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
+    """Limit a policy's calls for as long as this command runs."""
+    from harness.loop.guard import LIMIT_S
+
+    token = LIMIT_S.set(seconds)
+    ctx.call_on_close(lambda: LIMIT_S.reset(token))
+    return seconds
+
+
+LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+                     metavar="S", callback=_limited, expose_value=False,
+                     help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
+                     "left out.")  # fmt: skip
+WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+DEFINITION = click.Choice(["both", "ttft", "tpot", "e2e", "token", "qos"])
+SLO = grouped(
+    click.option("--slo", metavar="RULE", default="P95", show_default=True,
+                 help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
+                 "classes:FILE.toml."),
+    click.option("--slo-scale", type=float, metavar="X",
+                 help="Times the base.  [default: 5; of seconds 1]"),
+)  # fmt: skip
+SETTING = grouped(
+    click.option("--trace", default="arena-chat", show_default=True, shell_complete=complete(trace_names),
+                 metavar="NAME|FILE", help="Trace by name, a generator's as NAME+FIELD=VALUE, or a canonical Parquet."),
+    click.option("--models", default="heavy8", show_default=True, metavar="SET|FILE|SHAPES",
+                 shell_complete=complete(lambda: stems("workloads/sets")),
+                 help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+    click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
+    click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
+                 help="Kind of GPU."),
+    click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes."),
+    click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
+    click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
+    click.option("--plan", type=click.Choice(["trace", "prefix"]), default="trace", show_default=True,
+                 help="What offline planners see: the trace's rates, or those of its first tenth."),
+    click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
+                 help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
+)  # fmt: skip
+
+
+def slo_rule(slo: str, scale: float | None) -> str:
+    """The SLO rule in full: `5xP95`."""
+    from workloads.slo import BASES, scaled
+
+    return scaled(slo, scale if scale is not None else DEFAULT_SCALE if slo in BASES else 1.0)

@@ -1,0 +1,165 @@
+"""`bench run`, `plot` and `explain`: one run made, stored results drawn and explained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from harness.cli.options import DEFINITION, FIGURES, LIMIT, OUT, RESULTS, examples, slo_rule
+from harness.cli.terminal import Terminal
+from harness.report.commands import explain_command, short_path
+
+
+@click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
+@click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
+@click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
+@click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
+@LIMIT
+@OUT
+def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
+    """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
+    from harness.experiment import sweep
+    from harness.experiment.resolve import resolve
+    from harness.experiment.run import recorded
+    from harness.experiment.spec import as_dict, read
+    from harness.policy.types import UserError
+    from harness.rows import record
+
+    folder = (out or RESULTS).resolve()
+    asked = read(spec)
+    try:
+        ready = resolve(asked)
+        rule = asked.slo or slo_rule("P95", None)
+        if dry_run:
+            click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
+            click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
+            return
+        with Terminal() as teller:
+            under = sweep.judge(asked, rule, folder, teller=teller)
+            wanted = under.spec(asked)
+            (task,) = sweep.tasks([wanted])
+            if keep:
+                path = recorded(task.spec, folder, task.code)
+            else:
+                (path,) = sweep.sweep([wanted], folder, teller=teller)
+            sweep.scored([(sweep.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
+    except UserError as error:
+        raise UserError(f"{spec}: {error}") from None
+    about = record.meta(path)
+    if why := about["skipped"] or about["infeasible"]:
+        click.echo(f"{'skipped' if about['skipped'] else 'infeasible'}: {why}")
+    else:
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
+        met = f"attainment {100 * sweep.attained(path, under):.1f} %"
+        click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
+    click.echo(short_path(path))
+    click.echo(f"next: {explain_command(path, under, '--misses')}")
+
+
+@click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf"))
+@click.argument("sweep", type=click.Path(path_type=Path), required=False)
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Path of the figure without its ending.  [default: plots/out/compare-HASH]")  # fmt: skip
+def plot(sweep: Path | None, out: Path | None) -> None:
+    """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
+    from harness.policy.types import UserError
+    from harness.rows.record import SWEEP
+    from plots import fig_compare, fig_paper
+
+    if sweep is None:
+        stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
+        if not stored:
+            raise UserError(f"no sweep in {short_path(RESULTS)}: bench compare makes one")
+        sweep = stored[-1].parent
+    sweep = sweep.resolve()
+    draw, name = (
+        (fig_paper.render, sweep.name.rpartition("-")[0]) if fig_paper.drawn(sweep) else
+        (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
+    )  # fmt: skip
+    stem = (out.with_suffix("") if out else FIGURES / name).resolve()
+    note = _stale(sweep)
+    if (sweep / SWEEP).is_file():
+        click.echo(f"{short_path(sweep)} · SLO {', '.join(_slos(sweep / SWEEP))}")
+    for path in draw(sweep, stem, f"bench plot {short_path(sweep)}", note):
+        click.echo(short_path(path))
+    if note:
+        click.echo(f"{note} (bench compare runs them again)", err=True)
+
+
+def _slos(table: Path) -> list[str]:
+    """The SLO rules of a stored sweep."""
+    import pyarrow.parquet as pq
+
+    found = set(pq.read_table(table, columns=["slo"])["slo"].to_pylist())
+    return sorted(found, key=lambda rule: (len(rule), rule))
+
+
+def _stale(sweep: Path) -> str:
+    """Say which runs of a sweep were made by other sources than the present ones."""
+    import pyarrow.parquet as pq
+
+    from harness.experiment.sources import code
+    from harness.experiment.spec import from_dict
+    from harness.rows import record
+
+    path = sweep / record.SWEEP
+    if not path.is_file():
+        return ""
+    about = pq.read_metadata(path).metadata or {}
+    stale = set()
+    hashes: dict[tuple[str, ...], str] = {}
+    for name, label in json.loads(about.get(b"runs", b"{}")).items():
+        folder = sweep.parent / name
+        if not record.exists(folder):
+            continue
+        facts = record.meta(folder)
+        key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
+        if key not in hashes:
+            hashes[key] = code(from_dict(facts["spec"]))
+        if hashes[key] != facts["code_hash"]:
+            stale.add(label)
+    return f"Stale, made by older sources: {', '.join(sorted(stale))}." if stale else ""
+
+
+@click.command(epilog=examples(
+    "bench explain results/static-3f9c01ab --misses",
+    "bench explain results/static-3f9c01ab --request 217",
+))  # fmt: skip
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
+@click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
+@click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
+@click.option("--slo-scale", type=float, metavar="X", help="Times the base.  [default: 5; of seconds 1]")
+@click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+def explain(
+    run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
+) -> None:
+    """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
+    from harness.experiment import sweep
+    from harness.experiment.spec import from_dict
+    from harness.policy.types import UserError
+    from harness.report import explain as words
+    from harness.rows import record
+
+    if slo is None and slo_scale is not None:
+        raise UserError("--slo-scale has no --slo to scale")
+    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
+    about = record.meta(run)
+    if why := about["skipped"] or about["infeasible"]:
+        raise UserError(f"{run}: nothing ran: {why}")
+    if request is None and not misses:
+        raise UserError("say what to explain: --request ID, or --misses")
+    spec = from_dict(about["spec"])
+    asked = None if slo is None else slo_rule(slo, slo_scale)
+    with Terminal() as teller:
+        under, lines = words.judge(run, spec, asked, slo_rule("P95", None), teller)
+    limits, table = sweep.limits(spec, under), record.read(run)
+    click.echo("\n".join(lines))
+    if request is not None:
+        click.echo("\n".join(words.timeline(table, request, limits)))
+    if misses:
+        window_s = spec.window_s if spec.window_s is not None else float("inf")
+        again = explain_command(run, under)
+        click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))

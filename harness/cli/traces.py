@@ -1,0 +1,130 @@
+"""`bench trace stats`, `convert` and `make`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness.cli.options import complete, examples, read_settings, trace_names
+from harness.report.commands import short_path
+
+
+@click.group(epilog=examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
+def trace() -> None:
+    """Look at traces, and make canonical ones."""
+
+
+@trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
+@click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def stats(name: str, as_json: bool) -> None:
+    """Popularity, burstiness, idleness and lengths of a trace."""
+    from harness.experiment.lookup import trace_of
+    from harness.report.table import aligned
+    from traces.stats import stats as measure
+
+    found = trace_of(name)
+    facts = measure(found)
+    if as_json:
+        click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
+        return
+    if found.notice:
+        click.echo(found.notice)
+    click.echo("\n".join(aligned((key, _fact(value)) for key, value in facts.items() if key != "counts")))
+    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])[:8]
+    click.echo("hottest: " + ", ".join(f"{model} {count}" for model, count in top))
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " / ".join(map(_fact, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@trace.command(epilog=examples(
+    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name \\",
+    "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
+    "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
+))  # fmt: skip
+@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
+)
+@click.option("--column", "columns", multiple=True, callback=read_settings, metavar="CANONICAL=OWN",
+              help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s",
+              show_default=True,
+              help="Of arrival_s; clock: HH:MM:SS.mmm.")  # fmt: skip
+@click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
+@click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
+@click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]), default="replayed", show_default=True,
+              help="What it is.")  # fmt: skip
+@click.option("--licence", default="not stated", show_default=True, help="Of the data.")
+@click.option("--span-s", type=float, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
+@click.option("--empty", type=click.Choice(["error", "drop"]), default="error", show_default=True,
+              help="Rows without tokens.")  # fmt: skip
+@click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
+@click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
+def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) -> None:
+    """Make a canonical trace of any CSV, Parquet or pickle by naming its columns.
+
+    Formats: .csv and .csv.gz (with a header), .parquet, .pkl (lists of records, read by a restricted unpickler).
+    """
+    from traces import convert as converter
+    from traces import schema
+
+    if out.suffix != ".parquet":
+        raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
+    rows = converter.convert(source, {key: str(value) for key, value in columns.items()}, **options)
+    schema.write(rows, out)
+    facts = schema.metadata(rows)
+    dropped = sum(facts[key] for key in ("dropped_empty", "dropped_long"))
+    click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
+    click.echo(short_path(out))
+    click.echo(f"next: bench trace stats {shlex.quote(short_path(out))}")
+
+
+def _makers() -> list[str]:
+    from traces.synthetic import PRESETS
+
+    return list(PRESETS)
+
+
+@trace.command(epilog=examples("bench trace make hyperbolic-like --models 18 --span 7200",
+                           "bench trace make arena-like --models 8 --seed 7 -o mine.parquet",
+                           "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet"))  # fmt: skip
+@click.argument("name", shell_complete=complete(_makers), metavar="NAME[+FIELD=VALUE...]")
+@click.option("--models", type=click.IntRange(1), metavar="N", help="Its streams.  [default: the preset's]")
+@click.option("--span", "span_s", type=float, metavar="S", help="Its seconds.  [default: the preset's]")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all its draws.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
+def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
+    """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
+    from harness.report.table import aligned
+    from traces import realism, schema, synthetic
+    from traces.load import of_table
+
+    asked = {"models": models, "span_s": span_s}
+    p = synthetic.preset(name + "".join(f"+{key}={value}" for key, value in asked.items() if value is not None))
+    if out is not None and out.suffix != ".parquet":
+        raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
+    found = realism.realism(str(p))
+    rows = synthetic.table(p, seed, None if found is None else found.verdict)
+    click.echo(f"{p} · {rows.num_rows} requests of {p.models} models in {p.span_s:g} s, seed {seed}")
+    if found is None:
+        click.echo("nothing was measured that it could be held against (bench trace stats tells what it is)")
+    else:
+        own = realism.measure(of_table(rows, str(p)), found.target)
+        click.echo("\n".join(aligned(realism.table(own, found.mean, found.target))))
+        click.echo(f"target: {found.target.source}; windows of {found.target.window_s:g} s")
+        click.echo(f"fit {found.verdict}")
+    if out is not None:
+        schema.write(rows, out)
+        click.echo(short_path(out))

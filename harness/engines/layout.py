@@ -1,0 +1,58 @@
+"""Records as pages of a manual: a line for each field, from which the layout in memory is made.
+
+A line gives a field's name, its type (f8 or i8, 8-byte numbers; 4i8: four of them), its unit and its meaning. Beside
+the units of physics there are:
+
+    ratio     a part of 1, or a speed beside that of a lone step on a whole GPU
+    count     how many of what the meaning names
+    row       the index of a row of another record; -1: none
+    flag      1 or 0
+    code      one of the constants that the meaning names
+    bits      a sum of powers of two, each a flag
+    address   of an array in memory
+    order     a rank: the lower goes first
+    number    a name without a quantity
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+UNITS = frozenset(
+    "s s/piece s/sequence s/token s/token^2 bytes bytes*s bytes/s bytes/token FLOP/s FLOP/token FLOP/token^2 "
+    "SMs blocks steps ticks tokens ratio count row flag code bits address order number".split()
+)
+TYPES = frozenset({"f8", "i8"})
+
+
+class Field(NamedTuple):
+    """A line of a page."""
+
+    name: str
+    type: str
+    unit: str
+    meaning: str
+
+
+def record(page: str) -> np.dtype[Any]:
+    """The layout that a page declares: each line of its last paragraph is a field, those before it say what a row is.
+
+    Raises ValueError where a line is not a field.
+    """
+    table = page.rpartition("\n\n")[2]
+    fields = []
+    for line in table.strip().splitlines():
+        columns = line.split(None, 3)
+        if len(columns) < 4 or columns[1].lstrip("0123456789") not in TYPES or columns[2] not in UNITS:
+            raise ValueError(f"not a field's name, type, unit and meaning: {line.strip()!r}")
+        fields.append(Field(*columns))
+    return np.dtype([(f.name, f.type) for f in fields], align=True, metadata={"fields": tuple(fields)})
+
+
+def fields(layout: np.dtype[Any]) -> tuple[Field, ...]:
+    """The lines of the page from which a layout was made, in order."""
+    assert layout.metadata is not None
+    found: tuple[Field, ...] = layout.metadata["fields"]
+    return found

@@ -1,0 +1,382 @@
+"""The simulator's records, a page each: every field with its type, unit and meaning.
+
+Times are seconds of the simulated clock, unless a line says how long something takes. "Infinite" and -1 stand for none.
+Codes are the constants of `state.py`.
+"""
+
+from __future__ import annotations
+
+from harness.engines.layout import record
+
+WORLD = record(
+    """The scalars of a run, and where its arrays lie.
+
+    now              f8   s         the clock
+    end              f8   s         the end of the run; infinite: when nothing can happen any more
+    formed_s         f8   s         the latest instant at which lanes were formed
+    watermark        f8   ratio     of an account's KV blocks: kept free when a prompt is let in beside others
+    sigma            f8   ratio     standard deviation of the noise on a step's time
+    piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
+    round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
+    gpus             i8   address   GPU
+    links            i8   address   LINK
+    insts            i8   address   INST
+    models           i8   address   MODEL
+    batches          i8   address   BATCH
+    lanes            i8   address   LANE
+    requests         i8   address   REQUEST
+    events           i8   address   EVENT
+    transfers        i8   address   TRANSFER
+    actions          i8   address   ACTION
+    log              i8   address   LOG
+    n_gpus           i8   count     rows of GPU
+    n_links          i8   count     rows of LINK
+    n_models         i8   count     rows of MODEL
+    n_batches        i8   count     rows of BATCH
+    n_lanes          i8   count     rows of LANE
+    n_requests       i8   count     rows of REQUEST
+    n_events         i8   count     rows of EVENT
+    n_log            i8   count     rows of LOG
+    first_host       i8   row       of GPU: the first that is a host; those before it are GPUs
+    arrived          i8   row       of REQUEST: the next that arrives by itself
+    opened           i8   count     requests that arrive by themselves, the first rows; a client sends each other one
+    sent_head        i8   row       of REQUEST: the first that a client has sent and that has not arrived
+    sent_tail        i8   row       of REQUEST: the last of those
+    seq              i8   order     the latest place given in the order of Admit
+    heard            i8   bits      1 << code of each kind of event that is told
+    log_tokens       i8   flag      token times are asked for
+    unlimited        i8   flag      memory never runs short
+    alone            i8   flag      lanes of a GPU do not slow each other down
+    swap             i8   flag      a preempted request's KV goes to host memory, if there is room
+    elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
+    block_tokens     i8   tokens    of a KV block
+    batch_cap        i8   count     sequences in a step, at most
+    chunk_tokens     i8   tokens    of a step with pieces of prompts, at most; 0: prompts go whole, without decodes
+    prefill_tokens   i8   tokens    of a step of whole prompts, at most; a longer prompt goes alone
+    seed             i8   number    of the noise
+    blocked          i8   count     batches whose prompts or decodes wait for memory
+    grants           i8   flag      loads and moves that wait for memory are to be looked at
+    dirty_head       i8   row       of LANE: the first that is to be formed at this instant
+    events_read      i8   count     events of this instant that the engine has read
+    events_told      i8   count     events of this instant
+    left             i8   count     requests that have not ended
+    lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins so many after the one that is under way
+    cost             i8   address   COST, a row for each model and degree at which it is served
+    grid             i8   address   token counts at which `gemm` and `head` are given
+    gemm             i8   address   seconds, by row of COST and point of the grid
+    head             i8   address   seconds, by row of COST and point of the grid
+    share            i8   address   shares of the SMs at which speeds are given
+    seqs             i8   address   batch sizes at which speeds of decode steps are given
+    dec_rate         i8   address   speeds of decode steps, by row of COST, share and batch size
+    pre_rate         i8   address   speeds of steps with prefill tokens, by row of COST and share
+    route            i8   address   row of BATCH that takes a model's arrivals, by model; -1: none
+    n_rows           i8   count     rows of COST
+    n_points         i8   count     points of `grid`
+    n_shares         i8   count     points of `share`
+    n_batch_sizes    i8   count     points of `seqs`
+    transfer_free    i8   row       of TRANSFER: the first that is free
+    transfer_spare   i8   count     free rows of TRANSFER
+    action_free      i8   row       of ACTION: the first that is free
+    action_spare     i8   count     free rows of ACTION
+    transfer_head    i8   row       of TRANSFER: the first under way, in order of issue
+    transfer_tail    i8   row       of TRANSFER: the last under way
+    turn_head        i8   row       of LANE: the first that has a turn
+    due              i8   flag      a span was cut at a boundary that is now
+    formed_lane      i8   row       of LANE: the last formed at `formed_s`; the number of lanes: all are
+    links_busy       i8   count     links that move something
+    rivals           i8   count     links on which several loads wait
+    log_used         i8   count     rows of LOG that are written
+    steps            i8   count     steps and spans begun so far
+    preempts         i8   count     preemptions so far
+    loads            i8   count     loads of weights done so far
+    evicts           i8   count     instances whose weights left so far
+    migrations       i8   count     weights that left one place for another so far
+    moves            i8   count     moves of a request's KV done so far
+    by_cap           i8   count     steps so far that `batch_cap` bound
+    by_chunk         i8   count     steps so far that `chunk_tokens` bound
+    by_prefill       i8   count     steps so far that `prefill_tokens` bound
+    walk             4i8  row       of REQUEST: the next member to visit in each list of a batch
+    """
+)
+
+GPU = record(
+    """A GPU; behind all GPUs, the hosts. Lanes compete in pools: a GPU's row is also that of the pool named after it.
+
+    end            f8  s         when the first of the pool's lanes ends its step or span; infinite: none is busy
+    busy_s         f8  s         for which some lane was busy, up to `busy_since` if one is
+    busy_since     f8  s         when it last became busy
+    hbm_s          f8  s         at full memory bandwidth that its steps took
+    flop_s         f8  s         at full compute that its steps took
+    kv_byte_s      f8  bytes*s   of KV held, up to `kv_since`
+    kv_since       f8  s         when its KV last changed
+    level          f8  ratio     the common rate of lanes at which it is used up, while rates are shared out
+    head           i8  row       of LANE: the first busy in the pool
+    lane           i8  row       of LANE: whose step ends first in the pool
+    touched        i8  flag      the pool's rates are to be shared out again
+    lanes          i8  count     busy lanes of the pool
+    cap            i8  bytes     of memory
+    used           i8  bytes     of memory in use: weights, processes and KV
+    kv_bytes       i8  bytes     of memory in use by KV, without the accounts' reserves
+    waiting        i8  bytes     that loads and moves wait for
+    sms            i8  SMs       of the GPU
+    pool           i8  row       of GPU: the pool in which its lanes compete
+    node           i8  number    of the node that it is in
+    active         i8  count     busy lanes on this GPU
+    barred         i8  flag      a load or move waits for its memory, and those issued later wait behind it
+    """
+)
+
+LINK = record(
+    """A link. Each GPU has four: from its host, to it, to GPUs of its node, to other nodes.
+
+    Behind those, each host has four rows as well; the first is its disk's.
+
+    bytes_per_s    f8  bytes/s   bandwidth; 0: there is no such link
+    end            f8  s         when it ends the part that it moves, or stops within it; infinite: it is idle
+    busy_s         f8  s         for which it moved something
+    began          f8  s         when it began, or went on, with that part
+    stop           f8  bytes     that it moves of the part before it looks again
+    current        i8  row       of TRANSFER: the part that it moves
+    kv_head        i8  row       of TRANSFER: the first part of KV
+    kv_tail        i8  row       of TRANSFER: the last part of KV
+    weights_head   i8  row       of TRANSFER: the first part of weights
+    weights_tail   i8  row       of TRANSFER: the last part of weights
+    weights_parts  i8  count     parts of weights
+    """
+)
+
+INST = record(
+    """An instance: a model at a place, which is a group of GPUs or a host; also the KV account of that model there.
+
+    left_s         f8   s        when it was last told to leave
+    model          i8   row      of MODEL
+    gpu_count      i8   count    GPUs that it is on; a host counts as one
+    state          i8   code     of its weights: OUT ... LEAVING
+    footprint      i8   bytes    on each GPU that come and go with its weights: they, its process and its reserve
+    weight_bytes   i8   bytes    of weights on each GPU
+    cost           i8   row      of COST
+    members        i8   count    requests in its batches
+    busy           i8   count    its lanes that are busy
+    limit          i8   bytes    of KV on each GPU, at most; -1: no limit
+    blocks         i8   blocks   of KV that the account holds
+    held           i8   bytes    of KV on each GPU, without the reserve
+    block_bytes    i8   bytes    of a block on each GPU
+    granule        i8   bytes    in which an account takes memory: a block, or a page of several
+    granule_blocks i8   blocks   of a granule
+    fragmentation  i8   count    1024ths of the blocks held that partly filled pages take in addition
+    reserve        i8   bytes    on each GPU that an elastic account keeps while its weights are in
+    kept           i8   bytes    of that reserve that it has now
+    holders        i8   count    requests with KV in the account
+    gone           i8   blocks   of preempted requests, on their way to host memory
+    evict          i8   row      of ACTION: the eviction that is under way
+    host           i8   row      of INST: the model's account on the node's host; -1: this is one
+    is_host        i8   flag     it is an account on a host
+    kin            i8   row      of INST: the next of the model's places on GPUs, in a ring
+    gpus           8i8  row      of GPU: those that it is on, in order
+    """
+)
+
+MODEL = record(
+    """A model.
+
+    out_s          f8  s         for which no place had its weights, before `since`
+    since          f8  s         when its weights last came to a place or left one
+    places         i8  count     places that have its weights
+    """
+)
+
+BATCH = record(
+    """A batch. Its clocks run while their cause holds, and what a clock gains in a stay is what a member waited for it.
+
+    clock_at       f8   s        the time up to which the first three clocks are brought
+    clock_load     f8   s        for which its weights were not in
+    clock_kv       f8   s        for which its weights were in and its prompts waited for memory
+    clock_stall    f8   s        for which its weights were in and its decodes waited for memory
+    clock_solo     f8   s        that its steps with decodes take on a GPU of their own
+    clock_wall     f8   s        that its steps with decodes took
+    busy_s         f8   s        that its lanes' steps took
+    inst           i8   row      of INST
+    tag            i8   number   that tells an instance's batches apart
+    tick           i8   ticks    decode steps so far
+    prefills       i8   steps    with prefill tokens so far
+    root           i8   row      of REQUEST: the running member that finishes first, the root of a pairing heap
+    context        i8   tokens   of its running members at `tick`
+    brought        i8   blocks   for the next step that members brought when they joined
+    blocked        i8   flag     its prompts wait for memory
+    stalled        i8   flag     its decodes wait for memory
+    pending        i8   count    actions on members that wait for a boundary
+    started        i8   count    waiting members that hold KV blocks here
+    swapped        i8   count    waiting members whose KV is in host memory
+    left           i8   tokens   that waiting members have still to prefill
+    steps          i8   steps    of its lanes that are over
+    seq_steps      i8   count    tokens that its decode steps made
+    prefilled      i8   tokens   that its steps have prefilled
+    parked_context i8   tokens   of its parked members
+    residues       64i8 count    running members by (length - tick) mod `block_tokens`; at a tick, 1 - tick need a block
+    ends           8i8  row      of REQUEST: head and tail of each list (WAITING ... ELSEWHERE)
+    count          4i8  count    members in each list
+    """
+)
+
+LANE = record(
+    """A lane of a batch b, where steps run: row 2 b (mixed or prefill) or row 2 b + 1 (decode).
+
+    A busy lane runs a step, or a span of decode steps in closed form; solo seconds are those on a GPU of its own. Its
+    anchor is the time since which its rate has been the same.
+
+    first_s        f8  s         solo, of the first step
+    slope_s        f8  s         solo, by which each step of a span takes more than the one before
+    work           f8  s         solo, of the whole step or span
+    anchor_work    f8  s         solo, done at the anchor
+    anchor_s       f8  s         when the rate last changed
+    rate           f8  ratio     solo seconds a second; 0: not shared out yet
+    end            f8  s         when the step or span ends at this rate
+    started_s      f8  s         when it began
+    compute        f8  ratio     of a GPU's compute that it demands at rate 1
+    hbm            f8  ratio     of a GPU's memory bandwidth that it demands at rate 1
+    max_rate       f8  ratio     its rate when nobody competes
+    new_rate       f8  ratio     its rate once all are shared out
+    quota          f8  s         of a turn; infinite: it is a turn of steps
+    turn_began     f8  s         when the turn's first step began
+    turn_until     f8  s         when the quota is used up; infinite: never, or not begun
+    open           i8  flag      an order stands
+    kind           i8  code      MIXED or PREFILL, of the standing order; of decode lanes 0
+    seqs           i8  count     sequences in a step that the order allows; -1: as many as the engine
+    chunk          i8  tokens    of a step that the order allows; 0: whole prompts; -1: as the engine
+    sms            i8  SMs       of the order's partition; -1: all
+    busy           i8  code      IDLE, STEP or SPAN
+    was            i8  code      MIXED or PREFILL: the kind of the step in flight
+    steps          i8  steps     of the step or span in flight
+    decodes        i8  count     members that decode in it
+    pieces         i8  row       of REQUEST: the first whose prompt has a piece in it
+    dirty          i8  flag      it is to be formed at this instant
+    next_dirty     i8  row       of LANE: the next that is to be formed
+    next           i8  row       of LANE: the next busy in the pool
+    frozen         i8  flag      its rate is found, while rates are shared out
+    resized        i8  flag      its partition changes at the next boundary
+    turn           i8  code      NO_TURN, ORDERED or BEGUN
+    turn_max       i8  steps     of the turn, at most
+    turn_steps     i8  steps     of the turn that are over
+    in_turn        i8  flag      the step in flight belongs to the turn
+    next_turn      i8  row       of LANE: the next that has a turn
+    ran            i8  steps     of the lane that are over
+    own            i8  bits      BY_*: caps on a step that are the engine's own, not the order's
+    bound          i8  bits      BY_*: the engine's own caps that bind the step in flight
+    """
+)
+
+TRANSFER = record(
+    """A transfer of weights or KV, or its part on one link: a part has `bytes`, `next`, `link` and `transfer` alone.
+
+    tail_s         f8  s         that it takes after its last part
+    due            f8  s         when it is over; infinite: not known yet
+    bytes          f8  bytes     of a part: left to move; of a transfer: memory that it asks for on each GPU
+    kind           i8  code      LOAD ... SHIFT
+    stage          i8  code      FREE, GRANT (waits for memory), LINK (has parts to move) or TAIL
+    inst           i8  row       of INST: where it goes
+    request        i8  row       of REQUEST: whose KV it is
+    action         i8  row       of ACTION: of which it is a part
+    parts          i8  count     parts that are not moved yet
+    source         i8  row       of INST: where KV comes from
+    blocks         i8  blocks    of KV
+    first_part     i8  row       of TRANSFER: the first part that is not on a link yet
+    next           i8  row       of TRANSFER: the next in whichever list it is in
+    link           i8  row       of LINK: that moves this part
+    transfer       i8  row       of TRANSFER: whose part it is
+    """
+)
+
+EVENT = record(
+    """An event of this instant.
+
+    ran_s          f8  s         from a turn's first step to its end
+    kind           i8  code      E_DONE ... E_ARRIVED
+    subject        i8  row       of ACTION (E_DONE) or of REQUEST; of E_TURN the steps that the turn took
+    batch          i8  row       of BATCH
+    detail         i8  code      E_FINISHED: the end's state; E_TURN: 4 * phase + reason; E_DONE: how many parts failed
+    """
+)
+
+ACTION = record(
+    """A load, eviction or move that is under way, or whose end is not read yet.
+
+    left           i8  count     parts that are not over
+    failed         i8  count     parts that failed
+    heard          i8  flag      its end is told even if nothing failed
+    next           i8  row       of ACTION: the next that is free
+    """
+)
+
+LOG = record(
+    """What token times are made of: a segment of a lane's steps, a request's stay among the running, or a lone token.
+
+    A segment (request -1) has the ends of the steps behind `step_from`, up to `step_to`, of a span that began at
+    `tick_from`. A stay lasts from `tick_from` to `tick_to`. A lone token (batch -1) ends a prefill, at `anchor_s`.
+
+    first_s        f8  s         solo, of the span's first step
+    slope_s        f8  s         solo, by which each step takes more than the one before
+    anchor_s       f8  s         when the segment's rate began; of a lone token: when it came
+    anchor_work    f8  s         solo, of the span, done by then
+    rate           f8  ratio     solo seconds a second
+    request        i8  row       of REQUEST
+    batch          i8  row       of BATCH
+    tick_from      i8  ticks     of the batch: where the span or the stay began
+    tick_to        i8  ticks     of the batch: where the stay ended
+    step_from      i8  steps     of the span that ended before the segment
+    step_to        i8  steps     of the span that have ended with it
+    """
+)
+
+REQUEST = record(
+    """A request. What it waited for is booked when its state changes: marks are the clocks as it last was.
+
+    arrival        f8  s         when the engine sees it
+    think          f8  s         that its client takes from the answer before to this one
+    first          f8  s         its first token; NaN: none yet. So with the next two
+    done           f8  s         its end
+    admit          f8  s         first made a member of a batch
+    held           f8  s         in no batch, while its weights were in somewhere
+    load           f8  s         for weights
+    kv             f8  s         for KV memory; named as the column of requests.parquet, as are all eight waits
+    move           f8  s         for its KV to move, or away from it
+    turn           f8  s         for its turn in a step
+    solo           f8  s         in steps: what they take on a GPU of their own
+    slow           f8  s         in steps: what others on the GPU added
+    mark_at        f8  s         when it was last booked
+    mark_load      f8  s         clock_load then; in no batch, the model's seconds without weights
+    mark_kv        f8  s         clock_kv then
+    mark_stall     f8  s         clock_stall then
+    mark_solo      f8  s         clock_solo then
+    mark_wall      f8  s         clock_wall then
+    seq            i8  order     of Admit
+    length         i8  tokens    of prompt and output, when its last prefill ended or it last left the running members
+    joined_tick    i8  ticks     of its batch when it joined the running members
+    last_tick      i8  ticks     of its batch with which it finishes
+    model          i8  row       of MODEL
+    prompt         i8  tokens    of its prompt
+    cached         i8  tokens    of its prompt that a prefix cache has
+    output         i8  tokens    that it asks for
+    heir           i8  row       of REQUEST: which its client sends next
+    made           i8  tokens    of output that are made; those of decode steps once it leaves the running members
+    state          i8  code      FUTURE ... FAILED
+    batch          i8  row       of BATCH
+    blocks         i8  blocks    of KV that it has; those that decode steps take once it leaves the running members
+    prefilled      i8  tokens    of its prompt, and of what a recompute repeats, that are in its KV
+    piece          i8  tokens    that the step in flight prefills
+    prev           i8  row       of REQUEST: the one before it in its batch's list, or among those sent
+    next           i8  row       of REQUEST: the one behind it
+    next_piece     i8  row       of REQUEST: the next with a piece in the same step
+    heap_child     i8  row       of REQUEST: its first child in the heap
+    heap_next      i8  row       of REQUEST: its next sibling in the heap
+    heap_prev      i8  row       of REQUEST: its sibling before, or its parent if it is the first child
+    home           i8  row       of INST: the account that has its KV
+    pending        i8  code      P_*: what waits for the boundary of the step it is in
+    pending_arg    i8  row       of TRANSFER (P_MOVE) or ACTION (P_DISCARD)
+    pending_batch  i8  row       of BATCH: to which it will be admitted at that boundary
+    pending_seq    i8  order     of that Admit
+    preemptions    i8  count     of it so far
+    first_inst     i8  row       of INST: where its first prefill ended
+    last_inst      i8  row       of INST: where its latest prefill ended
+    joins_step     i8  steps     of its batch's lane that run before it can join
+    """
+)

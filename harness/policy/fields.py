@@ -1,0 +1,48 @@
+"""What a user may set of a system: each field states its default and its domain where it is declared.
+
+order: str = choice("moore-hodgson", "fcfs")    the first one is the default
+idle_s: float = number(45.0, 1, 600)            both ends belong to the range
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+from typing import Any, NamedTuple
+
+from harness.policy.types import Option
+
+DOMAIN = "domain"  # key of a dataclass field's metadata
+
+
+class Domain(NamedTuple):
+    """The values of a field: some choices, or a range of numbers; anything of the default's type where neither is."""
+
+    default: Any  # inspect.Parameter.empty where a value must be given
+    choices: tuple[Option, ...] = ()
+    least: float = -math.inf
+    most: float = math.inf
+
+    @property
+    def stated(self) -> bool:
+        """Whether the declaration says more than a type."""
+        return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
+
+
+def choice(default: Option, *others: Option) -> Any:
+    """Declare a field of a dataclass that takes one of these values."""
+    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (default, *others))})
+
+
+def number(default: float, least: float, most: float) -> Any:
+    """Declare a field of a dataclass that takes a number from `least` to `most`."""
+    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (), least, most)})
+
+
+def domains(make: type) -> dict[str, Domain]:
+    """The fields of a system's class, in order of declaration; a class that is no dataclass states types only."""
+    declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
+    stated = {one.name: one.metadata[DOMAIN] for one in declared if DOMAIN in one.metadata}
+    takes = inspect.signature(make).parameters
+    return {name: stated.get(name, Domain(one.default)) for name, one in takes.items() if name != "cluster"}

@@ -1,0 +1,163 @@
+"""A comparison in sentences: what a reader must know before the numbers, after them, and may ask next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.experiment import sweep
+from harness.experiment.lookup import cluster_of, models_of, trace_of
+from harness.experiment.run import jobs_of
+from harness.experiment.spec import as_dict
+from harness.experiment.sweep import Compared
+from harness.policy.types import Inst, Unsupported
+from harness.report import table
+from harness.report.commands import again, explain_command, short_path
+from harness.report.table import View
+from harness.rows import record
+from harness.rows.checked import checked, note
+from traces.realism import fit_of
+from workloads.build import closed, idle_to_swap, plan
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def headline(found: Compared, shown: View) -> Iterator[str]:
+    """What a reader must know before the numbers."""
+    spec = found.reference
+    trace, models = trace_of(spec.trace), models_of(spec.models)
+    forecast = plan(trace, models)
+    load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
+    if (loop := closed(trace)) is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(trace, models.streams))
+    seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
+    fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
+    if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {said}"
+    base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
+    plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
+    yield (
+        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
+        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'} · {fidelity} · "
+        f"SLO {found.judge.rule}{base} · {seeds}{plans}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in found.rates)
+    of = f", of {rates}" if len(found.rates) > 1 else ""
+    offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
+    yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+
+
+def _fit(fit: str | None) -> str:
+    """How near a synthetic trace comes to what it is fitted to, where that was measured."""
+    return f", fit {fit}" if fit else ""
+
+
+def _gaps(found: Compared, shown: View) -> str:
+    """The ratio that says whether models idle long enough to be swapped."""
+    spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
+    cluster = cluster_of(spec)
+    try:
+        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
+    except Unsupported:  # an engine without a cost table
+        return ""
+    ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
+    return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
+
+
+def _name(text: str) -> str:
+    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
+
+
+def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
+    """What stands under the table: who is not in it, what qualifies it, and what it says."""
+    yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    yield from _refused(found, shown)
+    if shown.undefined_tpot:
+        yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
+    yield from table.caps(found.table, as_dict(found.reference))
+    copy = next((row.label for row in shown.rows if row.label.endswith(sweep.AA)), None)
+    for line in (
+        table.verdict(found.table, shown, rule, sweep.LEVEL),
+        table.why(found.table, shown, rule, sweep.LEVEL),
+        copy and table.same(found.table, copy.removesuffix(sweep.AA), copy, shown.rate_scale, rule),
+    ):
+        if line:
+            yield line
+
+
+def failures(failed: Mapping[str, str]) -> list[str]:
+    """One line a system that left a comparison: what its policy did."""
+    return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def _gone(rows: pa.Table, column: str) -> list[str]:
+    """One line a label that is infeasible or skipped, with its reason."""
+    pairs = zip(rows.column("label").to_pylist(), rows.column(column).to_pylist(), strict=True)
+    return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
+def _refused(found: Compared, shown: View) -> list[str]:
+    """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
+    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
+    for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
+        if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
+            runs[label][run] = None
+    lines = []
+    for label, names in runs.items():
+        every = [record.meta(found.folder.parent / name) for name in names]
+        if hit := [about for about in every if about["refused"]]:
+            count = sum(about["refused"] for about in hit)
+            of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
+            what = "1 action refused:" if count == 1 else f"{count} actions refused{of}, the first:"
+            lines.append(f"{label}: {what} {hit[0]['first_refused']}")
+    return lines
+
+
+def next_command(found: Compared, shown: View, rule: str, words: Iterable[str]) -> str:
+    """What to ask now: why the one that misses most misses."""
+    missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
+    if not missing and any(row.infeasible for row in shown.rows):
+        return again(words, "--gpus", str(2 * shown.gpus))
+    if not missing and found.reference.scaling == "none":
+        return f"bench plot {short_path(found.folder)}"
+    if not missing:
+        more = again(words, "--rate-scale", f"{2 * max(found.rates):g}")
+        return more if len(found.rates) == 1 else f"bench plot {short_path(found.folder)}"
+    worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
+    frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
+    own = ["--definition", rule] * (rule != found.judge.definition)
+    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.judge, *own, "--misses")
+
+
+def facts(found: Compared, rule: str) -> dict[str, Any]:
+    """Facts of a comparison for other programs."""
+    trace = trace_of(found.reference.trace)
+    return {
+        "trace": trace.name,
+        "tier": trace.tier,
+        "fit": fit_of(trace, models_of(found.reference.models).streams),
+        "models": found.reference.models,
+        "gpu": found.reference.gpu,
+        "engine": found.reference.engine,
+        "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
+        "host": found.reference.host,
+        "checked": checked(found.reference.gpu, found.reference.host),
+        "scaling": found.reference.scaling,
+        "plan_origin": found.reference.plan,
+        "slo": found.judge.rule,
+        "slo_s": found.judge.seconds,
+        "definition": rule,
+        "rates": found.rates,
+        "seeds": found.seeds,
+        "folder": str(found.folder),
+        "infeasible": _gone(found.table, "infeasible"),
+        "skipped": _gone(found.table, "skipped"),
+        "failed": failures(found.failed),
+        "caps": table.caps(found.table, as_dict(found.reference)),
+    }
