@@ -17,7 +17,7 @@ from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served
-from harness.engines.sim import state
+from harness.engines.sim import kernel, records, state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import peek
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
@@ -357,6 +357,34 @@ def test_models_that_share_a_gpu_share_it_equally() -> None:
     S, rho, n, models = 0.5, 0.5, 20_000, 60
     got = latency(one(S, rho / S, n, models=models))
     assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
+def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: float) -> None:
+    """Two lanes on GPUs of their own, of which the first demands a part of the other's compute as well."""
+    w = one(0.5, 1.0, 2, models=2)
+    sim = Sim(replace(w.config, gpus=2), {}, w.machine)
+    for m, g in (("m0", 0), ("m1", 1)):
+        b = Batch(Inst(m, (g,)))
+        for action in (Load(b.inst), Run(b), Admit(m, b)):
+            sim.do(action)
+    assert [sim.S.demands["gpu"][sim.S.lanes["demand"][lane]] for lane in range(4)] == [0, 0, 1, 1]
+    more = np.zeros(len(sim.S.demands) + 1, records.DEMAND)
+    more[:-1] = sim.S.demands
+    more[-1] = part, 0.0, 1, -1
+    more["next"][sim.S.lanes["demand"][0]] = len(more) - 1
+    sim.S.put(demands=more)
+    kernel.tie(sim.S.at, 0, 1)
+    zero, two = np.zeros(2), np.arange(2, dtype=np.int32)
+    sim.begin(replace(w.jobs, arrival_s=zero, model=two), HEARD, oracle=False)
+    while sim.poll(math.inf) is not None:
+        pass
+    # GPU 1 is used up where both go at 1 / (1 + part): the first lane's own GPU has room left
+    end_s = 0.5 * (1 + part)
+    assert sim.S.requests["done"].tolist() == pytest.approx([end_s, end_s])
+    gpus = sim.S.gpus
+    assert gpus["flop_s"][:2].tolist() == pytest.approx([0.5, 0.5 * (1 + part)])
+    assert gpus["busy_s"][:2].tolist() == pytest.approx([end_s, end_s])
 
 
 def test_littles_law() -> None:

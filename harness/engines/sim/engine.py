@@ -238,8 +238,8 @@ class Sim:
             i["kin"] = kin[0]
             I[kin[-2:][0]]["kin"] = row
         S.put(insts=I)
-        if not host:
-            kernel.merge_pools(S.at, row)
+        for g in gpus[1:]:
+            kernel.tie(S.at, gpus[0], g)
         self._weights = S.insts.view(np.ndarray)["state"]
         self._inst[inst] = row
         self._insts.append(inst)
@@ -269,7 +269,14 @@ class Sim:
         b["ends"] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
         N["end"][-2:] = math.inf
-        S.put(batches=B, lanes=N)
+        first, places = len(S.demands), self._places[i]
+        D = more(S.demands, 2 * len(places))
+        for slot in (0, 1):
+            k = first + slot * len(places)
+            N["demand"][slot - 2] = k if places else -1
+            D["gpu"][k : k + len(places)] = places
+            D["next"][k : k + len(places)] = [*range(k + 1, k + len(places)), -1][: len(places)]
+        S.put(batches=B, lanes=N, demands=D)
         self._batch[batch] = row
         self._batches.append(batch)
         return row

@@ -58,13 +58,14 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "models": records.MODEL,
     "batches": records.BATCH,
     "lanes": records.LANE,
+    "demands": records.DEMAND,
     "requests": records.REQUEST,
     "events": records.EVENT,
     "transfers": records.TRANSFER,
     "actions": records.ACTION,
     "log": records.LOG,
 }
-gpu_at, link_at, inst_at, model_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
+gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at = (
     rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(records.WORLD)
