@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.engines.shapes import weight_bytes
 from harness.experiment.run import trace_of
-from harness.policy.types import GIB, Jobs, UserError
+from harness.policy.types import GIB, Jobs, Prefix, UserError
 from traces.load import trace as load
 from workloads import fitted, slo
 from workloads.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
@@ -43,6 +43,7 @@ class Rows:
     name: str = "drawn"
     maker: str | None = None
     ordered: bool = False
+    prefix: Prefix | None = None
 
     def where(self, row: int) -> str:
         return f"drawn:{row}"
