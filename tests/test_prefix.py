@@ -16,6 +16,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.engines.shapes import kv_token_bytes
+from harness.experiment.run import config_of, jobs_of, resolve
+from harness.experiment.spec import Spec
+from harness.experiment.sweep import base_specs
 from harness.policy.types import GIB, Jobs, Prefix, UserError
 from tests.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
@@ -339,3 +342,27 @@ def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) ->
     found = np.array(lru_tokens(prefix, prompt, conversation.output_tokens, blocks))
     assert (found <= seen_tokens(prefix, prompt)).all()
     assert int(found.sum()) == 6_362_656  # of 144,793,823: it holds 34 prompts, or what comes in 10 s
+
+
+# ---------------------------------------------------------------- requests of any length
+
+
+def test_what_is_served_is_what_the_model_can_and_the_trace_needs(traces_dir: Path) -> None:
+    assert traces_dir
+    spec = Spec("static", trace="mooncake-conversation", models="llama-3.1-8b", gpus=1)
+    assert [m.shape.max_tokens for m in config_of(spec).models] == [131072]  # for 126,527
+    assert len(jobs_of(resolve(replace(spec, warmup_s=0.0)))) == 12031
+    arena = Spec("static", trace="arena-chat", models="llama-3.1-8b*2,phi-2")
+    assert [m.shape.max_tokens for m in config_of(arena).models] == [2048] * 3  # for 1,657
+    assert [m.shape.max_tokens for m in config_of(replace(arena, served=8192)).models] == [8192, 8192, 2048]
+    for short, says in (
+        (replace(spec, models="qwen-2.5-7b"), "exceed the 32768 of .* such rows; bench trace convert --max-tokens"),
+        (replace(spec, served=8192), r"exceed the 8192 of .*\(5570 such rows; --served raises it, to 131072 at most"),
+    ):
+        with pytest.raises(UserError, match=says):
+            jobs_of(resolve(short))
+
+
+def test_slo_bases_serve_what_the_run_serves() -> None:
+    assert {spec.served for spec in base_specs(Spec("static", served=4096))} == {4096}
+    assert {spec.served for spec in base_specs(Spec("static"))} == {None}

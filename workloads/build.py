@@ -22,7 +22,7 @@ from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces.prefix import numbered, picked
 from workloads import fitted
 from workloads.arrivals import positive, rng
-from workloads.models import ModelSet
+from workloads.models import ModelSet, shape
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -276,7 +276,9 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
     if len(long):
         i = int(long[0])
         way = "bench trace convert --max-tokens drops them"
-        if trace.maker is not None or "/" in trace.name:  # of a generator or a family
+        if most[i] < (can := shape(models.members[model[i]].shape.name).max_tokens):
+            way = f"--served raises it, to {can} at most"
+        elif trace.maker is not None or "/" in trace.name:  # of a generator or a family
             way = _shorter(trace, models)
         raise UserError(
             f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "

@@ -191,16 +191,10 @@ def config_of(spec: Spec) -> machine.Config:
     """What engines are told of a spec."""
     from workloads.build import plan
 
-    trace, models = trace_of(spec.trace), models_of(spec.models)
+    trace, models = trace_of(spec.trace), served_of(spec)
     slo = {model: pair for model, *pair in spec.slo_s}
-    longest = longest_tokens(trace)
     return machine.Config(
-        models=tuple(
-            machine.Served(
-                m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
-            )
-            for m in models.members
-        ),
+        models=tuple(machine.Served(m.name, m.shape, m.tp, *slo.get(m.name, ())) for m in models.members),
         gpu=spec.gpu,
         gpus=spec.gpus,
         node_gpus=spec.node_gpus,
@@ -252,8 +246,14 @@ def cluster_of(spec: Spec) -> Cluster:
     return engine_of(spec).cluster
 
 
+def served_of(spec: Spec) -> ModelSet:
+    """The models of a spec with the longest prompt + output that each serves: what it can, and the trace needs."""
+    most = longest_tokens(trace_of(spec.trace)) if spec.served is None else spec.served
+    return models_of(spec.models).serving(most)
+
+
 def longest_tokens(trace: Trace) -> int:
-    """The longest prompt + output that is served: the trace's, up to a power of two, as an operator would set it."""
+    """The longest prompt + output that a trace needs, up to a power of two, as an operator would set it."""
     longest = int((trace.prompt_tokens + trace.output_tokens).max())
     if trace.maker is not None:  # other seeds draw other rows
         from workloads import fitted
@@ -530,7 +530,7 @@ def jobs_of(spec: Spec) -> Jobs:
     from workloads.base import base
     from workloads.build import build
 
-    trace, models = trace_of(spec.trace), models_of(spec.models)
+    trace, models = trace_of(spec.trace), served_of(spec)
     if spec.workload == "base":
         return base(trace, models, spec.seed)
     jobs = build(

@@ -302,8 +302,8 @@ def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
 def base_specs(spec: Spec) -> list[Spec]:
     """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
     one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
-               host=spec.host, table=spec.table, process_bytes=spec.process_bytes, workload="base", slo="",
-               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+               served=spec.served, host=spec.host, table=spec.table, process_bytes=spec.process_bytes, workload="base",
+               slo="", **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(one, seed=seed) for seed in TUNING_SEEDS]
 
 

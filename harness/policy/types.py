@@ -132,7 +132,7 @@ class Shape(NamedTuple):
     vocab: int
     gated: bool  # three FFN matrices, not two
     tied: bool  # LM head shares the embedding
-    max_tokens: int  # longest prompt + output served
+    max_tokens: int  # longest prompt + output: what the checkpoint can, or less where less is served
     sampled: bool = False  # the checkpoint's own defaults set top-p or top-k
 
 
