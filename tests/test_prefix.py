@@ -329,7 +329,7 @@ def test_nothing_stands_in_for_mooncakes(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
     if present("mooncake-conversation") is not None:
         pytest.skip("traces/data/ holds the real one")
-    with pytest.raises(UserError, match="is not here, and nothing stands in for it: put conversation_trace.jsonl"):
+    with pytest.raises(UserError, match="is not here, and nothing stands in for it: put conversation_trace"):
         trace("mooncake-conversation")
 
 
