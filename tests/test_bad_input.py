@@ -99,7 +99,7 @@ def table(**columns: object) -> pa.Table:
         ({"arrival_s": [-1.0, 0.0]}, "arrival_s"),
         ({"output_tokens": [5, 0]}, "output_tokens"),
         ({"prompt_tokens": [0, 5]}, "prompt_tokens"),
-        ({"prompt_tokens": [3, 100_000]}, "exceed"),
+        ({"prompt_tokens": [3, 200_000]}, "exceed"),
         ({"request_id": [7, 7]}, "request_id"),
         ({"arrival_s": [0.0, 3.0]}, "span_s"),
     ],

@@ -279,7 +279,9 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
     assert first.startswith("arena-chat is not here")
     assert "synthetic" in first
     assert "traces/data" in first
-    assert "not here (arena-like stands in)" in ok("list", "traces")
+    listed = ok("list", "traces")
+    assert "arena-chat is not here (arena-like stands in)" in listed
+    assert "mooncake-conversation is not here (nothing stands in)" in listed
 
 
 # ------------------------------------------------------------------ run, explain, list, trace, new

@@ -97,6 +97,32 @@ def test_tensor_parallel_parts_hold_the_whole(name: str, tp: int) -> None:
     assert tp * kv_token_bytes(shape, tp) == copies * kv_token_bytes(shape)
 
 
-def test_served_context_is_capped_by_the_checkpoint() -> None:
-    assert shapes()["llama-3.1-8b"].max_tokens == 8192
-    assert shapes()["phi-2"].max_tokens == 2048
+# max_position_embeddings of each checkpoint's config.json: prompt + output that it can take.
+CONTEXT = {
+    "llama-3.1-8b": ("meta-llama/Llama-3.1-8B-Instruct", 131072),
+    "llama-3.2-3b": ("meta-llama/Llama-3.2-3B-Instruct", 131072),
+    "llama-3.2-1b": ("meta-llama/Llama-3.2-1B-Instruct", 131072),
+    "llama-3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", 131072),
+    "llama-2-7b": ("meta-llama/Llama-2-7b-hf", 4096),
+    "llama-2-13b": ("meta-llama/Llama-2-13b-hf", 4096),
+    "mistral-7b": ("mistralai/Mistral-7B-Instruct-v0.2", 32768),
+    "nemo-12b": ("mistralai/Mistral-Nemo-Instruct-2407", 131072),
+    "yi-1.5-9b": ("01-ai/Yi-1.5-9B-Chat", 4096),
+    "phi-3-mini": ("microsoft/Phi-3-mini-4k-instruct", 4096),
+    "phi-2": ("microsoft/phi-2", 2048),
+    "phi-1.5": ("microsoft/phi-1_5", 2048),
+    "powerlm-3b": ("ibm-research/PowerLM-3b", 4096),
+    "olmo-1b": ("allenai/OLMo-1B-hf", 2048),
+    "starcoder2-3b": ("bigcode/starcoder2-3b", 16384),
+    "gemma-2b": ("google/gemma-2b", 8192),
+    "gemma-2-2b": ("google/gemma-2-2b", 8192),
+    "qwen-2.5-7b": ("Qwen/Qwen2.5-7B-Instruct", 32768),
+    "qwen-2.5-14b": ("Qwen/Qwen2.5-14B-Instruct", 32768),
+    "qwen-2.5-32b": ("Qwen/Qwen2.5-32B-Instruct", 32768),
+    "qwen-3-32b": ("Qwen/Qwen3-32B", 40960),
+    "yi-34b": ("01-ai/Yi-34B-Chat", 4096),
+}
+
+
+def test_a_model_serves_at_most_what_its_checkpoint_can() -> None:
+    assert {name: (CONTEXT[name][0], one.max_tokens) for name, one in shapes().items()} == CONTEXT

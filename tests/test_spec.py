@@ -31,6 +31,7 @@ SPECS = st.builds(
     ),
     watermark=st.floats(0, 1),
     token_times=st.booleans(),
+    served=st.none() | st.integers(2, 2**20),
 )
 
 
@@ -58,6 +59,11 @@ def test_equal_values_hash_alike_however_they_are_written() -> None:
     two = Spec("static", rate_scale=1.0, fields=(("a", 2), ("b", 1)), slo_s=(("x", 3.0, 4.0), ("y", 1.0, 2.0)))
     assert canonical(one) == canonical(two)
     assert '"rate_scale":1.0' in canonical(one)
+
+
+def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
+    assert "served" not in as_dict(Spec("static"))
+    assert as_dict(Spec("static", served=8192))["served"] == 8192
 
 
 def test_the_text_has_no_spaces_and_sorted_keys() -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.experiment.lookup import trace_of
-from harness.policy.types import GIB, Jobs, UserError
+from harness.policy.types import GIB, Jobs, Prefix, UserError
 from traces import synthetic
 from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from traces.load import trace as load
@@ -44,6 +44,7 @@ class Rows:
     name: str = "drawn"
     maker: str | None = None
     ordered: bool = False
+    prefix: Prefix | None = None
 
     def where(self, row: int) -> str:
         return f"drawn:{row}"
@@ -245,9 +246,19 @@ def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
 
 def test_a_request_longer_than_its_model_serves_is_named() -> None:
     rows = drawn(30)
-    rows.prompt_tokens[17] = 9000
-    with pytest.raises(UserError, match=r"drawn:17: 9000 prompt \+ 13 output tokens exceed the 8192 of m\d"):
+    rows.prompt_tokens[17] = 200_000
+    says = r"drawn:17: 200000 prompt \+ 13 output tokens exceed the {} of m\d \(1 such rows; {}\)"
+    with pytest.raises(UserError, match=says.format(131072, "bench trace convert --max-tokens drops them")):
         build(rows, fixed())
+    with pytest.raises(UserError, match=says.format(8192, "--served raises it, to 131072 at most")):
+        build(rows, fixed().serving(8192))
+
+
+def test_a_set_serves_what_each_model_can() -> None:
+    mixed = model_set("llama-3.1-8b,phi-2,qwen-3-32b")
+    assert [one.shape.max_tokens for one in mixed.members] == [131072, 2048, 40960]
+    assert [one.shape.max_tokens for one in mixed.serving(32768).members] == [32768, 2048, 32768]
+    assert mixed.serving(1 << 20) == mixed
 
 
 def test_streams_of_a_set() -> None:

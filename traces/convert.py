@@ -1,13 +1,15 @@
 """Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
 
-Read are CSV (also .gz), Parquet, and pickled lists of records (see `unpickle`). A million rows take about a second.
+Read are CSV (also .gz), Parquet, JSON lines, and pickled lists of records (see `unpickle`). A million rows take about a
+second, of JSON a few.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -59,6 +61,7 @@ def convert(
     sort: bool = False,
     trust_times: bool = False,
     jitter_seed: int = 0,
+    block_tokens: int | None = None,
 ) -> pa.Table:
     """Convert a file to a canonical table; `columns` maps canonical names to the file's own.
 
@@ -66,7 +69,8 @@ def convert(
     column is taken where it is named. Dates, and seconds since an epoch, are counted from the first row.
     Whole-second stamps are spread inside their second by a seeded draw, flagged in the metadata. Rows without tokens
     are an error or dropped, those over `max_tokens` are dropped, either counted in the metadata.
-    `span_s` is the period of circular replay; by default the last stamp plus one mean gap.
+    `span_s` is the period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size
+    of the blocks of prefix_hashes, where there are any.
     UserError names file, row, column and value.
     """
     if model is not None and "model" in columns:
@@ -76,6 +80,8 @@ def convert(
         raise UserError(f'{path}: name the column of "{missing}" ({HELP})')
     if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
         raise UserError(f'no canonical column "{unknown}"{_meant(unknown, schema.COLUMNS)}')
+    if (block_tokens is None) is ("prefix_hashes" in columns):
+        raise UserError("prefix_hashes and the tokens of their blocks (--block-tokens) are given together")
     if time_unit not in get_args(TimeUnit):
         raise UserError(f'no time unit "{time_unit}" ({", ".join(get_args(TimeUnit))})')
     if tier not in schema.TIERS:
@@ -131,6 +137,8 @@ def convert(
         "dropped_long": len(keep) - dropped_empty - len(order),
         "time_scale": 1.0,
     }
+    if block_tokens is not None:
+        meta["block_tokens"] = block_tokens
     return schema.table(out, meta)
 
 
@@ -149,6 +157,27 @@ def arena(path: Path) -> pa.Table:
     VTC's authors lost the original and re-sampled it; Prism ships the same file.
     """
     return convert(path, ARENA, name="arena-chat", licence="Apache-2.0", span_s=600.0)
+
+
+MOONCAKE = {
+    "arrival_s": "timestamp",
+    "prompt_tokens": "input_length",
+    "output_tokens": "output_length",
+    "prefix_hashes": "hash_ids",
+}
+MOONCAKE_TOKENS = 512  # a block's
+
+
+def mooncake(path: Path) -> pa.Table:
+    """Convert a released Mooncake trace, NAME_trace.jsonl: one stream with the ids of its blocks of 512 tokens.
+
+    Stamps are as released: those of the conversations come in bunches of about ten, every 3 s.
+    """
+    stream = path.stem.removesuffix("_trace")
+    return convert(
+        path, MOONCAKE, time_unit="ms", model=stream, name=f"mooncake-{stream}", licence="Apache-2.0",
+        tier="synthetic" if stream == "synthetic" else "replayed", block_tokens=MOONCAKE_TOKENS,
+    )  # fmt: skip
 
 
 AEGAEON = {
@@ -248,6 +277,8 @@ def _read(path: Path, columns: Mapping[str, str]) -> Source:
         return _parquet(path, wanted)
     if suffixes[-1:] in ([".pkl"], [".pickle"]):
         return _pickle(path, wanted)
+    if suffixes[-1:] in ([".jsonl"], [".ndjson"]):
+        return _jsonl(path, wanted)
     return _csv(path, wanted)
 
 
@@ -293,19 +324,50 @@ def _parquet(path: Path, wanted: list[str]) -> Source:
     return _typed(path, {name: rows[name].combine_chunks() for name in wanted})
 
 
+def _jsonl(path: Path, wanted: list[str]) -> Source:
+    """Read one JSON object a line."""
+    rows: list[dict[str, Any]] = []
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, 1):
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise UserError(f"{path}:{number}: not a JSON object")
+                rows.append(row)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable: {error}") from None
+    except ValueError as error:
+        raise UserError(f"{path}:{len(rows) + 1}: not JSON: {error}") from None
+    if not rows:
+        raise UserError(f"{path}: no rows")
+    return _typed(path, _columns(path, rows, wanted))
+
+
 def _pickle(path: Path, wanted: list[str]) -> Source:
     records = unpickle(path, PICKLED)
     if not isinstance(records, list) or not records:
         raise UserError(f"{path}: holds no list of records")
     rows = [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in records]
+    return _typed(path, _columns(path, rows, wanted))
+
+
+def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:
+    """Turn records into columns; one that a record lacks is empty there."""
     _has(path, wanted, list(rows[0]))
     found = {}
     for name in wanted:
         try:
-            found[name] = pa.array([row.get(name) for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            found[name] = _inferred([row.get(name) for row in rows])
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
             raise UserError(f'{path}: column "{name}": {str(error).splitlines()[0]}') from None
-    return _typed(path, found)
+    return found
+
+
+def _inferred(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except OverflowError:  # hashes of 64 bits
+        return pa.array(values, pa.list_(pa.uint64()))
 
 
 def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:

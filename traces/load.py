@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.policy.types import UserError
-from traces import checks, convert, schema, synthetic
+from harness.policy.types import Prefix, UserError
+from traces import checks, convert, prefix, schema, synthetic
 
 HERE = Path(__file__).parent
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
@@ -45,6 +45,7 @@ class Trace:
     prompt_tokens: I4
     output_tokens: I4
     tenant: I4 | None  # the client, where known
+    prefix: Prefix | None  # what prompts have in common, where known; an id is of one stream
     src_row: NDArray[np.int64]  # line of the source
     source: str  # file, for messages
     maker: str | None  # generator that draws it anew for each seed
@@ -99,6 +100,8 @@ def trace(name: str) -> Trace:
     if "drawn" in entry or plus:
         return _noted(of_table(synthetic.table(name), name), entry)
     if (found := present(name)) is None:
+        if "fallback" not in entry:
+            raise UserError(f"trace {name} is not here, and nothing stands in for it: {entry['fetch']}")
         fit = trace(entry["fallback"])
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
@@ -247,6 +250,10 @@ def of_table(rows: pa.Table, source: str) -> Trace:
     arrays: dict[str, NDArray[Any]] = {"arrival_s": arrival_s, "model": model, **lengths, "span_s": np.array([span_s])}
     if tenant is not None:
         arrays["tenant"] = tenant
+    shared = None
+    if "prefix_hashes" in rows.column_names:
+        shared = prefix.read(rows["prefix_hashes"], meta.get("block_tokens"), model, lengths["prompt_tokens"], where)
+        arrays |= {"block_tokens": np.array([shared.block_tokens]), "blocks": shared.offsets, "ids": shared.ids}
     return Trace(
         name=str(meta.get("name") or Path(source).stem),
         tier=str(meta.get("tier", "replayed")),
@@ -260,6 +267,7 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         prompt_tokens=lengths["prompt_tokens"],
         output_tokens=lengths["output_tokens"],
         tenant=tenant,
+        prefix=shared,
         src_row=np.asarray(given, np.int64),
         source=source,
         maker=meta.get("maker"),

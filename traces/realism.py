@@ -180,6 +180,7 @@ def _windows(draw: Trace, target: Target) -> Iterator[Trace]:
                 output_tokens=draw.output_tokens[here],
                 src_row=draw.src_row[here],
                 tenant=None,
+                prefix=None,
             )
 
 

@@ -1,7 +1,7 @@
 """The canonical table: one row a request, sorted by arrival; nullable columns only where a source has them.
 
 Schema metadata (JSON values): name, tier, licence, source_sha256, span_s, timestamp_resolution_s, length_origin,
-seed, time_scale, block_size, what a converter dropped, whether streams are `ordered`, and of synthetic ones maker and
+seed, time_scale, block_tokens, what a converter dropped, whether streams are `ordered`, and of synthetic ones maker and
 fit. Rows are hashed by content, so a new Parquet writer changes no identity.
 """
 
@@ -37,7 +37,7 @@ OPTIONAL = {
     "turn": pa.uint16(),
     "parent_id": pa.uint64(),  # closed loop: sent `think_s` after this one ended
     "think_s": pa.float32(),
-    "prefix_hashes": pa.list_(pa.uint64()),  # blocks of `block_size` tokens (metadata)
+    "prefix_hashes": pa.list_(pa.uint64()),  # of blocks of `block_tokens` tokens (metadata), each with all before it
     "shared_prefix_tokens": pa.uint32(),  # where only counts survive
     "kind": NAMES,  # chat, api, code, agent, reason, image
     "status": NAMES,

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traces.load import Trace
+from traces.prefix import seen_tokens
 
 F8 = NDArray[np.float64]
 
@@ -15,6 +16,7 @@ IDLE_S = 10.0  # the shortest gap that counts as idle (Prism)
 ACTIVE_S = 120.0  # a model is active for so long after a request (Prism)
 MINUTE_S = 60.0
 BOTTOM = 0.6  # of the models, the least popular
+LONG_TOKENS = 8192  # what Llama 3 served at first
 
 
 def stats(trace: Trace) -> dict[str, Any]:
@@ -29,6 +31,9 @@ def stats(trace: Trace) -> dict[str, Any]:
     idle_per_hour     quartiles over models of the number of such gaps an hour
     active_fraction   of the models, those with a request in the past 2 minutes: mean over whole seconds t < span
     switches_per_hour changes of the set of active models between those seconds, as an hourly rate
+    over_8192_share   of the requests, those of more than 8,192 tokens, prompt and output
+    block_tokens      of the blocks whose ids the trace has; none: it has no ids
+    hit_share         of the prompt tokens, those that a prefix cache without limit finds, in whole blocks
     Standard deviations are of the population (ddof 0).
     """
     n, span_s = len(trace), trace.span_s
@@ -56,9 +61,18 @@ def stats(trace: Trace) -> dict[str, Any]:
         "switches_per_hour": float(np.any(active[:, 1:] != active[:, :-1], axis=0).sum() * 3600 / span_s),
         "prompt_tokens": _lengths(trace.prompt_tokens),
         "output_tokens": _lengths(trace.output_tokens),
+        "over_8192_share": float((trace.prompt_tokens.astype(np.int64) + trace.output_tokens > LONG_TOKENS).mean()),
+        "block_tokens": None if trace.prefix is None else trace.prefix.block_tokens,
+        "hit_share": _hit_share(trace),
         "one_token_outputs": int((trace.output_tokens == 1).sum()),
         "counts": {name: int(counts[i]) for i, name in enumerate(trace.models)},
     }
+
+
+def _hit_share(trace: Trace) -> float | None:
+    if trace.prefix is None:
+        return None
+    return float(seen_tokens(trace.prefix, trace.prompt_tokens).sum() / trace.prompt_tokens.sum(dtype=np.int64))
 
 
 def _minutes(times: F8, span_s: float) -> NDArray[np.int64]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from harness.policy.types import Jobs
+from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
+from traces.prefix import picked
 from workloads.build import Rows, build, closed
 from workloads.models import ModelSet
 
@@ -17,7 +19,8 @@ def base(trace: Rows, models: ModelSet, seed: int) -> Jobs:
     """Jobs at rate scale 1 without SLOs: the replayed trace; of models below `RARE`, `DRAWN` Poisson arrivals instead.
 
     These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
-    the trace that the model can serve. They last as long as it takes. A closed loop is measured as it is.
+    the trace that the model can serve. They last as long as it takes, and share no blocks of their prompts. A closed
+    loop is measured as it is.
     """
     jobs = build(trace, models, seed=seed)
     if closed(trace) is not None:
@@ -48,4 +51,12 @@ def base(trace: Rows, models: ModelSet, seed: int) -> Jobs:
         np.concatenate(output)[order],
         none,
         none,
+        prefix=jobs.prefix and _behind(jobs.prefix, np.flatnonzero(keep), order),
     )
+
+
+def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
+    """The blocks of the rows kept, then rows without any, in this order."""
+    found = picked(prefix, kept)
+    drawn = np.full(len(order) - len(kept), found.offsets[-1])
+    return picked(found._replace(offsets=np.append(found.offsets, drawn)), order)

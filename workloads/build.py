@@ -2,6 +2,10 @@
 
 A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ; a window
 of the trace's own span holds every row once, and the seconds before it wrap around to t < 0.
+
+A prompt shares blocks with prompts of its own model, copy and pass through the trace, and with no others: copies and
+repetitions stand for other users of the same kind, so that a higher rate or a longer window brings no hits that the
+trace does not have. Clients that are turned apart may share in another order than theirs in the trace.
 """
 
 from __future__ import annotations
@@ -14,10 +18,11 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.policy.types import Jobs, Plan, UserError
+from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
 from traces.arrivals import positive, rng
-from workloads.models import ModelSet
+from traces.prefix import numbered, picked
+from workloads.models import ModelSet, shape
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -67,6 +72,10 @@ class Rows(Protocol):
     def tenant(self) -> I4 | None:
         """The client of each request, where known."""
 
+    @property
+    def prefix(self) -> Prefix | None:
+        """What prompts have in common, where known."""
+
     def where(self, row: int) -> str:
         """`file:row` of a request, for messages."""
 
@@ -107,7 +116,7 @@ def build(
     rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0)
     if scaling == "clients" and rows.tenant is None:
         raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
-    when, row = _copies(rows, rate_scale, scaling, seed, trace.span_s)
+    when, row, copy, lap = _copies(rows, rate_scale, scaling, seed, trace.span_s)
     span_s = trace.span_s
     if scaling == "time":
         when, span_s = when / rate_scale, span_s / rate_scale
@@ -118,9 +127,10 @@ def build(
         warmup_s = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s))
     if not 0 <= warmup_s < np.inf:
         raise UserError(f"warm-up is {warmup_s} s, not 0 or more")
-    when, image = _unroll(when, span_s, -warmup_s, window_s)
+    when, image, period = _unroll(when, span_s, -warmup_s, window_s)
     order = np.argsort(when, kind="stable")
-    row = row[image[order]]
+    image = image[order]
+    row = row[image]
     model = rows.model[row]
     return Jobs(
         models.names,
@@ -130,6 +140,7 @@ def build(
         rows.output_tokens[row],
         ttft_slo_s[model],
         tpot_slo_s[model],
+        prefix=_shared(rows.prefix, row, model, copy[image], lap[image] + period[order]),
     )
 
 
@@ -252,6 +263,8 @@ class _Rows(NamedTuple):
     prompt_tokens: I4
     output_tokens: I4
     tenant: I4 | None
+    prefix: Prefix | None
+    lap: I8  # -1 where a model's shift put the row past the end, to the start of the circle
 
 
 def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: str | None = None) -> _Rows:
@@ -259,10 +272,10 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
 
     A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own.
     """
-    streams, tenant = _streams(trace, models, seed), trace.tenant
+    streams, tenant, prefix = _streams(trace, models, seed), trace.tenant, trace.prefix
     source: Rows | synthetic.Drawn = trace
     if trace.maker is not None:
-        source, tenant = synthetic.draw(maker or trace.maker, seed), None
+        source, tenant, prefix = synthetic.draw(maker or trace.maker, seed), None, None
     row, model = _served(streams, source)
     prompt, output = source.prompt_tokens[row], source.output_tokens[row]
     most = np.array([one.shape.max_tokens for one in models.members])[model]
@@ -270,19 +283,34 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
     if len(long):
         i = int(long[0])
         way = "bench trace convert --max-tokens drops them"
-        if trace.maker is not None or "/" in trace.name:  # of a generator or a family
+        if most[i] < (can := shape(models.members[model[i]].shape.name).max_tokens):
+            way = f"--served raises it, to {can} at most"
+        elif trace.maker is not None or "/" in trace.name:  # of a generator or a family
             way = _shorter(trace, models)
         raise UserError(
             f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
             f"output tokens exceed the {most[i]} of {models.names[model[i]]} ({len(long)} such rows; {way})"
         )
     when = source.arrival_s[row]
+    lap = np.zeros(len(row), np.int64)
     for i, one in enumerate(models.members):
         if one.shift_s:
             mine = model == i
+            lap[mine] = -((when[mine] + one.shift_s * time_scale) // trace.span_s).clip(0)
             when[mine] = synthetic.shifted(when[mine], one.shift_s * time_scale, trace.span_s)
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
-    return _Rows(when, model, turn, prompt, output, None if tenant is None else tenant[row])
+    return _Rows(
+        when, model, turn, prompt, output, None if tenant is None else tenant[row], prefix and picked(prefix, row), lap
+    )
+
+
+def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
+    """The blocks of rows, numbered anew from 0 for each model, copy and lap apart."""
+    if prefix is None:
+        return None
+    found = picked(prefix, row)
+    apart = np.repeat(numbered(model, copy, lap), np.diff(found.offsets))
+    return found._replace(ids=numbered(apart, found.ids))
 
 
 def _shorter(trace: Rows, models: ModelSet) -> str:
@@ -291,14 +319,17 @@ def _shorter(trace: Rows, models: ModelSet) -> str:
     return f"--trace {name}+max_tokens={least} cuts them"
 
 
-def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8]:
-    """Turn copies of the rows around the circle: stamps in [0, span_s) and the row of each."""
+def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8, I8, I8]:
+    """Turn copies of the rows around the circle: stamps in [0, span_s), and the row, the copy and the lap of each.
+
+    Those that were turned past the end, to the start of the circle, are in the lap before.
+    """
     unit, turn = rows.model, rows.turn  # what is thinned, and what turns, as a whole
     if scaling == "clients" and rows.tenant is not None:
         pair = rows.model * (rows.tenant.max(initial=0) + 1).astype(np.int64) + rows.tenant
         unit = turn = np.unique(pair, return_inverse=True)[1].astype(np.int32)
     scale = 1.0 if scaling == "time" else rate_scale
-    parts: list[tuple[F8, I8]] = []
+    parts: list[tuple[F8, I8, I8, I8]] = []
     for copy in range(max(1, math.ceil(scale - ROUNDING))):
         share, keep = scale - copy, np.arange(len(unit))
         if share < 1 - ROUNDING:
@@ -306,17 +337,20 @@ def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s:
             keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
         draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
         offset_s = draw.uniform(0, 0.0 if scaling == "none" else span_s, turn.max(initial=0) + 1)
-        parts.append((np.mod(rows.arrival_s[keep] + offset_s[turn[keep]], span_s), keep))
-    return np.concatenate([when for when, _ in parts]), np.concatenate([keep for _, keep in parts])
+        turned = rows.arrival_s[keep] + offset_s[turn[keep]]
+        lap = rows.lap[keep] - (turned // span_s).astype(np.int64)
+        parts.append((np.mod(turned, span_s), keep, np.full(len(keep), copy), lap))
+    when, row, copies, laps = (np.concatenate(column) for column in zip(*parts, strict=True))
+    return when, row, copies, laps
 
 
-def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8]:
-    """Repeat stamps with period `span_s` over [begin_s, end_s): the new stamps and the old index of each."""
+def _unroll(when: F8, span_s: float, begin_s: float, end_s: float) -> tuple[F8, I8, I8]:
+    """Repeat stamps with period `span_s` over [begin_s, end_s): the new stamps, each one's old index and its period."""
     first = np.ceil((begin_s - when) / span_s)
     times = (np.ceil((end_s - when) / span_s) - first).astype(np.int64)
     image = np.repeat(np.arange(len(when)), times)
     period = first[image] + np.arange(len(image)) - np.repeat(np.cumsum(times) - times, times)
-    return when[image] + period * span_s, image
+    return when[image] + period * span_s, image, period.astype(np.int64)
 
 
 def _slo(models: ModelSet, slo: Mapping[str, tuple[float, float]]) -> tuple[F8, F8]:

@@ -47,15 +47,19 @@ class ModelSet:
         """The trace's stream that was released for each model, and its shift in seconds."""
         return tuple((member.stream, member.shift_s) for member in self.members)
 
+    def serving(self, most: int) -> ModelSet:
+        """The same models, none of which serves more than `most` tokens of prompt and output."""
+        cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
+        return replace(self, members=tuple(replace(m, shape=one) for m, one in zip(self.members, cut, strict=True)))
+
 
 @cache
 def shapes() -> dict[str, Shape]:
     """Every shape of `shapes.toml` by name."""
     path = HERE / "shapes.toml"
     data = _toml(path)
-    _known(path.name, "", data, {"served", "shapes"})
-    served = _count(path.name, "served", data["served"])
-    return {name: _shape(path.name, name, row, served) for name, row in data["shapes"].items()}
+    _known(path.name, "", data, {"shapes"})
+    return {name: _shape(path.name, name, row) for name, row in data["shapes"].items()}
 
 
 def shape(name: str) -> Shape:
@@ -134,13 +138,13 @@ def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
     return Served(row["name"], shape(row["shape"]), tp, row.get("stream"), float(shift_s), released)
 
 
-def _shape(file: str, name: str, row: Mapping[str, Any], served: int) -> Shape:
+def _shape(file: str, name: str, row: Mapping[str, Any]) -> Shape:
     _known(file, f"{name}: ", row, {*SIZES, "gated", "tied", "sampled"})
     *sizes, context = (_count(file, f"{name}.{key}", row.get(key)) for key in SIZES)
     sampled = row.get("sampled", False)
     if not all(isinstance(x, bool) for x in (row.get("gated"), row.get("tied"), sampled)):
         raise UserError(f"{file}: {name}: gated, tied and sampled are true or false")
-    return Shape._make((name, *sizes, row["gated"], row["tied"], min(served, context), sampled))
+    return Shape._make((name, *sizes, row["gated"], row["tied"], context, sampled))
 
 
 def _toml(path: Path) -> dict[str, Any]:

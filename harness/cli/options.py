@@ -135,6 +135,9 @@ SETTING = grouped(
     click.option("--models", default="heavy8", show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
+    click.option("--served", type=click.IntRange(2), metavar="N",
+                 help="Longest prompt + output that is served, in tokens.  [default: what the model can and the trace "
+                 "needs]"),
     click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
     click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU."),

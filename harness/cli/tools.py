@@ -61,7 +61,7 @@ def traces() -> None:
     for name, entry in manifest().items():
         here = drawn(name) or present(name) is not None
         if not here and "fetch" in entry:
-            missing.append(f"{name} is not here ({entry['fallback']} stands in): {entry['fetch']}")
+            missing.append(f"{name} is not here ({entry.get('fallback', 'nothing')} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
         mark = "drawn" if "drawn" in entry else "yes" if here else "no"
         shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name

@@ -40,6 +40,8 @@ def stats(name: str, as_json: bool) -> None:
 
 
 def _fact(value: Any) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
     if isinstance(value, list):
@@ -70,12 +72,14 @@ def _fact(value: Any) -> str:
 @click.option("--empty", type=click.Choice(["error", "drop"]), default="error", show_default=True,
               help="Rows without tokens.")  # fmt: skip
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
+@click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the blocks of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
 @click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
 def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) -> None:
     """Make a canonical trace of any CSV, Parquet or pickle by naming its columns.
 
-    Formats: .csv and .csv.gz (with a header), .parquet, .pkl (lists of records, read by a restricted unpickler).
+    Formats: .csv and .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a
+    restricted unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
     """
     from traces import convert as converter
     from traces import schema

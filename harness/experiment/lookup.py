@@ -75,6 +75,17 @@ def models_of(name: str) -> ModelSet:
     return model_set(name)
 
 
+def served_of(spec: Spec) -> ModelSet:
+    """The models of a spec with the longest prompt + output that each serves: what it can, and the trace needs.
+
+    The trace needs its longest, up to a power of two, as an operator would set it.
+    """
+    most = spec.served
+    if most is None:
+        most = 1 << (trace_of(spec.trace).longest_tokens - 1).bit_length()
+    return models_of(spec.models).serving(most)
+
+
 def fields_of(make: Any, spec: Spec) -> dict[str, Option]:
     """Keyword arguments of a system: its preset, then the spec's fields. UserError for what it does not take."""
     presets: Mapping[str, Mapping[str, Option]] = make.presets
@@ -109,13 +120,10 @@ def config_of(spec: Spec) -> machine.Config:
     """What engines are told of a spec."""
     from workloads.build import plan
 
-    trace, models = trace_of(spec.trace), models_of(spec.models)
+    trace, models = trace_of(spec.trace), served_of(spec)
     slo = {model: pair for model, *pair in spec.slo_s}
-    longest = 1 << (trace.longest_tokens - 1).bit_length()  # a power of two, as an operator would set it
     served = (
-        machine.Served(
-            m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
-        )._replace(degrees=shapes.degrees(m.shape))
+        machine.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=shapes.degrees(m.shape))
         for m in models.members
     )
     return machine.Config(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 BLOCK_TOKENS = 16
+SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
 WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
 PROMPTS = 50  # of a Poisson run, which come again and again
 MODELS = {  # as sources name them; other names are shapes' own
@@ -144,10 +145,11 @@ class Setting(NamedTuple):
 
     @property
     def shape(self) -> Shape:
-        """The model's dimensions."""
+        """The model's dimensions, with the longest prompt + output that is assumed to be served."""
         from workloads.models import shape
 
-        return shape(self.model)
+        its = shape(self.model)
+        return its._replace(max_tokens=min(its.max_tokens, SERVED_TOKENS))
 
     @property
     def config(self) -> Config:

@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, trace_of
+from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, served_of, trace_of
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
@@ -33,7 +33,7 @@ def jobs_of(spec: Spec) -> Jobs:
     from workloads.base import base
     from workloads.build import build
 
-    trace, models = trace_of(spec.trace), models_of(spec.models)
+    trace, models = trace_of(spec.trace), served_of(spec)
     if spec.workload == "base":
         return base(trace, models, spec.seed)
     jobs = build(

@@ -6,7 +6,7 @@ Imports nothing of ours. Seconds and bytes throughout; bytes are per GPU.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
@@ -71,6 +71,23 @@ class Request:
     tpot_slo_s: float
 
 
+class Prefix(NamedTuple):
+    """The blocks of each prompt that others may share, as ids: request r has ids[offsets[r] : offsets[r + 1]].
+
+    Only whole blocks of `block_tokens` tokens have an id, from the prompt's start: floor(prompt_tokens / block_tokens)
+    of them, or none where a request's content is not known. Two blocks of one model are the same tokens behind the same
+    tokens if and only if their ids are equal, so that requests share the leading ids that they have in common.
+    """
+
+    block_tokens: int
+    offsets: NDArray[np.int64]  # (requests + 1,), from 0, not descending
+    ids: NDArray[np.int64]  # (offsets[-1],), not negative
+
+    def first(self, n: int) -> Prefix:
+        """Those of the first n requests."""
+        return Prefix(self.block_tokens, self.offsets[: n + 1], self.ids[: self.offsets[n]])
+
+
 @dataclass(frozen=True, slots=True)
 class Jobs:
     """A workload as arrays, one element a request, sorted by arrival: what an engine replays.
@@ -90,14 +107,16 @@ class Jobs:
     cached_tokens: NDArray[np.int32] | None = None  # hits of a prefix cache: held and attended, not computed
     after: NDArray[np.int32] | None = None  # an earlier row, of which it is the only successor; -1: arrives by itself
     think_s: NDArray[np.float64] | None = None  # where `after` is given
+    prefix: Prefix | None = field(default=None, kw_only=True)  # what a model's prompts have in common, where known
 
     def __len__(self) -> int:
         return len(self.arrival_s)
 
     def first(self, n: int) -> Jobs:
         """The first n requests; what a closed loop sends after them never comes."""
-        columns = (getattr(self, one.name) for one in fields(self)[1:])
-        return Jobs(self.models, *(None if rows is None else rows[:n] for rows in columns))  # type: ignore[arg-type]
+        *columns, prefix = (getattr(self, one.name) for one in fields(self)[1:])
+        cut = (None if rows is None else rows[:n] for rows in columns)
+        return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
 
 
 class Shape(NamedTuple):
@@ -113,7 +132,7 @@ class Shape(NamedTuple):
     vocab: int
     gated: bool  # three FFN matrices, not two
     tied: bool  # LM head shares the embedding
-    max_tokens: int  # longest prompt + output served
+    max_tokens: int  # longest prompt + output: what the checkpoint can, or less where less is served
     sampled: bool = False  # the checkpoint's own defaults set top-p or top-k
 
 

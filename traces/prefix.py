@@ -1,0 +1,86 @@
+"""What the prompts of a trace have in common: ids of their blocks, checked, and what an unlimited cache would hit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from harness.policy.types import Prefix, UserError
+from traces.checks import Where
+
+I4 = NDArray[np.int32]
+I8 = NDArray[np.int64]
+
+
+def read(
+    hashes: pa.ChunkedArray,
+    block_tokens: object,
+    model: NDArray[np.int32],
+    prompt_tokens: NDArray[np.int32],
+    where: Where,
+) -> Prefix:
+    """Read a column of hashes as ids of whole blocks, numbered from 0 for each stream apart.
+
+    A row has an id for each whole block of its prompt; one more, of its last tokens, is left out, for no engine shares
+    a block that is not full. A row may have none at all. UserError where the ids are no chains, each id always behind
+    the same one.
+    """
+    if not isinstance(block_tokens, int) or isinstance(block_tokens, bool) or block_tokens < 1:
+        raise UserError(f'{where(0)}: column "prefix_hashes" without block_tokens in the metadata (--block-tokens)')
+    lists = hashes.combine_chunks()
+    given = np.diff(lists.offsets.to_numpy().astype(np.int64))
+    whole, rest = np.divmod(prompt_tokens.astype(np.int64), block_tokens)
+    odd = (given != 0) & (given != whole) & (given != whole + (rest > 0))
+    if odd.any():
+        at = int(odd.argmax())
+        raise UserError(
+            f'{where(at)}: column "prefix_hashes" has {given[at]} ids for {prompt_tokens[at]} prompt tokens in '
+            f"blocks of {block_tokens}"
+        )
+    if lists.flatten().null_count:
+        raise UserError(f'{where(0)}: column "prefix_hashes" has empty ids')
+    kept = np.minimum(given, whole)
+    offsets = np.concatenate(([0], np.cumsum(kept)))
+    row = np.repeat(np.arange(len(kept)), kept)
+    place = np.arange(offsets[-1]) - offsets[row]  # in its prompt
+    values = lists.flatten().to_numpy(zero_copy_only=False)[(np.cumsum(given) - given)[row] + place]
+    found = Prefix(block_tokens, offsets, numbered(model[row], values))
+    before = np.where(place == 0, -1, np.roll(found.ids, 1))
+    first = np.unique(found.ids, return_index=True)[1]
+    broken = before != before[first][found.ids]
+    if broken.any():
+        at = int(broken.argmax())
+        raise UserError(
+            f'{where(int(row[at]))}: column "prefix_hashes" has {values[at]} behind other blocks than '
+            f"{where(int(row[first[found.ids[at]]]))}: an id must stand for a block and all before it"
+        )
+    return found
+
+
+def picked(prefix: Prefix, row: I8) -> Prefix:
+    """The blocks of some rows, in their order."""
+    count = np.diff(prefix.offsets)[row]
+    offsets = np.concatenate(([0], np.cumsum(count)))
+    at = np.arange(offsets[-1]) + np.repeat(prefix.offsets[row] - offsets[:-1], count)
+    return Prefix(prefix.block_tokens, offsets, prefix.ids[at])
+
+
+def numbered(*keys: NDArray[Any]) -> I8:
+    """Number the distinct tuples of keys from 0."""
+    found = np.zeros(len(keys[0]), np.int64)
+    for key in keys:
+        own = np.unique(key, return_inverse=True)[1].astype(np.int64)
+        found = np.unique(found * (own.max(initial=0) + 1) + own, return_inverse=True)[1].astype(np.int64)
+    return found
+
+
+def seen_tokens(prefix: Prefix, prompt_tokens: I4) -> I8:
+    """Tokens of each prompt that a cache without limit has from requests before it: whole blocks, never all tokens."""
+    new = np.zeros(len(prefix.ids), bool)
+    new[np.unique(prefix.ids, return_index=True)[1]] = True
+    seen = np.concatenate(([0], np.cumsum(~new)))
+    blocks = seen[prefix.offsets[1:]] - seen[prefix.offsets[:-1]]
+    return np.asarray(np.minimum(prefix.block_tokens * blocks, prompt_tokens.astype(np.int64) - 1), np.int64)
