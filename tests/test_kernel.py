@@ -28,9 +28,7 @@ from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
 from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
 
-Sight = tuple[
-    set[Inst], Mapping[int, str], dict[Batch, int]
-]  # loads that wait; KV that waits or moves; such of batches
+Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
 CAPS = ("cap", "chunk", "prefill")

@@ -113,8 +113,8 @@ def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
         return view.request(0).transit, batch.away, batch.waiting_to_move, view.weights(Inst("c", (1,)))
 
     assert seen(10.0) == ("none", 0, 0, "out")  # its prompt is done, and no lane decodes
-    for action in (Move(0, (1,)), Load(Inst("c", (1,)))):
-        sim.do(action)
+    sim.do(Move(0, (1,)))
+    sim.do(Load(Inst("c", (1,))))
     assert seen(11.0) == ("waiting", 1, 1, "waiting")
     assert view.request(0).home == (0,)
     sim.do(Evict(Inst("b", (1,))))  # the KV goes first, and leaves no room for c
