@@ -494,6 +494,12 @@ class Oracle:
             total = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
         return math.floor(self.setup.watermark * (total // m.block_bytes)) if self.blocks(account) else 0
 
+    def under_way(self, r: Req) -> str:
+        """What a request's KV does: it waits for memory elsewhere, is between two places, or neither."""
+        if any(g.req is r for g in self.grants):
+            return "waiting"
+        return "moving" if r.to is not None else "none"
+
     def serve_grants(self) -> None:
         """In order on each GPU: one that waits blocks those behind it."""
         blocked: set[int] = set()

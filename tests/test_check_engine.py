@@ -74,7 +74,7 @@ WRONG = {
     "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
     "        return replace(event, request=replace(event.request, arrival_s=1e6)) if type(event) is Arrived else event",
     "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
-    "            self.S.I['blocks'][-1] += 1\n        return event",
+    "            self.S.insts['blocks'][-1] += 1\n        return event",
     "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
     "view": "    def begin(self, jobs, hears, oracle, end_s):\n        super().begin(jobs, hears, True, end_s)",
     "rows": column("fidelity", "['real'] * len(x)"),

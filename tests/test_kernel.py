@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -27,6 +28,7 @@ from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
 from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
 
+Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
 CAPS = ("cap", "chunk", "prefill")
@@ -60,11 +62,41 @@ def differences(seed: int) -> list[str]:
     return [f"{seed}: {d}" for d in apart(w if seed >= TURNED else replace(w, end_s=END_S))]
 
 
+class Watched(Oracle):
+    """Keeps what waits for memory, and what is on its way, when each action of the script is done."""
+
+    def __init__(self, w: World) -> None:
+        super().__init__(w.setup())
+        self.script = {id(action) for t, action in w.script if t > NEVER}
+        self.sights: list[Sight] = []
+
+    def do(self, action: Action) -> None:
+        if id(action) in self.script:
+            loads = {inst for inst, weights in self.weights.items() if weights == "waiting"}
+            kv = {r.id: how for r in self.live if (how := self.under_way(r)) != "none"}
+            batches = Counter(r.batch for r in self.live if kv.get(r.id) == "waiting" and r.batch)
+            self.sights.append((loads, kv, dict(batches)))
+        super().do(action)
+
+
+def sight(w: World, sim: Sim) -> Sight:
+    """The same as a policy sees it."""
+    view = sim.view()
+    loads = {inst for g in range(w.config.gpus) for inst in view.insts(g) if view.weights(inst) == "waiting"}
+    there = [r for r in range(len(w.jobs)) if sim.came(r)]
+    kv = {r: how for r in there if (how := view.request(r).transit) != "none"}
+    return loads, kv, {b: n for b in sim._batch if (n := view.batch(b).waiting_to_move)}
+
+
 def apart(w: World) -> list[str]:
     """Where kernel and oracle disagree on a world."""
-    want = Oracle(w.setup()).run(w.jobs, w.script, w.end_s, w.answer())
-    sim, told = drive(w)
+    oracle, sights = Watched(w), list[Sight]()
+    want = oracle.run(w.jobs, w.script, w.end_s, w.answer())
+    sim, told = drive(w, look=lambda sim: sights.append(sight(w, sim)))
     found = []
+    if sights != oracle.sights:
+        k = next((k for k, (a, b) in enumerate(zip(sights, oracle.sights, strict=False)) if a != b), -1)
+        found.append(f"sight {k}: {sights[k:][:1]}, not {oracle.sights[k:][:1]}")
     for kind in (Prefilled, Finished, Preempted, TurnEnded, Done):
         ours, theirs = ([(max(t, 0.0), bare(e)) for t, e in of if heard(e, kind)] for of in (told, want.told))
         for of in (ours, theirs):  # of requests that end at one instant, the order has no meaning

@@ -11,13 +11,14 @@ import pyarrow as pa
 import pytest
 
 from harness.engines.costs import shapes
+from harness.engines.costs.cost import gpu
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim, granule_bytes
 from harness.experiment import slo
 from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
-from harness.policy.actions import Admit, Load, Run
+from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived
 from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
@@ -89,6 +90,40 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
     assert all(x % (128 * MIB) == 0 for x in used)
     assert need <= used[0] <= used[1] <= 3 * need
     assert used[2] == 0
+
+
+def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
+    one, weights = shape("llama-3.1-8b"), shapes.weight_bytes(shape("llama-3.1-8b"))
+    room = 2 * weights + 512 * MIB  # of a GPU: two models, and half of the KV of the longest request
+    config = Config(
+        tuple(Served(m, one) for m in "abc"), gpus=2, process_bytes=0, mem_fraction=(room + 1) / gpu("h100").mem_bytes
+    )
+    sim = Sim(config)
+    view, here, there = sim.view(), Batch(Inst("a", (0,))), Inst("a", (1,))
+    for action in (Load(here.inst), Run(here, "prefill"), Admit("a", here), Load(there), Load(Inst("b", (1,)))):
+        sim.do(action)
+    none = np.full(1, math.inf)
+    lengths = np.full(1, 8000, np.int32), np.full(1, 100, np.int32)
+    sim.begin(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none), frozenset(), False)
+
+    def seen(at_s: float) -> tuple[str, int, int, str]:
+        while sim.poll(at_s) is not None:
+            pass
+        batch = view.batch(here)
+        return view.request(0).transit, batch.away, batch.waiting_to_move, view.weights(Inst("c", (1,)))
+
+    assert seen(10.0) == ("none", 0, 0, "out")  # its prompt is done, and no lane decodes
+    sim.do(Move(0, (1,)))
+    sim.do(Load(Inst("c", (1,))))
+    assert seen(11.0) == ("waiting", 1, 1, "waiting")
+    assert view.request(0).home == (0,)
+    sim.do(Evict(Inst("b", (1,))))  # the KV goes first, and leaves no room for c
+    assert seen(11.0 + 1e-6) == ("moving", 1, 0, "waiting")
+    assert seen(12.0) == ("none", 1, 0, "waiting")  # its batch is elsewhere
+    assert view.request(0).home == (1,)
+    sim.do(Drop(0))
+    assert seen(12.0 + 1e-6)[3] == "loading"
+    assert seen(13.0)[3] == "in"
 
 
 def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any
@@ -486,8 +486,13 @@ def even(t: Tables) -> Tables:
     return Tables(cost, grid, rise, 0.5 * rise, np.array([0.25, 0.5, 1.0]), np.array([1.0, 9.0, 73.0]), *ups)
 
 
-def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float, Event]]]:
-    """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do."""
+def drive(
+    world: World, end_s: float = math.inf, look: Callable[[Sim], None] = lambda sim: None
+) -> tuple[Sim, list[tuple[float, Event]]]:
+    """Run a world on the simulator: the script's actions come after the arrivals of their instant, as timers do.
+
+    `look` is called before each of them that comes after the start.
+    """
     end_s = min(end_s, world.end_s)
     sim, told = world.sim(), list[tuple[float, Event]]()
     view, answer = sim.view(), world.answer()
@@ -507,6 +512,7 @@ def drive(world: World, end_s: float = math.inf) -> tuple[Sim, list[tuple[float,
             hear(t)
             if t > end_s:
                 break
+            look(sim)
             sim.do(action)
     else:
         hear(math.inf)

@@ -292,6 +292,8 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
             yield "view", f"members of {m} are {members}, and some say otherwise"
         if state.waiting + state.decoding + state.away > len(members):
             yield "view", f"{state} counts more than the {len(members)} members of {m}"
+        if state.waiting_to_move != sum(view.request(r).transit == "waiting" for r in members):
+            yield "view", f"{state} counts other moves of {m} that wait for memory than its members do"
     if isinstance(event, Arrived):
         try:
             state_of = view.request(event.request.id)

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, Protocol
 from harness.policy.actions import Run
 from harness.policy.types import Batch, Gpus, Host, Inst, Phase
 
-Weights = Literal["out", "waiting", "loading", "in", "leaving"]
+Weights = Literal["out", "waiting", "loading", "in", "leaving"]  # waiting: a Load waits for memory
+Transit = Literal["none", "waiting", "moving"]  # waiting: a Move waits for memory where it is to go
 
 
 class BatchState(NamedTuple):
@@ -22,6 +23,7 @@ class BatchState(NamedTuple):
     seq_steps: int  # decode tokens made
     prefilled_tokens: int
     busy_s: float
+    waiting_to_move: int = 0  # of `away`: a Move waits for memory where it is to go
 
 
 class KvState(NamedTuple):
@@ -38,7 +40,8 @@ class RequestState(NamedTuple):
     batch: Batch | None
     made_tokens: int
     kv_bytes: int
-    home: Gpus | Host | None
+    home: Gpus | Host | None  # while its KV is on its way: where it comes from
+    transit: Transit = "none"  # of its KV; none too while a Move waits for the end of the request's step
 
 
 class View(Protocol):

@@ -45,7 +45,7 @@ from harness.policy.types import (
     Phase,
     Request,
 )
-from harness.policy.view import BatchState, KvState, RequestState, View, Weights
+from harness.policy.view import BatchState, KvState, RequestState, Transit, View, Weights
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,6 +78,7 @@ STATES = np.array(
 )
 SOURCES: Mapping[cost.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
+TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
@@ -751,10 +752,9 @@ class SimView:
         sim = self._sim
         if not sim.came(rid):
             raise KeyError(f"no request {rid} yet")
-        made, size, b, home = kernel.peek_request(sim.S.at, rid)
-        return RequestState(
-            sim._batches[b] if b >= 0 else None, made, size, sim._insts[home].place if home >= 0 else None
-        )
+        made, size, b, home, transit = kernel.peek_request(sim.S.at, rid)
+        batch, place = sim._batches[b] if b >= 0 else None, sim._insts[home].place if home >= 0 else None
+        return RequestState(batch, made, size, place, TRANSIT[transit])
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
         """See View."""

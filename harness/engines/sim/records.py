@@ -208,6 +208,7 @@ BATCH = record(
     pending        i8   count    actions on members that wait for a boundary
     started        i8   count    waiting members that hold KV blocks here
     swapped        i8   count    waiting members whose KV is in host memory
+    asking         i8   count    members whose move waits for memory
     left           i8   tokens   that waiting members have still to prefill
     steps          i8   steps    of its lanes that are over
     seq_steps      i8   count    tokens that its decode steps made

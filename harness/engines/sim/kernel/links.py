@@ -32,6 +32,7 @@ from harness.engines.sim.state import (
     lane_at,
     link_at,
     model_at,
+    req_at,
     world,
     xfer_at,
 )
@@ -387,6 +388,7 @@ def serve_grants(S: int) -> None:
                     keep(S, i, inst_at(S, i).reserve)
                     set_weights(S, i, LOADING)
                 else:
+                    batch_at(S, req_at(S, X.request).batch).asking -= 1
                     put(S, i, X.blocks)
                     inst_at(S, i).holders += 1
                 launch(S, x)

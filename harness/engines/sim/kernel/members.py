@@ -539,6 +539,7 @@ def move_now(S: int, r: int, x: int) -> None:
     X.bytes = float(q.blocks * inst_at(S, dst).block_bytes)
     route_kv(S, x, q.home, dst, q.blocks)
     X.stage = GRANT
+    batch_at(S, b).asking += 1
     for j in range(inst_at(S, dst).gpu_count):
         gpu_at(S, inst_at(S, dst).gpus[j]).waiting += int(X.bytes)
     W.grants = 1
@@ -558,6 +559,7 @@ def withdraw(S: int, x: int) -> bool:
         set_weights(S, i, OUT)
     release(S, x)
     if r >= 0:
+        batch_at(S, req_at(S, r).batch).asking -= 1
         back_from_move(S, r)
     freed(S, i)  # what it had waited for is open to others
     return last

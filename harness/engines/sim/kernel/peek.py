@@ -11,8 +11,10 @@ from harness.engines.sim.state import (
     DONE,
     ELSEWHERE,
     FUTURE,
+    GRANT,
     IDLE,
     INF,
+    MOVE,
     PARKED,
     RUN,
     RUNNING,
@@ -25,6 +27,7 @@ from harness.engines.sim.state import (
     log_at,
     req_at,
     world,
+    xfer_at,
 )
 
 
@@ -61,8 +64,8 @@ def ahead(S: int, b: int) -> int:
 
 
 @jit
-def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float]:
-    """A batch at the last boundary: the nine numbers of `BatchState`."""
+def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, float, int]:
+    """A batch at the last boundary: the numbers of `BatchState`."""
     W = world(S)
     B = batch_at(S, b)
     lane = decode_lane(S, b)
@@ -84,6 +87,7 @@ def peek_batch(S: int, b: int) -> tuple[int, int, int, int, int, int, int, int, 
         int(B.seq_steps + j * run),
         int(B.prefilled),
         float(busy),
+        int(B.asking),
     )
 
 
@@ -115,8 +119,8 @@ def peek_used(S: int, i: int) -> int:
 
 
 @jit
-def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
-    """A request at the last boundary: tokens made, KV bytes, batch, home."""
+def peek_request(S: int, r: int) -> tuple[int, int, int, int, int]:
+    """A request at the last boundary: tokens made, KV bytes, batch, home; whether its KV waits (1) or moves (2)."""
     W = world(S)
     q = req_at(S, r)
     made, blocks = q.made, q.blocks
@@ -128,7 +132,13 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
         made += d
         blocks = max(blocks, (q.length + d - 1 + W.block_tokens - 1) // W.block_tokens)
     size = blocks * inst_at(S, q.home).block_bytes if q.home >= 0 else 0
-    return int(made), int(size), int(q.batch), int(q.home)
+    transit = 0
+    if q.state == MOVE:
+        x = W.transfer_head
+        while xfer_at(S, x).request != r:
+            x = xfer_at(S, x).next
+        transit = 1 if xfer_at(S, x).stage == GRANT else 2
+    return int(made), int(size), int(q.batch), int(q.home), transit
 
 
 @jit
