@@ -193,9 +193,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
-    core |= {
-        f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")
-    }
+    core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
     core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
