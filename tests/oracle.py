@@ -37,6 +37,7 @@ class ModelSetup(NamedTuple):
     granule_blocks: int = 1
     frag: int = 0
     reserve_bytes: int = 0  # part of the footprint that its KV uses first
+    cut: Mapping[int, ModelSetup] = {}  # the same on other numbers of GPUs
 
 
 @dataclass(frozen=True)
@@ -441,8 +442,13 @@ class Oracle:
 
     # memory
 
+    def sizes(self, inst: Inst) -> ModelSetup:
+        """A model's numbers on as many GPUs as its place has; a host's are those of the model's usual number."""
+        m = self.setup.models[inst.model]
+        return m.cut.get(len(on(inst)), m)
+
     def held(self, account: Inst, blocks: int) -> int:
-        m = self.setup.models[account.model]
+        m = self.sizes(account)
         reserve = m.reserve_bytes if self.weights.get(account, "waiting") != "waiting" else 0
         return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
@@ -452,7 +458,7 @@ class Oracle:
     def free(self, gpu: int) -> int:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
         accounts = {a for r in self.live for a in (r.home, r.to) if a and gpu in on(a)}
-        weights = sum(self.setup.models[i.model].footprint_bytes for i in there)
+        weights = sum(self.sizes(i).footprint_bytes for i in there)
         return self.setup.gpu_bytes[gpu] - weights - sum(self.held(a, self.blocks(a)) for a in accounts)
 
     def more(self, account: Inst, n: int) -> int:
@@ -461,7 +467,7 @@ class Oracle:
         return self.held(account, have + n) - self.held(account, have)
 
     def asked(self, g: Grant) -> int:
-        return self.more(g.inst, g.req.blocks) if g.req else self.setup.models[g.inst.model].footprint_bytes
+        return self.more(g.inst, g.req.blocks) if g.req else self.sizes(g.inst).footprint_bytes
 
     def promised(self, gpu: int) -> int:
         return sum(self.asked(g) for g in self.grants if gpu in on(g.inst))
@@ -479,11 +485,11 @@ class Oracle:
 
     def never(self, account: Inst, n: int) -> bool:
         """Whether the account could not hold n blocks even alone."""
-        room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.setup.models[account.model].footprint_bytes
+        room = min(self.setup.gpu_bytes[g] for g in on(account)) - self.sizes(account).footprint_bytes
         return self.setup.memory == "real" and self.held(account, n) > min(room, self.limit(account))
 
     def watermark(self, account: Inst) -> int:
-        m, total = self.setup.models[account.model], self.limit(account)
+        m, total = self.sizes(account), self.limit(account)
         if total == math.inf:
             total = min(self.setup.gpu_bytes[g] for g in on(account)) - m.footprint_bytes
         return math.floor(self.setup.watermark * (total // m.block_bytes)) if self.blocks(account) else 0
@@ -554,8 +560,12 @@ class Oracle:
             self.rest(r)
             done(None)
 
-        size = r.blocks * self.setup.models[r.model].block_bytes
-        self.send([(f"{kind}{g}", size) for g in on(r.home) or on(to)], 0.0, effect, [r.home, to])
+        old, new = on(r.home), on(to)
+        if old and new:  # cut anew: each GPU of the old group sends as much of what the new one is to hold
+            size = r.blocks * self.sizes(to).block_bytes * len(new) / len(old)
+        else:
+            size = r.blocks * self.sizes(r.home if old else to).block_bytes
+        self.send([(f"{kind}{g}", size) for g in old or new], 0.0, effect, [r.home, to])
 
     # requests
 
@@ -758,7 +768,7 @@ class Oracle:
 
     def start(self, lane: Lane, order: Run, decodes: list[Req], pieces: list[tuple[Req, int]], bound: set[str]) -> None:
         setup, t, inst = self.setup, self.setup.tables, lane[0].inst
-        row, place, kind = setup.models[inst.model].row, on(inst), int(bool(pieces))
+        row, place, kind = self.sizes(inst).row, on(inst), int(bool(pieces))
         B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
         area = sum(c * (r.prefilled + c / 2) for r, c in pieces)
         out = B + sum(r.prefilled + c == r.length for r, c in pieces)
@@ -884,7 +894,7 @@ class Oracle:
                 done("refused")
 
     def load(self, inst: Inst, way: str, done: Callable[..., None]) -> None:
-        state, size = self.weights.get(inst), self.setup.models[inst.model].footprint_bytes
+        state, size = self.weights.get(inst), self.sizes(inst).footprint_bytes
         real = self.setup.memory == "real"
         if real and any(size > self.setup.gpu_bytes[g] for g in on(inst)):
             done("larger than its GPU")

@@ -20,6 +20,7 @@ from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
+from harness.engines.wallclock import NoProfile
 from harness.loop.replay import Decision, Recorder, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
@@ -104,7 +105,7 @@ def test_active_models_in_the_simulator() -> None:
 LOAD_S, STEP_S = 2.0, 0.02
 
 
-class Flat:
+class Flat(NoProfile):
     """1 ms a prompt token, 20 ms a step, 2 s a load."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.engines.costs import cost
 from harness.engines.costs.coef import Tables
+from harness.engines.costs.cost import TableProfile
 from harness.policy.types import Host, Inst, Shape, UserError
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
@@ -207,9 +210,17 @@ def test_only_saturating_decodes_double_each_other() -> None:
     assert demand(1, 1, 512) < 0.75
 
 
+def profile(
+    t: Tables, sizes: Mapping[tuple[str, int], int], kind: str = "h100", shape: Shape = LLAMA_8B
+) -> TableProfile:
+    """What policies may ask of tables whose rows are one model at the degrees of `sizes`."""
+    rows = {key: cost.row(t, i) for i, key in enumerate(sizes)}
+    return TableProfile(rows, cost.gpu(kind), cost.ladder(kind), sizes, {"m": shape}, cost.quantities(kind))
+
+
 def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
     t = cost.tables([(LLAMA_8B, 1)], "h100", "none")
-    p = cost.TableProfile({("m", 1): cost.row(t, 0)}, cost.gpu("h100"), cost.ladder("h100"), {("m", 1): 16 * 10**9})
+    p = profile(t, {("m", 1): 16 * 10**9})
     inst = Inst("m", (0,))
     load = {way: p.load_s(inst, way) for way in p.ladder}
     assert load["host"] == pytest.approx(0.01 + 16e9 / 54e9)
@@ -223,9 +234,7 @@ def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
 def test_a_profile_is_the_table() -> None:
     t = cost.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "vllm-graph")
     sizes = {("m", 1): 16 * 10**9, ("m", 2): 8 * 10**9}
-    p = cost.TableProfile(
-        {("m", d): cost.row(t, i) for i, d in enumerate((1, 2))}, cost.gpu("h100"), cost.ladder("h100"), sizes
-    )
+    p = profile(t, sizes)
     one, two = Inst("m", (0,)), Inst("m", (0, 1))
     assert p.step_s(one, 8, 8192) == cost.step_s(cost.row(t, 0), B=8, C=8192)
     assert p.prefill_s(two, 700) == prefill_s(t, 1, 700)
@@ -234,6 +243,48 @@ def test_a_profile_is_the_table() -> None:
     assert p.move_s(10**9, 0, 1) == 1e9 / 340e9
     assert p.move_s(10**9, 0, 8) == 1e9 / 35e9
     assert p.move_s(10**9, 0, Host()) == 1e9 / 54e9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("host", ["none", "sglang-eager-2024", "vllm-graph"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_kernels_sum_to_the_gpus_part_of_a_step(kind: str, host: str, name: str) -> None:
+    shape, degrees = SHAPES[name], (1, 2, 4)
+    t = cost.tables([(shape, tp) for tp in degrees], kind, host)
+    p = profile(t, {("m", tp): 1 for tp in degrees}, kind, shape)
+    for tp, c in zip(degrees, t.cost, strict=True):
+        inst, count = Inst("m", tuple(range(tp))), 10 if tp == 1 else 12  # two all-reduces
+        assert (p.kernels_s(inst, 0, 0), p.attend_s(inst, 0, 0)) == ((), 0.0)
+        for B in (1, 7, 100, 256, 300):
+            for C in (B, 128 * B, 129 * B, 4096 * B):
+                kernels = p.kernels_s(inst, B, C)
+                assert len(kernels) == shape.layers * count + 1
+                assert min(kernels) > 0
+                assert kernels[4::count] == (p.attend_s(inst, B, C),) * shape.layers
+                gpu_s, host_s = math.fsum(kernels), c["host0"] + c["host1"] * B
+                step_s = gpu_s + host_s if c["serial"] else max(gpu_s, host_s)
+                assert p.step_s(inst, B, C) == pytest.approx(step_s, rel=1e-12)
+
+
+def test_the_kernels_of_an_8b_at_one_token() -> None:
+    p = profile(cost.tables([(LLAMA_8B, 1)], "h100", "none"), {("m", 1): 1})
+    norm, qkv, rope, cache, _, out, again, up, activation, down = p.kernels_s(Inst("m", (0,)), 1, 100)[:10]
+    assert norm == rope == cache == again == activation
+    assert norm < out < qkv < down < up  # by the bytes of their weights: 4,096 x (4,096, 6,144, 14,336, 28,672)
+
+
+def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
+    p = profile(cost.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "none"), {("m", 1): 1, ("m", 2): 1})
+    one, two = Inst("m", (0,)), Inst("m", (0, 1))
+    at = [p.attend_s(one, 64, 64 * ctx) for ctx in (256, 1024, 4096, 16_384)]
+    assert at == sorted(at)
+    # far out it streams: 4 KiB a token and layer over 64 sequences of 16,384 tokens, near the card's HBM
+    assert 0.6 < 64 * 16_384 * 4096 / cost.gpu("h100").hbm / at[-1] <= 1.0
+    assert 0.45 < p.attend_s(two, 64, 64 * 4096) / at[2] < 0.7
+    parts = [p.attend_s(one, 64, 64 * 4096, sms) for sms in (16, 64, 132)]
+    assert parts == sorted(parts, reverse=True)
+    assert parts[-1] == pytest.approx(at[2])
+    assert parts[0] > 2 * at[2]
 
 
 # ------------------------------------------------------------------------------------------------------- files

@@ -17,7 +17,7 @@ from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served
-from harness.engines.sim import state
+from harness.engines.sim import kernel, records, state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import peek
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
@@ -25,7 +25,7 @@ from harness.policy.events import Done, Event, Finished, Preempted, Prefilled, T
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
+from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -100,6 +100,11 @@ def test_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(CUT, CUT + 100, 50))
+def test_models_on_several_numbers_of_gpus_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
 def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
@@ -113,7 +118,12 @@ def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
-    [*range(300, 1100, 100), *range(TURNED + 120, TURNED + 1120, 100), *range(WILD + 200, WILD + 3200, 100)],
+    [
+        *range(300, 1100, 100),
+        *range(TURNED + 120, TURNED + 1120, 100),
+        *range(WILD + 200, WILD + 3200, 100),
+        *range(CUT + 100, CUT + 1100, 100),
+    ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
     assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
@@ -347,6 +357,34 @@ def test_models_that_share_a_gpu_share_it_equally() -> None:
     S, rho, n, models = 0.5, 0.5, 20_000, 60
     got = latency(one(S, rho / S, n, models=models))
     assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
+
+
+@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
+def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: float) -> None:
+    """Two lanes on GPUs of their own, of which the first demands a part of the other's compute as well."""
+    w = one(0.5, 1.0, 2, models=2)
+    sim = Sim(replace(w.config, gpus=2), {}, w.machine)
+    for m, g in (("m0", 0), ("m1", 1)):
+        b = Batch(Inst(m, (g,)))
+        for action in (Load(b.inst), Run(b), Admit(m, b)):
+            sim.do(action)
+    assert [sim.S.demands["gpu"][sim.S.lanes["demand"][lane]] for lane in range(4)] == [0, 0, 1, 1]
+    more = np.zeros(len(sim.S.demands) + 1, records.DEMAND)
+    more[:-1] = sim.S.demands
+    more[-1] = part, 0.0, 1, -1
+    more["next"][sim.S.lanes["demand"][0]] = len(more) - 1
+    sim.S.put(demands=more)
+    kernel.tie(sim.S.at, 0, 1)
+    zero, two = np.zeros(2), np.arange(2, dtype=np.int32)
+    sim.begin(replace(w.jobs, arrival_s=zero, model=two), HEARD, oracle=False)
+    while sim.poll(math.inf) is not None:
+        pass
+    # GPU 1 is used up where both go at 1 / (1 + part): the first lane's own GPU has room left
+    end_s = 0.5 * (1 + part)
+    assert sim.S.requests["done"].tolist() == pytest.approx([end_s, end_s])
+    gpus = sim.S.gpus
+    assert gpus["flop_s"][:2].tolist() == pytest.approx([0.5, 0.5 * (1 + part)])
+    assert gpus["busy_s"][:2].tolist() == pytest.approx([end_s, end_s])
 
 
 def test_littles_law() -> None:

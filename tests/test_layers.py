@@ -46,10 +46,10 @@ ARCHITECTURE = {
     "traces": Box("policy", "numpy pandas pyarrow"),
     "workloads": Box("policy traces", "numpy"),
     # many runs, and what they say
+    "report": Box("policy rows", "numpy pandas pyarrow"),
     "experiment": Box(
-        "policy loop rows engines engines.costs engines.sim traces workloads", "numpy pandas pyarrow scipy tqdm"
+        "policy loop rows engines engines.costs engines.sim traces workloads report", "numpy pandas pyarrow scipy tqdm"
     ),
-    "report": Box("policy rows workloads experiment", "numpy pandas pyarrow"),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
     "plots": Box("policy rows", "matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(

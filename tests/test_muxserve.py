@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.check.cases import cases
 from harness.check.trial import run, subject
+from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
@@ -23,7 +24,7 @@ KB = 1000
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
 
 
-class Flat:
+class Flat(NoProfile):
     """100 us a prompt token; a step of 10 ms and 1 ms a sequence on all SMs, slower in proportion on fewer."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:

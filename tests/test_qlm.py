@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
+from harness.engines.wallclock import NoProfile
 from harness.loop.replay import Recorder, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
@@ -28,7 +29,7 @@ THETA = B * O / (B * PREFILL_S + O * STEP_S)  # 333.3 tokens a second
 D = O * STEP_S
 
 
-class Flat:
+class Flat(NoProfile):
     """A profile in which every model costs the same."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:

@@ -19,8 +19,9 @@ from harness.rows.record import WAITS
 PAGES = {name: page for name, page in vars(records).items() if name.isupper()} | {"COST": COST}
 FIELDS = [(name, field) for name, page in PAGES.items() for field in fields(page)]
 ACCESSORS = {f"{name}_at": page for page, name in {
-    "GPU": "gpu", "LINK": "link", "INST": "inst", "MODEL": "model", "BATCH": "batch", "LANE": "lane", "REQUEST": "req",
-    "EVENT": "event", "TRANSFER": "xfer", "ACTION": "action", "LOG": "log"}.items()} | {"world": "WORLD"}  # fmt: skip
+    "GPU": "gpu", "LINK": "link", "INST": "inst", "MODEL": "model", "BATCH": "batch", "LANE": "lane",
+    "DEMAND": "demand", "REQUEST": "req", "EVENT": "event", "TRANSFER": "xfer", "ACTION": "action", "LOG": "log",
+    }.items()} | {"world": "WORLD"}  # fmt: skip
 
 
 # ---------------------------------------------------------------- pages

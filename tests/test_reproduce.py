@@ -16,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness.experiment import figure, reproduce, slo
+from harness.experiment import claims, figure, reproduce, slo
+from harness.experiment.claims import judged, judged_reach
+from harness.experiment.figure_text import lines
 from harness.experiment.lookup import Failed
 from harness.experiment.rates import grid, highest
 from harness.experiment.reproduce import Reproduced
@@ -24,9 +26,7 @@ from harness.experiment.resolve import resolve
 from harness.experiment.run import execute
 from harness.experiment.spec import Spec, from_dict
 from harness.policy.types import UserError
-from harness.report import claims, explain
-from harness.report.claims import judged, judged_reach
-from harness.report.figure_text import lines
+from harness.report import explain
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 from plots import fig_paper, style

@@ -14,6 +14,7 @@ from harness.check.trial import Stand
 from harness.engines.machine import Config, Served
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
+from harness.engines.wallclock import NoProfile
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run
 from harness.policy.events import Arrived, Event, Finished
@@ -25,7 +26,7 @@ HOST_S, DISK_S = 2.0, 20.0
 S = 0.1 + 49 * 0.02  # a prefill of 100 tokens and 49 steps
 
 
-class Flat:
+class Flat(NoProfile):
     """1 ms a prompt token, 20 ms a step; a load from memory and from disk."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:

@@ -23,7 +23,7 @@ from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
 from harness.experiment.rates import LEVEL, LOW, knee
 from harness.experiment.resolve import resolve
 from harness.experiment.run import current, execute, jobs_of
-from harness.experiment.sources import closure, code
+from harness.experiment.sources import closure, code, scoring
 from harness.experiment.spec import Spec, as_dict
 from harness.loop.system import ROOT, find
 from harness.policy.types import UserError
@@ -202,6 +202,36 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     others |= {f"harness/experiment/{x}.py" for x in ("resolve", "sources", "sweep", "figure", "reproduce")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
+
+
+def test_the_sources_of_a_score_are_what_it_imports() -> None:
+    files = [ROOT / f"harness/experiment/{name}.py" for name in ("compare", "reproduce")]
+    for file in files:
+        found = {str(path.relative_to(ROOT)) for path in closure(file)}
+        assert {f"harness/experiment/{x}.py" for x in ("score", "slo", "spec")} <= found
+        assert {"harness/rows/metrics.py", "harness/rows/record.py", "workloads/slo.py"} <= found
+        assert not any(name.startswith(("systems/", "plots/", "harness/cli/")) for name in found)
+    assert len({scoring(str(file)) for file in files}) == 2
+
+
+@pytest.mark.parametrize("harm", ["cut", "foreign", "older scoring"])
+def test_a_table_that_no_longer_holds_is_scored_anew(
+    harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = compared(tmp_path, "static").folder / record.SWEEP
+    whole = path.read_bytes()
+    match harm:
+        case "cut":
+            path.write_bytes(whole[:-20])
+        case "foreign":
+            path.write_bytes(b"nothing of ours")
+        case _:
+            with monkeypatch.context() as patch:
+                patch.setattr("harness.experiment.sources.scoring", lambda _: "other sources")
+                compared(tmp_path, "static")
+    assert path.read_bytes() != whole
+    compared(tmp_path, "static")
+    assert path.read_bytes() == whole
 
 
 def test_editing_one_system_makes_only_its_rows_stale(mine: Path, tmp_path: Path) -> None:

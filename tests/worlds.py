@@ -13,7 +13,7 @@ import numpy as np
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.cost import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
-from harness.engines.machine import Config, Machine, Served
+from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
@@ -23,6 +23,7 @@ from tests.oracle import ModelSetup, Setup
 NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
 WILD = 2_000_000  # and from here on anything happens at any time
+CUT = 3_000_000  # and from here on models are on one, two and four GPUs at a time
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -50,15 +51,17 @@ class World:
     def setup(self) -> Setup:
         """The same for the oracle."""
         c, spec = self.config, self.machine.spec
-        models, ways = {}, {}
-        for k, m in enumerate(c.models):
+        models, ways = dict[str, ModelSetup](), {}
+        for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
-            foot = weight_bytes(m.shape, m.tp) + memory(c, spec).process_bytes[k]
-            models[m.name] = ModelSetup(k, foot, size, size)
+            foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0)
+            found = ModelSetup(k, foot, size, size)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
-                models[m.name] = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
+                found = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
+            usual = models.get(m.name, found)
+            models[m.name] = usual._replace(cut={**usual.cut, m.tp: found})
             for place in permutations(range(c.gpus), m.tp):
                 parts = [(f"h2d{g}", weight_bytes(m.shape, m.tp)) for g in place]
                 ways[Inst(m.name, place), "host"] = (self.machine.ladder["host"].fixed_s, parts)
@@ -152,7 +155,7 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
     if seed >= TURNED:
-        return turned(seed) if seed < WILD else wild(seed)
+        return turned(seed) if seed < WILD else wild(seed, cut=seed >= CUT)
     rng = np.random.default_rng(seed)
     gpus = int(rng.integers(1, 3))
     served = tuple(
@@ -334,12 +337,13 @@ def turned(seed: int) -> World:
     return replace(w, machine=w.machine._replace(spec=spec), script=sorted(script, key=lambda x: x[0]), rota=rota)
 
 
-def wild(seed: int) -> World:
+def wild(seed: int, *, cut: bool) -> World:
     """A world of anything at any time: up to four GPUs, groups of two, several places and batches of a model.
 
     Actions fall on the stamps of others; in one world of three all durations are dyadic, so that boundaries coincide.
+    Where models are cut, each place has a number of GPUs of its own.
     """
-    rng = np.random.default_rng([seed, 2])
+    rng, cuts = np.random.default_rng([seed, 2]), np.random.default_rng([seed, 4])
 
     def chance(p: float) -> bool:
         return bool(rng.random() < p)
@@ -348,14 +352,19 @@ def wild(seed: int) -> World:
         return xs[int(rng.integers(0, len(xs)))]
 
     gpus, exact = int(rng.integers(1, 5)), chance(1 / 3)
-    served = tuple(Served(f"m{k}", SHAPE, 2 if gpus > 1 and chance(0.25) else 1) for k in range(pick(1, 2, 2, 3, 4)))
-    block, foot = 4 * kv_token_bytes(SHAPE, 1), weight_bytes(SHAPE) + 1000
+    shape = SHAPE._replace(q_heads=4, kv_heads=int(cuts.choice([1, 2, 4]))) if cut else SHAPE
+    degrees = tuple(n for n in (1, 2, 4) if n <= gpus) if cut else ()
+    served = tuple(
+        Served(f"m{k}", shape, 2 if gpus > 1 and chance(0.25) else 1, degrees=degrees)
+        for k in range(pick(1, 2, 2, 3, 4))
+    )
+    block, foot = 4 * kv_token_bytes(shape, 1), weight_bytes(shape) + 1000
     elastic = chance(0.25)
     foot_all = foot + (KEPT_PAGES * 2 * block if elastic else 0)
     mem = foot_all * pick(1, 1, 2, 2, 3, len(served)) + block * int(rng.integers(6, 50) if chance(0.8) else 4000)
     h2d, d2h, nvlink = (float(pick(1 << 18, 1 << 20, 1 << 22) if exact else foot * pick(1, 4, 20)) for _ in range(3))
     spec = GpuSpec("test", "test", mem, 100, 2, 1.0, 1.0, h2d, d2h, nvlink, 1.0, 1.0, 1 << 50)
-    t = tables(rng, len(served), heavy=pick(0.1, 1.0, 4.0))
+    t = tables(rng, len(served) * max(1, len(degrees)), heavy=pick(0.1, 1.0, 4.0))
     if exact:
         t = even(t)
     host = HostProfile(0.0, 0.0, 0.0, 0.0, False, 1.0, 1.0, lookahead_steps=seed % 2)
@@ -363,7 +372,7 @@ def wild(seed: int) -> World:
     config = Config(
         served, gpus=gpus, block_tokens=4, batch_cap=pick(2, 4, 16), chunk_tokens=pick(0, 8, 32), prefill_tokens=64,
         piece_bytes=pick(1 << 14, foot // 7, PIECE_BYTES), watermark=pick(0.0, 0.05), mem_fraction=1.0,
-        process_bytes=1000, buffer_bytes=block // SHAPE.layers, noise=0.0 if exact else pick(0.0, 0.05),
+        process_bytes=1000, buffer_bytes=block // shape.layers, noise=0.0 if exact else pick(0.0, 0.05),
         seed=int(rng.integers(0, 1000)), token_times=True,
     )  # fmt: skip
     options: dict[str, Option] = {
@@ -378,7 +387,7 @@ def wild(seed: int) -> World:
     span, turning = float(jobs.arrival_s[-1]) + pick(0.1, 0.5), chance(0.5)
 
     def place(m: Served) -> Gpus:
-        return tuple(int(g) for g in rng.permutation(gpus)[: m.tp])
+        return tuple(int(g) for g in rng.permutation(gpus)[: int(cuts.choice(degrees)) if cut else m.tp])
 
     homes = {m.name: list(dict.fromkeys(place(m) for _ in range(pick(1, 2, 2)))) for m in served}
     batches = [Batch(Inst(m, p), tag) for m in homes for p in homes[m] for tag in range(pick(1, 1, 2))]

@@ -211,7 +211,7 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
     found = []
     for g in range(len(engine.cluster.gpus)):
         insts = [inst for inst in view.insts(g) if view.weights(inst) not in {"out", "waiting"}]
-        weights = sum(models[inst.model].weight_bytes for inst in insts)
+        weights = sum(models[m].at(len(at)).weight_bytes for m, at in insts if not isinstance(at, Host))
         found.append((weights, sum(view.kv(m, g).used_bytes for m in models)))
     return found
 

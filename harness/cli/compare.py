@@ -83,9 +83,9 @@ def compare(
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.experiment import compare as comparison
+    from harness.experiment import sentences
     from harness.experiment.lookup import trace_of
     from harness.experiment.rates import LEVEL
-    from harness.report import comparison as sentences
     from harness.report import table
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
@@ -160,12 +160,11 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
+    from harness.experiment import sentences, sweep
     from harness.experiment import slo as slos
-    from harness.experiment import sweep
     from harness.experiment.lookup import Failed
     from harness.experiment.rates import LOW, TOP
     from harness.experiment.resolve import resolve
-    from harness.report import comparison as sentences
     from harness.report import table
 
     known = sweep.speeds(out)
@@ -199,7 +198,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.report import comparison as sentences
+    from harness.experiment import sentences
     from harness.report import table
 
     for line in sentences.headline(found, shown):

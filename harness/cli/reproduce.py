@@ -62,9 +62,9 @@ def reproduce(
 ) -> None:
     """Run a paper's figure again, and put what comes out beside what the paper says."""
     from harness.experiment import figure as figures
+    from harness.experiment import figure_text
     from harness.experiment import reproduce as again
-    from harness.report import figure_text
-    from harness.report.comparison import failures
+    from harness.experiment.sentences import failures
 
     asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
     folder = (out or RESULTS / asked.name).resolve()

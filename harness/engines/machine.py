@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.engines.costs import cost, process, shapes
 from harness.engines.costs.coef import Tables
-from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape
+from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
@@ -24,9 +24,16 @@ class Served(NamedTuple):
 
     name: str
     shape: Shape
-    tp: int = 1
+    tp: int = 1  # its tensor-parallel degree, unless a policy names a place with another number of GPUs
     ttft_slo_s: float = math.inf
     tpot_slo_s: float = math.inf
+    degrees: tuple[int, ...] = ()  # at which it may be served beside `tp`
+
+    def at(self, tp: int) -> Served:
+        """The same at another degree; ValueError where it may not be served at it."""
+        if tp != self.tp and tp not in self.degrees:
+            raise ValueError(f"{self.name} runs on {self.tp} GPUs, not {tp}")
+        return self._replace(tp=tp, degrees=(self.tp, *self.degrees))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Machine(NamedTuple):
 
 def machine(config: Config) -> Machine:
     """The machine that a configuration names."""
-    rows = [(m.shape, m.tp) for m in config.models]
+    rows = [(m.shape, m.tp) for m in priced_models(config)]
     c, spec = config, cost.gpu(config.gpu)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
@@ -81,6 +88,11 @@ def machine(config: Config) -> Machine:
         cost.ladder(config.gpu),
         cost.host(config.host, config.gpu),
     )
+
+
+def priced_models(config: Config) -> list[Served]:
+    """What each row of the cost tables is of: every model at its own degree, then at its others."""
+    return [*config.models, *(m.at(tp) for m in config.models for tp in m.degrees if tp != m.tp)]
 
 
 def block_bytes(config: Config, model: Served) -> int:
@@ -94,18 +106,30 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
 
 
 def memory(config: Config, spec: cost.GpuSpec, layout: process.Layout = "model") -> process.Memory:
-    """What engines may use of each GPU, and what the process of each model takes of it."""
-    if config.process == "model":
-        layout = "kept" if layout == "gpu" else "model"
+    """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
+    processes = [(_parts(config, m), m.tp) for m in config.models]
+    return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, _layout(config, layout))
+
+
+def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
+    """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
+    every = {m.name: _parts(config, m) for m in config.models}
+    at, own = _parts(config, model), every[model.name]
+    held = process.process_bytes(at, own, list(every.values()), _layout(config, layout))
+    return shapes.weight_bytes(model.shape, model.tp) + held
+
+
+def _parts(config: Config, model: Served) -> process.Parts:
+    if config.process_bytes is not None:
+        return process.Parts(config.process_bytes, 0)
     tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-    parts = [
-        process.Parts(config.process_bytes, 0)
-        if config.process_bytes is not None
-        else process.parts(m.shape, m.tp, tokens, config.batch_cap, graphs)
-        for m in config.models
-    ]
-    tps = [m.tp for m in config.models]
-    return process.memory(spec.mem_bytes, config.mem_fraction, list(zip(parts, tps, strict=True)), config.gpus, layout)
+    return process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+
+
+def _layout(config: Config, layout: process.Layout) -> process.Layout:
+    if config.process == "model":
+        return "kept" if layout == "gpu" else "model"
+    return layout
 
 
 def cluster(
@@ -124,28 +148,39 @@ def cluster(
         )
         for g in range(config.gpus)
     )
+
+    def sizes(m: Served) -> Sizes:
+        return Sizes(
+            m.tp,
+            footprint_bytes(config, m, layout),
+            shapes.kv_token_bytes(m.shape, m.tp),
+            granule_bytes(config, m, elastic),
+        )
+
+    most = min(config.node_gpus, config.gpus)  # a group lies within a node
     models = {
         m.name: Model(
             m.shape.layers,
-            m.tp,
-            shapes.weight_bytes(m.shape, m.tp) + process_bytes,
-            shapes.kv_token_bytes(m.shape, m.tp),
-            granule_bytes(config, m, elastic),
+            *sizes(m),
             m.shape.max_tokens,
             m.ttft_slo_s,
             m.tpot_slo_s,
+            tuple(sizes(m.at(tp)) for tp in sorted({m.tp, *m.degrees}) if tp in {m.tp, *range(1, most + 1)}),
         )
-        for m, process_bytes in zip(config.models, held.process_bytes, strict=True)
+        for m in config.models
     }
     return Cluster(gpus, models, dict(config.plan), profile(config, priced))
 
 
 def profile(config: Config, priced: Machine) -> cost.TableProfile:
     """The cost table as policies may ask it."""
+    models = priced_models(config)
     return cost.TableProfile(
-        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(config.models)},
+        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(models)},
         priced.spec,
         priced.ladder,
-        {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in config.models},
+        {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in models},
+        {m.name: m.shape for m in config.models},
+        cost.quantities(config.gpu, config.table),
         min(config.node_gpus, config.gpus),
     )

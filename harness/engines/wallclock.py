@@ -356,10 +356,10 @@ class WallView:
 class NoProfile:
     """Stands where the cost table would be of a machine on which nobody has measured one."""
 
-    def _none(self, *_: Any, **__: Any) -> float:
+    def _none(self, *_: Any, **__: Any) -> Any:
         raise Unsupported("cost table")
 
-    prefill_s = step_s = load_s = move_s = _none
+    prefill_s = step_s = attend_s = kernels_s = load_s = move_s = _none
 
 
 def machine_facts(*libraries: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import machine
+from harness.engines.costs import shapes
 from harness.experiment.spec import LINKS, Spec, meant
 from harness.loop import engine as engines
 from harness.loop import system
@@ -111,13 +112,14 @@ def config_of(spec: Spec) -> machine.Config:
     trace, models = trace_of(spec.trace), models_of(spec.models)
     slo = {model: pair for model, *pair in spec.slo_s}
     longest = 1 << (trace.longest_tokens - 1).bit_length()  # a power of two, as an operator would set it
+    served = (
+        machine.Served(
+            m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
+        )._replace(degrees=shapes.degrees(m.shape))
+        for m in models.members
+    )
     return machine.Config(
-        models=tuple(
-            machine.Served(
-                m.name, m.shape._replace(max_tokens=min(m.shape.max_tokens, longest)), m.tp, *slo.get(m.name, ())
-            )
-            for m in models.members
-        ),
+        models=tuple(served),
         gpu=spec.gpu,
         gpus=spec.gpus,
         node_gpus=spec.node_gpus,
@@ -149,7 +151,8 @@ def machine_of(spec: Spec) -> machine.Machine:
 def _machine(
     gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
 ) -> machine.Machine:
-    served = tuple(machine.Served(m.name, m.shape, m.tp) for m in models_of(models).members)
+    members = models_of(models).members
+    served = tuple(machine.Served(m.name, m.shape, m.tp, degrees=shapes.degrees(m.shape)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, **rates))
 

@@ -54,11 +54,6 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = L
     raise AssertionError
 
 
-def _mean(values: Iterable[float]) -> float:
-    every = list(values)
-    return sum(every) / len(every)
-
-
 def highest(seen: Iterable[tuple[float, Mapping[str, float]]], level: float) -> float | None:
     """The highest sampled rate at which the fit of the mean over seeds holds the level, by every definition; if any.
 
@@ -68,6 +63,6 @@ def highest(seen: Iterable[tuple[float, Mapping[str, float]]], level: float) -> 
     for rate, scores in seen:
         by_rate.setdefault(rate, []).append(scores)
     definitions = next(iter(by_rate.values()))[0]
-    means = ({rate: _mean(one[d] for one in runs) for rate, runs in by_rate.items()} for d in definitions)
+    means = ({rate: sum(one[d] for one in runs) / len(runs) for rate, runs in by_rate.items()} for d in definitions)
     held = [statistics.held(mean, level) for mean in means]
     return None if None in held else min(x for x in held if x is not None)

@@ -23,7 +23,8 @@ def scorable(label: str, run: Path, under: Judge) -> tidy.Run:
     """A run as metrics scores it under a judge."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
-    return tidy.Run(run.name, about, record.read(run), limits(run, under), label)
+    slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
+    return tidy.Run(run.name, about, record.read(run), slo, label)
 
 
 def attained(run: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:

@@ -142,7 +142,7 @@ def _solo_slos(spec: Spec, rule: Any) -> dict[str, Pair]:
 
 
 def limits(run: Path, under: Judge) -> attainment.Slo:
-    """The SLO seconds of a run under a rule: by model, or of each of its requests, from what its folder holds."""
+    """The SLO seconds of a run under a judge: by model, or of each of its requests from what its folder holds."""
     from workloads import slo
 
     if under.seconds is not None:
@@ -159,7 +159,8 @@ _SOLO = threading.Lock()  # one thread derives and writes, the others read
 def stored_solo(run: Path) -> attainment.Limits:
     """Seconds that each request of a run takes alone (`solo_s`), in order of id, as `record.SOLO` beside its rows says.
 
-    Where there is none, or not one of these rows, it is derived from the rows and the cost table once, and written.
+    Where that file is missing, cut, or of other rows, it is derived from the rows and the cost table, and written. A
+    run made by older sources is priced by the present table, once.
     """
     import numpy as np
     import pyarrow as pa
@@ -169,8 +170,8 @@ def stored_solo(run: Path) -> attainment.Limits:
     of = {key: about[key] for key in ("spec_hash", "code_hash")}
     with _SOLO:
         record.clean(run, record.SOLO)
-        rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
-        if (found := _read_solo(path, of)) is None or len(found) != len(rows):
+        if (found := _read_solo(path, of)) is None or len(found) != sum(about["counts"].values()):
+            rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             spec = from_dict(about["spec"])
             names = pa.array(models_of(spec.models).names)
             model = pc.index_in(rows["model"].cast(pa.string()), names).to_numpy()

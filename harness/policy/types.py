@@ -127,17 +127,43 @@ class Gpu(NamedTuple):
     sm_choices: tuple[int, ...]  # values of `Run.sms` that are honoured exactly
 
 
-class Model(NamedTuple):
-    """A model as a policy sees it; bytes per GPU of its tensor-parallel group."""
+class Sizes(NamedTuple):
+    """A model's bytes on each GPU of a tensor-parallel group of one degree."""
 
-    layers: int
     tp: int
     weight_bytes: int  # with what its process holds beside weights and KV, if that comes and goes with them
     kv_token_bytes: int
     page_bytes: int  # the granule in which KV memory is taken
+
+
+class Model(NamedTuple):
+    """A model as a policy sees it, at one tensor-parallel degree; bytes per GPU of its group.
+
+    The degree is at first that of the model set. An instance has the degree of its place: the number of its GPUs.
+    """
+
+    layers: int
+    tp: int
+    weight_bytes: int  # this and the next two as in `Sizes`
+    kv_token_bytes: int
+    page_bytes: int
     max_tokens: int  # longest prompt + output that is served
     ttft_slo_s: float
     tpot_slo_s: float
+    sizes: tuple[Sizes, ...] = ()  # at each degree that the engine serves; none: at `tp` alone
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """The degrees at which the engine serves it, in ascending order."""
+        return tuple(sizes.tp for sizes in self.sizes) or (self.tp,)
+
+    def at(self, tp: int) -> Model:
+        """The same model at another of its degrees; ValueError where it has no such degree."""
+        if tp == self.tp:
+            return self
+        if tp not in self.degrees:
+            raise ValueError(f"tensor-parallel degree {tp} is none of {self.degrees}")
+        return self._replace(**self.sizes[self.degrees.index(tp)]._asdict())
 
 
 class Plan(NamedTuple):
@@ -158,6 +184,17 @@ class Profile(Protocol):
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
         """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        ...
+
+    def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of one layer's attention in such a step, alone on its GPUs: what attention elsewhere takes there."""
+        ...
+
+    def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
+        """Seconds of each kernel of such a step, in the order in which they run; they sum to the GPU's part of it.
+
+        Those of all layers, one layer after the other, then the LM head. Host time is no part of them.
+        """
         ...
 
     def load_s(self, inst: Inst, way: str) -> float:

@@ -452,6 +452,10 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     # What HBM gives at best: to a large GEMM of one token, or to a model's own decode attention.
     large_gemm = BF16 * 16384.0**2 / float(gemm_s(q["gemm"], spec, 1, 16384, 16384))
     for i, (shape, tp) in enumerate(rows):
+        if (same := rows.index((shape, tp))) < i:
+            for table in (cost, gemm, head, dec_rate, pre_rate):
+                table[i] = table[same]
+            continue
         L, d = shape.layers, shape.head_dim
         c = cost[i]
         c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
@@ -547,6 +551,20 @@ def _kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: F8, out: F8, pa
     return cast("F8", shape.layers * layer + head)
 
 
+def layer_kernels_s(q: Toml, spec: GpuSpec, shape: Shape, tp: int, m: int) -> tuple[list[float], list[float]]:
+    """Seconds of one layer's kernels for `m` tokens, in the order in which they run: before attention, and after it.
+
+    Norm, QKV, rope, cache write; output, norm, gate and up, activation, down. The output and the down projection are
+    each followed by an all-reduce where the layer is cut over GPUs. The five small ones count as equally long: in steps
+    of few tokens each costs little more than its launch.
+    """
+    n, k = np.array(gemms(shape, tp)).T
+    qkv, out, up, down = gemm_s(q["gemm"], spec, m, n, k).tolist()
+    small = float(small_s(q["small"], spec, shape, tp, np.array(m))) / 5
+    reduced = [float(all_reduce_s(q["all_reduce"], tp, m * shape.hidden))] * (tp > 1)
+    return [small, qkv, small, small], [out, *reduced, small, up, small, down, *reduced]
+
+
 def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
     """Speeds of decode and prefill steps at the shares of SMs, of 1; the host's part is the same at each."""
 
@@ -589,12 +607,17 @@ def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float
     """Solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
     c = r.cost
     gpu_s = _at(r.grid, r.gemm, B + p) + _at(r.grid, r.head, B + n if out is None else out)
-    if B:
-        gpu_s += max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C)
+    gpu_s += attend_s(r, B, C)
     if n:
         gpu_s += c["pre0"] * n + c["pre1"] * p + c["pre2"] * area
     host_s = c["host0"] + c["host1"] * (B + n)
     return float(gpu_s + host_s if c["serial"] else max(gpu_s, host_s))
+
+
+def attend_s(r: Row, B: int, C: float) -> float:
+    """Seconds of all layers' decode attention in a step, as `coef` writes it."""
+    c = r.cost
+    return max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C) if B else 0.0
 
 
 def _at(grid: list[int], f: list[float], x: int) -> float:
@@ -613,6 +636,8 @@ class TableProfile:
     spec: GpuSpec
     ladder: Mapping[str, Way]
     weight_bytes: Mapping[tuple[str, int], int]  # per GPU
+    shapes: Mapping[str, Shape]
+    quantities: Toml  # from which the rows are: they tell how a step's seconds divide among its kernels
     node_gpus: int = 8
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
@@ -631,6 +656,31 @@ class TableProfile:
             return solo
         at = [float(np.interp(seqs, r.seqs, rates)) for rates in r.dec_rate]
         return solo / float(np.interp(sms / self.spec.sms, r.share, at))
+
+    def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of one layer's attention in such a step, alone on its GPUs."""
+        shape, tp = self.shapes[inst.model], _tp(inst)
+        solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
+        if sms is None or seqs == 0:
+            return solo
+        heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+        at = self.quantities["decode"], self.spec, seqs, ctx_tokens / seqs, heads, kv, shape.head_dim
+        part = part_of(self.quantities["share"], np.array(sms / self.spec.sms))
+        return solo * max(1.0, float(decode_s(*at, part) / decode_s(*at)))
+
+    def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
+        """Seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
+
+        The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities.
+        """
+        if seqs == 0:
+            return ()
+        r, shape = self._row(inst), self.shapes[inst.model]
+        before, after = layer_kernels_s(self.quantities, self.spec, shape, _tp(inst), seqs)
+        scale = _at(r.grid, r.gemm, seqs) / shape.layers / (sum(before) + sum(after))
+        attention_s = self.attend_s(inst, seqs, ctx_tokens)
+        layer = [*(scale * s for s in before), attention_s, *(scale * s for s in after)]
+        return (*(layer * shape.layers), _at(r.grid, r.head, seqs))
 
     def load_s(self, inst: Inst, way: str) -> float:
         """Seconds of a `Load` by `way` on idle links."""

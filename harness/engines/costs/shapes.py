@@ -8,6 +8,7 @@ from __future__ import annotations
 from harness.policy.types import Shape, UserError
 
 BF16 = 2  # bytes
+DEGREES = (1, 2, 4, 8)  # of tensor parallelism: those whose all-reduces are in the cost tables
 
 
 def params(shape: Shape) -> int:
@@ -27,6 +28,11 @@ def kv_token_bytes(shape: Shape, tp: int = 1) -> int:
     return BF16 * 2 * shape.layers * _kv_heads(shape, tp) * shape.head_dim
 
 
+def degrees(shape: Shape) -> tuple[int, ...]:
+    """The tensor-parallel degrees by which a shape's heads divide."""
+    return tuple(tp for tp in DEGREES if _divides(shape, tp))
+
+
 def _params(shape: Shape, tp: int) -> int:
     d, heads, kv = shape.hidden, shape.q_heads // tp, _kv_heads(shape, tp)
     attention = d * shape.head_dim * (2 * heads + 2 * kv)  # q, o; k, v
@@ -39,7 +45,10 @@ def _kv_heads(shape: Shape, tp: int) -> int:
     return max(1, shape.kv_heads // tp)
 
 
+def _divides(shape: Shape, tp: int) -> bool:
+    return tp >= 1 and shape.q_heads % tp == 0 and (shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
+
+
 def _check(shape: Shape, tp: int) -> None:
-    divides = tp >= 1 and shape.q_heads % tp == 0
-    if not divides or (shape.kv_heads % tp and tp % shape.kv_heads):
+    if not _divides(shape, tp):
         raise UserError(f"{shape.name}: {shape.q_heads} heads and {shape.kv_heads} KV heads do not split over tp {tp}")

@@ -20,9 +20,11 @@ from harness.engines.machine import (
     Served,
     block_bytes,
     cluster,
+    footprint_bytes,
     granule_bytes,
     machine,
     memory,
+    priced_models,
     profile,
 )
 from harness.engines.sim import kernel, records, state
@@ -102,8 +104,9 @@ class Sim:
         }
         self._elastic = options.get("kv", "paged") == "elastic"
         layout: Any = options.get("process", "model")
-        self.cluster = cluster(config, self._elastic, self._machine, layout)
-        self._memory = memory(config, self._machine.spec, layout)
+        self._layout: process.Layout = layout
+        self.cluster = cluster(config, self._elastic, self._machine, self._layout)
+        self._memory = memory(config, self._machine.spec, self._layout)
         self._ways = self._machine.ladder
         self.can = frozenset(
             {
@@ -116,6 +119,7 @@ class Sim:
         self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
         self._host = self._machine.host
         self._model = {m.name: k for k, m in enumerate(config.models)}
+        self._rows = {(m.name, m.tp): k for k, m in enumerate(priced_models(config))}  # of the cost tables
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
         self._places: list[Gpus] = []  # the GPUs of each, none for hosts
@@ -201,8 +205,7 @@ class Sim:
             places = [c.gpus + inst.place.node]
         else:
             gpus, places = inst.place, list(inst.place)
-            if len(places) != model.tp:
-                raise ValueError(f"{inst.model} runs on {model.tp} GPUs, not {len(places)}")
+            model = model.at(len(places))
             if len(set(places)) != len(places) or not all(0 <= g < c.gpus for g in places):
                 raise ValueError(f"no such place {inst.place}")
         if places[0] >= len(S.gpus):
@@ -214,11 +217,12 @@ class Sim:
         I[:row] = S.insts
         i = I[row]
         size = block_bytes(c, model)
-        i["model"], i["gpu_count"], i["cost"], i["host"], i["is_host"] = k, len(places), k, home, host
+        i["model"], i["gpu_count"], i["host"], i["is_host"] = k, len(places), home, host
+        i["cost"] = self._rows[model.name, model.tp]
         i["block_bytes"] = size * model.tp if host else size
         i["granule"], i["granule_blocks"], i["fragmentation"] = i["block_bytes"], 1, 0
         i["weight_bytes"] = shapes.weight_bytes(model.shape, model.tp)
-        i["footprint"] = 0 if host else i["weight_bytes"] + self._memory.process_bytes[k]
+        i["footprint"] = 0 if host else footprint_bytes(c, model, self._layout)
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
@@ -234,8 +238,8 @@ class Sim:
             i["kin"] = kin[0]
             I[kin[-2:][0]]["kin"] = row
         S.put(insts=I)
-        if not host:
-            kernel.merge_pools(S.at, row)
+        for g in gpus[1:]:
+            kernel.tie(S.at, gpus[0], g)
         self._weights = S.insts.view(np.ndarray)["state"]
         self._inst[inst] = row
         self._insts.append(inst)
@@ -265,7 +269,14 @@ class Sim:
         b["ends"] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
         N["end"][-2:] = math.inf
-        S.put(batches=B, lanes=N)
+        first, places = len(S.demands), self._places[i]
+        D = more(S.demands, 2 * len(places))
+        for slot in (0, 1):
+            k = first + slot * len(places)
+            N["demand"][slot - 2] = k if places else -1
+            D["gpu"][k : k + len(places)] = places
+            D["next"][k : k + len(places)] = [*range(k + 1, k + len(places)), -1][: len(places)]
+        S.put(batches=B, lanes=N, demands=D)
         self._batch[batch] = row
         self._batches.append(batch)
         return row
@@ -586,7 +597,8 @@ class Sim:
             n = kernel.movables(S.at, b, int(to is None))
             if n == 0:
                 return "no KV to move"
-            parts = 2 * self.config.models[self._model[who.inst.model]].tp
+            model = self.config.models[self._model[who.inst.model]]
+            parts = 2 * max(model.tp, *model.degrees, 1)
             self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
             kernel.move_batch(S.at, b, self._account(who.inst.model, to), self._note(action, n))
             return None

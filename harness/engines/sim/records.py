@@ -24,6 +24,7 @@ WORLD = record(
     models           i8   address   MODEL
     batches          i8   address   BATCH
     lanes            i8   address   LANE
+    demands          i8   address   DEMAND
     requests         i8   address   REQUEST
     events           i8   address   EVENT
     transfers        i8   address   TRANSFER
@@ -61,15 +62,16 @@ WORLD = record(
     events_told      i8   count     events of this instant
     left             i8   count     requests that have not ended
     lookahead_steps  i8   steps     that are scheduled ahead: a prompt joins so many after the one that is under way
-    cost             i8   address   COST, a row for each model
+    cost             i8   address   COST, a row for each model and degree at which it is served
     grid             i8   address   token counts at which `gemm` and `head` are given
-    gemm             i8   address   seconds, by model and point of the grid
-    head             i8   address   seconds, by model and point of the grid
+    gemm             i8   address   seconds, by row of COST and point of the grid
+    head             i8   address   seconds, by row of COST and point of the grid
     share            i8   address   shares of the SMs at which speeds are given
     seqs             i8   address   batch sizes at which speeds of decode steps are given
-    dec_rate         i8   address   speeds of decode steps, by model, share and batch size
-    pre_rate         i8   address   speeds of steps with prefill tokens, by model and share
+    dec_rate         i8   address   speeds of decode steps, by row of COST, share and batch size
+    pre_rate         i8   address   speeds of steps with prefill tokens, by row of COST and share
     route            i8   address   row of BATCH that takes a model's arrivals, by model; -1: none
+    n_rows           i8   count     rows of COST
     n_points         i8   count     points of `grid`
     n_shares         i8   count     points of `share`
     n_batch_sizes    i8   count     points of `seqs`
@@ -120,7 +122,7 @@ GPU = record(
     sms            i8  SMs       of the GPU
     pool           i8  row       of GPU: the pool in which its lanes compete
     node           i8  number    of the node that it is in
-    active         i8  count     busy lanes on this GPU
+    active         i8  count     busy lanes with a demand of this GPU
     barred         i8  flag      a load or move waits for its memory, and those issued later wait behind it
     """
 )
@@ -231,8 +233,6 @@ LANE = record(
     rate           f8  ratio     solo seconds a second; 0: not shared out yet
     end            f8  s         when the step or span ends at this rate
     started_s      f8  s         when it began
-    compute        f8  ratio     of a GPU's compute that it demands at rate 1
-    hbm            f8  ratio     of a GPU's memory bandwidth that it demands at rate 1
     max_rate       f8  ratio     its rate when nobody competes
     new_rate       f8  ratio     its rate once all are shared out
     quota          f8  s         of a turn; infinite: it is a turn of steps
@@ -261,6 +261,17 @@ LANE = record(
     ran            i8  steps     of the lane that are over
     own            i8  bits      BY_*: caps on a step that are the engine's own, not the order's
     bound          i8  bits      BY_*: the engine's own caps that bind the step in flight
+    demand         i8  row       of DEMAND: the first of its list: each GPU of its instance in order, then any others
+    """
+)
+
+DEMAND = record(
+    """What a lane demands of one GPU while its step or span is in flight, at rate 1.
+
+    compute        f8  ratio     of the GPU's compute
+    hbm            f8  ratio     of its memory bandwidth
+    gpu            i8  row       of GPU
+    next           i8  row       of DEMAND: the next of the lane
     """
 )
 

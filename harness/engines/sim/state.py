@@ -58,13 +58,14 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "models": records.MODEL,
     "batches": records.BATCH,
     "lanes": records.LANE,
+    "demands": records.DEMAND,
     "requests": records.REQUEST,
     "events": records.EVENT,
     "transfers": records.TRANSFER,
     "actions": records.ACTION,
     "log": records.LOG,
 }
-gpu_at, link_at, inst_at, model_at, batch_at, lane_at, req_at, event_at, xfer_at, action_at, log_at = (
+gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at = (
     rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
 )
 world = rows_at(records.WORLD)
@@ -85,14 +86,14 @@ class Tables(NamedTuple):
 
 
 NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
-    "cost": (COST, "n_models"),
+    "cost": (COST, "n_rows"),
     "grid": (np.dtype("i8"), "n_points"),
-    "gemm": (np.dtype("f8"), "n_models n_points"),
-    "head": (np.dtype("f8"), "n_models n_points"),
+    "gemm": (np.dtype("f8"), "n_rows n_points"),
+    "head": (np.dtype("f8"), "n_rows n_points"),
     "share": (np.dtype("f8"), "n_shares"),
     "seqs": (np.dtype("f8"), "n_batch_sizes"),
-    "dec_rate": (np.dtype("f8"), "n_models n_shares n_batch_sizes"),
-    "pre_rate": (np.dtype("f8"), "n_models n_shares"),
+    "dec_rate": (np.dtype("f8"), "n_rows n_shares n_batch_sizes"),
+    "pre_rate": (np.dtype("f8"), "n_rows n_shares"),
     "route": (np.dtype("i8"), "n_models"),
 }  # of `Tables`
 cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, route_at = (

@@ -41,12 +41,12 @@ from harness.engines.sim.kernel.members import next_member as next_member
 from harness.engines.sim.kernel.members import on_request as on_request
 from harness.engines.sim.kernel.members import withdraw as withdraw
 from harness.engines.sim.kernel.memory import never as never
-from harness.engines.sim.kernel.peek import merge_pools as merge_pools
 from harness.engines.sim.kernel.peek import peek_batch as peek_batch
 from harness.engines.sim.kernel.peek import peek_free as peek_free
 from harness.engines.sim.kernel.peek import peek_request as peek_request
 from harness.engines.sim.kernel.peek import peek_used as peek_used
 from harness.engines.sim.kernel.peek import settle as settle
+from harness.engines.sim.kernel.peek import tie as tie
 from harness.engines.sim.kernel.steps import evict as evict
 from harness.engines.sim.kernel.turns import limit as limit
 from harness.engines.sim.kernel.turns import run_lane as run_lane

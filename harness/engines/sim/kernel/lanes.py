@@ -6,7 +6,19 @@ import math
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.memory import fits, needs, put, shares_gpu
-from harness.engines.sim.state import HALF_NS, IDLE, INF, SPAN, batch_at, gpu_at, inst_at, lane_at, log_at, world
+from harness.engines.sim.state import (
+    HALF_NS,
+    IDLE,
+    INF,
+    SPAN,
+    batch_at,
+    demand_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    log_at,
+    world,
+)
 
 
 @jit
@@ -204,13 +216,22 @@ def segment(S: int, lane: int, upto: float) -> None:
 
 
 @jit
-def on_gpu(S: int, lane: int, g: int) -> bool:
-    """Whether a lane runs on a GPU."""
-    i = batch_at(S, lane >> 1).inst
-    for j in range(inst_at(S, i).gpu_count):
-        if inst_at(S, i).gpus[j] == g:
-            return True
-    return False
+def demand_on(S: int, lane: int, g: int) -> int:
+    """What a lane demands of a GPU, or -1."""
+    d = lane_at(S, lane).demand
+    while d >= 0 and demand_at(S, d).gpu != g:
+        d = demand_at(S, d).next
+    return d
+
+
+@jit
+def ask(S: int, lane: int, compute: float, hbm: float) -> None:
+    """Demand as much of each GPU of a lane's instance."""
+    d = lane_at(S, lane).demand
+    for _ in range(inst_at(S, batch_at(S, lane >> 1).inst).gpu_count):
+        demand_at(S, d).compute = compute
+        demand_at(S, d).hbm = hbm
+        d = demand_at(S, d).next
 
 
 @jit
@@ -270,10 +291,11 @@ def share(S: int, p: int) -> None:
             n = lane_at(S, lane)
             if not n.frozen:
                 stop = n.max_rate <= level
-                i = batch_at(S, lane >> 1).inst
-                for j in range(inst_at(S, i).gpu_count):
-                    if gpu_at(S, inst_at(S, i).gpus[j]).level <= level:
+                d = n.demand
+                while d >= 0:
+                    if gpu_at(S, demand_at(S, d).gpu).level <= level:
                         stop = True
+                    d = demand_at(S, d).next
                 if stop:
                     n.new_rate = level
                     n.frozen = 1
@@ -293,13 +315,14 @@ def saturation(S: int, p: int, g: int) -> float:
     lane = gpu_at(S, p).head
     while lane >= 0:
         n = lane_at(S, lane)
-        if on_gpu(S, lane, g):
+        d = demand_on(S, lane, g)
+        if d >= 0:
             if n.frozen:
-                c_left -= n.compute * n.new_rate
-                h_left -= n.hbm * n.new_rate
+                c_left -= demand_at(S, d).compute * n.new_rate
+                h_left -= demand_at(S, d).hbm * n.new_rate
             else:
-                c += n.compute
-                h += n.hbm
+                c += demand_at(S, d).compute
+                h += demand_at(S, d).hbm
         lane = n.next
     level = INF
     if c > 0.0:
@@ -331,11 +354,13 @@ def activate(S: int, lane: int) -> None:
     P.lanes += 1
     P.touched = 1
     inst_at(S, i).busy += 1
-    for j in range(inst_at(S, i).gpu_count):
-        g = gpu_at(S, inst_at(S, i).gpus[j])
+    d = n.demand
+    while d >= 0:
+        g = gpu_at(S, demand_at(S, d).gpu)
         if g.active == 0:
             g.busy_since = W.now
         g.active += 1
+        d = demand_at(S, d).next
 
 
 @jit
@@ -359,10 +384,12 @@ def retire(S: int, lane: int) -> None:
     n.busy = IDLE
     inst_at(S, i).busy -= 1
     now = W.now
-    for j in range(inst_at(S, i).gpu_count):
-        g = gpu_at(S, inst_at(S, i).gpus[j])
-        g.hbm_s += n.hbm * n.work
-        g.flop_s += n.compute * n.work
+    d = n.demand
+    while d >= 0:
+        g = gpu_at(S, demand_at(S, d).gpu)
+        g.hbm_s += demand_at(S, d).hbm * n.work
+        g.flop_s += demand_at(S, d).compute * n.work
         g.active -= 1
         if g.active == 0:
             g.busy_s += now - g.busy_since
+        d = demand_at(S, d).next

@@ -279,17 +279,23 @@ def transfer(S: int, kind: int, r: int, src: int, dst: int, blocks: int) -> int:
 
 @jit
 def route_kv(S: int, x: int, src: int, dst: int, blocks: int) -> None:
-    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any."""
+    """The links that KV takes: PCIe to and from a host, peer links between GPUs where there are any.
+
+    Between groups of two degrees it is cut anew: what the new one holds comes in equal parts from the GPUs of the old.
+    """
     I, J = inst_at(S, src), inst_at(S, dst)
-    for j in range(J.gpu_count if I.is_host else I.gpu_count):
-        if I.is_host:
+    if I.is_host:
+        for j in range(J.gpu_count):
             add_part(S, x, 4 * inst_at(S, dst).gpus[j], float(blocks * J.block_bytes))
-            continue
-        g = inst_at(S, src).gpus[j]
-        size = float(blocks * I.block_bytes)
-        if J.is_host:
-            add_part(S, x, 4 * g + 1, size)
-            continue
+        return
+    if J.is_host:
+        for j in range(I.gpu_count):
+            add_part(S, x, 4 * inst_at(S, src).gpus[j] + 1, float(blocks * I.block_bytes))
+        return
+    pairs = max(I.gpu_count, J.gpu_count)
+    size = float(blocks * J.block_bytes * J.gpu_count) / pairs
+    for j in range(pairs):
+        g = inst_at(S, src).gpus[j % I.gpu_count]
         h = inst_at(S, dst).gpus[j % J.gpu_count]
         link = 4 * g + (2 if gpu_at(S, g).node == gpu_at(S, h).node else 3)
         if link_at(S, link).bytes_per_s > 0.0:

@@ -132,30 +132,27 @@ def peek_request(S: int, r: int) -> tuple[int, int, int, int]:
 
 
 @jit
-def merge_pools(S: int, i: int) -> None:
-    """An instance ties its GPUs together: their lanes compete as one pool from now on."""
+def tie(S: int, one: int, other: int) -> None:
+    """Lanes have demands of both GPUs: those of their pools compete as one pool from now on."""
     W = world(S)
-    I = inst_at(S, i)
-    to = gpu_at(S, I.gpus[0]).pool
-    for j in range(1, I.gpu_count):
-        old = gpu_at(S, I.gpus[j]).pool
-        if old == to:
-            continue
-        for g in range(W.n_gpus):
-            if gpu_at(S, g).pool == old:
-                gpu_at(S, g).pool = to
-        lane = gpu_at(S, old).head
-        while lane >= 0:
-            nxt = lane_at(S, lane).next
-            lane_at(S, lane).next = gpu_at(S, to).head
-            gpu_at(S, to).head = lane
-            gpu_at(S, to).lanes += 1
-            lane = nxt
-        gpu_at(S, old).head = -1
-        gpu_at(S, old).lanes = 0
-        gpu_at(S, old).end = INF
-        gpu_at(S, to).touched = 1
-        next_end(S, to)
+    to, old = gpu_at(S, one).pool, gpu_at(S, other).pool
+    if to == old:
+        return
+    for g in range(W.n_gpus):
+        if gpu_at(S, g).pool == old:
+            gpu_at(S, g).pool = to
+    lane = gpu_at(S, old).head
+    while lane >= 0:
+        nxt = lane_at(S, lane).next
+        lane_at(S, lane).next = gpu_at(S, to).head
+        gpu_at(S, to).head = lane
+        gpu_at(S, to).lanes += 1
+        lane = nxt
+    gpu_at(S, old).head = -1
+    gpu_at(S, old).lanes = 0
+    gpu_at(S, old).end = INF
+    gpu_at(S, to).touched = 1
+    next_end(S, to)
 
 
 @jit

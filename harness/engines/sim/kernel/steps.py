@@ -7,7 +7,7 @@ import math
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.cost import noise, power_below, speed, step_s, table
 from harness.engines.sim.kernel.events import tell
-from harness.engines.sim.kernel.lanes import activate, dirty, pool_of, retire, room, segment, solo_at, wake
+from harness.engines.sim.kernel.lanes import activate, ask, dirty, pool_of, retire, room, segment, solo_at, wake
 from harness.engines.sim.kernel.links import elsewhere, leave, set_weights, transfer
 from harness.engines.sim.kernel.lists import push, unlink
 from harness.engines.sim.kernel.members import (
@@ -365,8 +365,8 @@ def form(S: int, T: Tables, lane: int) -> None:
             r = q.next_piece
         C = float(B.context) if run > 0 else 0.0
         solo = step_s(T, c, run, C, tokens, pieces, area, out)
-        n.compute = min(1.0, (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo))
-        n.hbm = min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo))
+        compute = (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
+        ask(S, lane, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo)))
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         B.prefills += 1
@@ -429,8 +429,8 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
     q = power_below(B.context)
     solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
-    n.compute = min(1.0, (k.fl_tok * run) / (k.flops * solo))
-    n.hbm = min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo))
+    compute = (k.fl_tok * run) / (k.flops * solo)
+    ask(S, lane, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
         steps = min(steps, n.turn_max - n.turn_steps)

@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from harness.experiment.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
 from harness.experiment.compare import AA
 from harness.experiment.reproduce import Reproduced
 from harness.report import table
-from harness.report.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
 from harness.rows import statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 
