@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import Outcome, replay
@@ -84,7 +84,7 @@ def child(name: str, n: int) -> None:
         Served(m.name, m.shape._replace(max_tokens=2048), m.tp, *SLO_S) for m in model_set(case.models).members
     )
     names, each = tuple(m.name for m in served), Plan(case.rate / len(served), 600, 300, "trace")
-    config = Config(served, gpu=case.gpu, gpus=case.gpus, noise=cost.noise("h100", "vllm-graph"),
+    config = Config(served, gpu=case.gpu, gpus=case.gpus, noise=quantities.noise("h100", "vllm-graph"),
                     plan=dict.fromkeys(names, each))  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         t = time.process_time()

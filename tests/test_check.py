@@ -336,7 +336,7 @@ class Repeats(Sim):
 )
 def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "find", lambda _: engine)
-    found = check(str(SOUND[0]), only=law, case="simultaneous")
+    found = check(str(HERE / "sound" / "on_demand.py"), only=law, case="simultaneous")
     assert says in found[0].message
 
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.costs import cost
+from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.coef import Tables
-from harness.engines.costs.cost import TableProfile
+from harness.engines.costs.profile import TableProfile
 from harness.policy.types import Host, Inst, Shape, UserError
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
@@ -26,9 +26,9 @@ SHAPES = {
     "gemma-2b": Shape("gemma-2b", 18, 2048, 8, 1, 256, 16384, 256000, True, True, 8192),
     "70B": Shape("Llama-3.3-70B", 80, 8192, 64, 8, 128, 28672, 128256, True, False, 8192),
 }
-KINDS = cost.gpu_kinds()
+KINDS = quantities.gpu_kinds()
 ROWS = [(shape, tp) for shape in SHAPES.values() for tp in (1, 2, 4)]
-TABLES = {(kind, host): cost.tables(ROWS, kind, host) for kind in KINDS for host in ("none", "vllm-graph")}
+TABLES = {(kind, host): coefficients.tables(ROWS, kind, host) for kind in KINDS for host in ("none", "vllm-graph")}
 BARE = {kind: TABLES[kind, "none"] for kind in KINDS}
 
 rows = st.integers(0, len(ROWS) - 1)
@@ -37,13 +37,13 @@ hosts = st.sampled_from(("none", "vllm-graph"))
 
 
 def prefill_s(t: Tables, row: int, tokens: int) -> float:
-    return cost.step_s(cost.row(t, row), p=tokens, n=1, area=tokens * tokens / 2)
+    return profile.step_s(profile.row(t, row), p=tokens, n=1, area=tokens * tokens / 2)
 
 
 def test_kinds_are_those_promised() -> None:
     assert set(KINDS) == {"a100-40g", "a100-80g", "h100", "h200", "l40s", "h800", "h20"}
-    assert cost.gpu("H100-80G") == cost.gpu("h100")
-    assert set(cost.hosts()) == {
+    assert quantities.gpu("H100-80G") == quantities.gpu("h100")
+    assert set(quantities.hosts()) == {
         *("vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
         *("vllm-graph", "sglang-eager-2024", "vllm-eager", "none"),
     }
@@ -57,9 +57,9 @@ def test_a_decode_step_grows_with_sequences_and_context(
     kind: str, host: str, row: int, B: int, ctx: int, more: int, longer: int
 ) -> None:
     t = TABLES[kind, host]
-    here = cost.step_s(cost.row(t, row), B=B, C=B * ctx)
-    assert cost.step_s(cost.row(t, row), B=B + more, C=B * ctx) >= here
-    assert cost.step_s(cost.row(t, row), B=B, C=B * (ctx + longer)) >= here
+    here = profile.step_s(profile.row(t, row), B=B, C=B * ctx)
+    assert profile.step_s(profile.row(t, row), B=B + more, C=B * ctx) >= here
+    assert profile.step_s(profile.row(t, row), B=B, C=B * (ctx + longer)) >= here
 
 
 @given(kinds, hosts, rows, st.integers(1, 16384), st.integers(0, 2048))
@@ -70,16 +70,16 @@ def test_a_prefill_grows_with_its_tokens(kind: str, host: str, row: int, tokens:
 
 @given(kinds, rows, st.integers(1, 256), st.integers(1, 8192))
 def test_a_decode_step_is_no_faster_than_its_bytes(kind: str, row: int, B: int, ctx: int) -> None:
-    t, spec = BARE[kind], cost.gpu(kind)
+    t, spec = BARE[kind], quantities.gpu(kind)
     c = t.cost[row]
-    step = cost.step_s(cost.row(t, row), B=B, C=B * ctx)
+    step = profile.step_s(profile.row(t, row), B=B, C=B * ctx)
     assert step >= (c["wbytes"] + c["kbytes"] * B * ctx) / spec.hbm
     assert step >= c["fl_tok"] * B / spec.flops
 
 
 @given(kinds, rows, st.integers(1, 16384))
 def test_a_prefill_is_no_faster_than_its_bytes_and_flops(kind: str, row: int, tokens: int) -> None:
-    t, spec = BARE[kind], cost.gpu(kind)
+    t, spec = BARE[kind], quantities.gpu(kind)
     c = t.cost[row]
     step = prefill_s(t, row, tokens)
     assert step >= c["wbytes"] / spec.hbm
@@ -90,7 +90,7 @@ def test_a_prefill_is_no_faster_than_its_bytes_and_flops(kind: str, row: int, to
 def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: int, ctx: int) -> None:
     t = BARE[kind]
     one, two, four = (ROWS.index((SHAPES[name], tp)) for tp in (1, 2, 4))
-    steps = [cost.step_s(cost.row(t, row), B=B, C=B * ctx) for row in (one, two, four)]
+    steps = [profile.step_s(profile.row(t, row), B=B, C=B * ctx) for row in (one, two, four)]
     assert steps[1] < steps[0]
     assert steps[1] > steps[0] / 2 * 0.85  # at best by half, but for smaller GEMMs' luck with tiles
     if kind != "l40s":  # all-reduces over PCIe
@@ -105,8 +105,8 @@ def test_coefficients_are_finite_and_not_negative(kind: str) -> None:
         assert (array >= 0).all()
     for name in ("wbytes", "kbytes", "fl_tok", "fl_area", "flops", "hbm"):
         assert (t.cost[name] > 0).all()
-    assert (t.cost["flops"] <= cost.gpu(kind).flops).all()
-    assert (t.cost["hbm"] <= cost.gpu(kind).hbm).all()
+    assert (t.cost["flops"] <= quantities.gpu(kind).flops).all()
+    assert (t.cost["hbm"] <= quantities.gpu(kind).hbm).all()
     assert (np.diff(t.gemm) >= 0).all()
     assert (np.diff(t.head) >= 0).all()
 
@@ -127,36 +127,38 @@ def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind:
 def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:
     bare, graph = BARE["h100"], TABLES["h100", "vllm-graph"]
     row = ROWS.index((LLAMA_8B, 1))
-    assert cost.step_s(cost.row(graph, row), B=64, C=65536) == cost.step_s(cost.row(bare, row), B=64, C=65536)
-    serial = cost.tables([(LLAMA_8B, 1)], "h100", "sglang-eager-2024")
-    assert cost.step_s(cost.row(serial, 0), B=64, C=65536) == pytest.approx(
-        cost.step_s(cost.row(bare, row), B=64, C=65536) + 4.3e-3
+    assert profile.step_s(profile.row(graph, row), B=64, C=65536) == profile.step_s(
+        profile.row(bare, row), B=64, C=65536
+    )
+    serial = coefficients.tables([(LLAMA_8B, 1)], "h100", "sglang-eager-2024")
+    assert profile.step_s(profile.row(serial, 0), B=64, C=65536) == pytest.approx(
+        profile.step_s(profile.row(bare, row), B=64, C=65536) + 4.3e-3
     )
 
 
 def test_a_sampler_that_sorts_is_paid_for_each_row_and_entry() -> None:
-    host = cost.host("vllm-0.12", "h100")
+    host = quantities.host("vllm-0.12", "h100")
     plain = LLAMA_8B._replace(sampled=False)
-    at = [cost.row(cost.tables([(s._replace(sampled=x), tp)], "h100", "vllm-0.12"), 0)
+    at = [profile.row(coefficients.tables([(s._replace(sampled=x), tp)], "h100", "vllm-0.12"), 0)
           for s, tp in ((plain, 1), (plain, 2)) for x in (False, True)]  # fmt: skip
     for off, on in (at[:2], at[2:]):  # not divided over a group
         for B in (1, 30, 200):
-            extra = cost.step_s(on, B=B, C=B * 512) - cost.step_s(off, B=B, C=B * 512)
+            extra = profile.step_s(on, B=B, C=B * 512) - profile.step_s(off, B=B, C=B * 512)
             assert extra == pytest.approx(B * 128256 * host.sample_s)
         # a prompt that does not end in the step is not sampled
-        assert cost.step_s(on, p=512, n=1, area=0, out=0) == cost.step_s(off, p=512, n=1, area=0, out=0)
+        assert profile.step_s(on, p=512, n=1, area=0, out=0) == profile.step_s(off, p=512, n=1, area=0, out=0)
 
 
 def test_hosts_that_hand_inputs_to_workers_pay_for_each_doubling() -> None:
-    host = cost.host("vllm-0.6", "h100")
+    host = quantities.host("vllm-0.6", "h100")
     for tp, doublings in ((1, 0), (2, 1), (4, 2)):
-        c = cost.tables([(LLAMA_8B, tp)], "h100", "vllm-0.6").cost[0]
+        c = coefficients.tables([(LLAMA_8B, tp)], "h100", "vllm-0.6").cost[0]
         assert c["host0"] == pytest.approx(host.host0 + doublings * host.host_tp)
 
 
 @pytest.mark.parametrize("name", ["vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"])
 def test_engines_that_schedule_ahead_do_so_by_a_step(name: str) -> None:
-    assert cost.host(name, "h100").lookahead_steps == (name in ("vllm-0.15", "sglang-0.5"))
+    assert quantities.host(name, "h100").lookahead_steps == (name in ("vllm-0.15", "sglang-0.5"))
 
 
 def test_weights_and_context_are_counted_in_bytes() -> None:
@@ -173,7 +175,7 @@ def test_weights_and_context_are_counted_in_bytes() -> None:
 @pytest.mark.parametrize(("B", "ms"), [(1, 6.5), (32, 8.7), (64, 10.8), (128, 13.0)])
 def test_decode_of_8b_on_h100_as_summed_from_the_measured_kernels(B: int, ms: float) -> None:
     row = ROWS.index((LLAMA_8B, 1))
-    assert 1e3 * cost.step_s(cost.row(BARE["h100"], row), B=B, C=B * 1024) == pytest.approx(ms, rel=0.10)
+    assert 1e3 * profile.step_s(profile.row(BARE["h100"], row), B=B, C=B * 1024) == pytest.approx(ms, rel=0.10)
 
 
 @pytest.mark.parametrize(("tokens", "ms"), [(128, 7.4), (512, 11.5), (1024, 21.5), (4096, 88.6)])
@@ -186,13 +188,13 @@ def test_prefill_of_8b_on_h100_as_summed_from_the_measured_kernels(tokens: int, 
 )
 def test_a_decode_of_32_on_32_sms_slows_as_published(kind: str, of: int, sms: int, slowdown: float) -> None:
     # Measured on SGLang, whose host time is serial when phases are multiplexed; our curves were fitted on A100 alone.
-    t = cost.tables([(LLAMA_8B, 1)], kind, "sglang-eager-2024")
+    t = coefficients.tables([(LLAMA_8B, 1)], kind, "sglang-eager-2024")
     speed = np.interp(sms / of, t.share, t.dec_rate[0, :, list(t.seqs).index(32)])
     assert 1 / speed == pytest.approx(slowdown, rel=0.10)
 
 
 def test_few_sms_slow_large_batches_more() -> None:
-    t = cost.tables([(SHAPES["13B"], 1)], "a100-80g", "none")
+    t = coefficients.tables([(SHAPES["13B"], 1)], "a100-80g", "none")
     at = np.array([np.interp(0.3, t.share, t.dec_rate[0, :, list(t.seqs).index(B)]) for B in (1, 64, 256)])
     assert at[2] < at[0]
     assert 1.5 < 1 / at[1] < 2.1
@@ -200,27 +202,31 @@ def test_few_sms_slow_large_batches_more() -> None:
 
 
 def test_only_saturating_decodes_double_each_other() -> None:
-    t = cost.tables([(LLAMA_8B, 1), (SHAPES["1B"], 1)], "a100-80g", "vllm-graph")
+    t = coefficients.tables([(LLAMA_8B, 1), (SHAPES["1B"], 1)], "a100-80g", "vllm-graph")
 
     def demand(row: int, B: int, ctx: int) -> float:
         c = t.cost[row]
-        return float((c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * cost.step_s(cost.row(t, row), B=B, C=B * ctx)))
+        return float(
+            (c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * profile.step_s(profile.row(t, row), B=B, C=B * ctx))
+        )
 
     assert 0.9 < demand(0, 64, 8192) <= 1.02
     assert demand(1, 1, 512) < 0.75
 
 
-def profile(
+def table_profile(
     t: Tables, sizes: Mapping[tuple[str, int], int], kind: str = "h100", shape: Shape = LLAMA_8B
 ) -> TableProfile:
     """What policies may ask of tables whose rows are one model at the degrees of `sizes`."""
-    rows = {key: cost.row(t, i) for i, key in enumerate(sizes)}
-    return TableProfile(rows, cost.gpu(kind), cost.ladder(kind), sizes, {"m": shape}, cost.quantities(kind))
+    rows = {key: profile.row(t, i) for i, key in enumerate(sizes)}
+    return TableProfile(
+        rows, quantities.gpu(kind), quantities.ladder(kind), sizes, {"m": shape}, quantities.quantities(kind)
+    )
 
 
 def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
-    t = cost.tables([(LLAMA_8B, 1)], "h100", "none")
-    p = profile(t, {("m", 1): 16 * 10**9})
+    t = coefficients.tables([(LLAMA_8B, 1)], "h100", "none")
+    p = table_profile(t, {("m", 1): 16 * 10**9})
     inst = Inst("m", (0,))
     load = {way: p.load_s(inst, way) for way in p.ladder}
     assert load["host"] == pytest.approx(0.01 + 16e9 / 54e9)
@@ -232,11 +238,11 @@ def test_the_ladder_orders_the_ways_of_8b_on_h100() -> None:
 
 
 def test_a_profile_is_the_table() -> None:
-    t = cost.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "vllm-graph")
+    t = coefficients.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "vllm-graph")
     sizes = {("m", 1): 16 * 10**9, ("m", 2): 8 * 10**9}
-    p = profile(t, sizes)
+    p = table_profile(t, sizes)
     one, two = Inst("m", (0,)), Inst("m", (0, 1))
-    assert p.step_s(one, 8, 8192) == cost.step_s(cost.row(t, 0), B=8, C=8192)
+    assert p.step_s(one, 8, 8192) == profile.step_s(profile.row(t, 0), B=8, C=8192)
     assert p.prefill_s(two, 700) == prefill_s(t, 1, 700)
     assert p.prefill_s(one, 700, sms=132) == p.prefill_s(one, 700)
     assert p.step_s(one, 8, 8192, sms=64) > p.step_s(one, 8, 8192)
@@ -250,8 +256,8 @@ def test_a_profile_is_the_table() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_kernels_sum_to_the_gpus_part_of_a_step(kind: str, host: str, name: str) -> None:
     shape, degrees = SHAPES[name], (1, 2, 4)
-    t = cost.tables([(shape, tp) for tp in degrees], kind, host)
-    p = profile(t, {("m", tp): 1 for tp in degrees}, kind, shape)
+    t = coefficients.tables([(shape, tp) for tp in degrees], kind, host)
+    p = table_profile(t, {("m", tp): 1 for tp in degrees}, kind, shape)
     for tp, c in zip(degrees, t.cost, strict=True):
         inst, count = Inst("m", tuple(range(tp))), 10 if tp == 1 else 12  # two all-reduces
         assert (p.kernels_s(inst, 0, 0), p.attend_s(inst, 0, 0)) == ((), 0.0)
@@ -267,19 +273,19 @@ def test_kernels_sum_to_the_gpus_part_of_a_step(kind: str, host: str, name: str)
 
 
 def test_the_kernels_of_an_8b_at_one_token() -> None:
-    p = profile(cost.tables([(LLAMA_8B, 1)], "h100", "none"), {("m", 1): 1})
+    p = table_profile(coefficients.tables([(LLAMA_8B, 1)], "h100", "none"), {("m", 1): 1})
     norm, qkv, rope, cache, _, out, again, up, activation, down = p.kernels_s(Inst("m", (0,)), 1, 100)[:10]
     assert norm == rope == cache == again == activation
     assert norm < out < qkv < down < up  # by the bytes of their weights: 4,096 x (4,096, 6,144, 14,336, 28,672)
 
 
 def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
-    p = profile(cost.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "none"), {("m", 1): 1, ("m", 2): 1})
+    p = table_profile(coefficients.tables([(LLAMA_8B, 1), (LLAMA_8B, 2)], "h100", "none"), {("m", 1): 1, ("m", 2): 1})
     one, two = Inst("m", (0,)), Inst("m", (0, 1))
     at = [p.attend_s(one, 64, 64 * ctx) for ctx in (256, 1024, 4096, 16_384)]
     assert at == sorted(at)
     # far out it streams: 4 KiB a token and layer over 64 sequences of 16,384 tokens, near the card's HBM
-    assert 0.6 < 64 * 16_384 * 4096 / cost.gpu("h100").hbm / at[-1] <= 1.0
+    assert 0.6 < 64 * 16_384 * 4096 / quantities.gpu("h100").hbm / at[-1] <= 1.0
     assert 0.45 < p.attend_s(two, 64, 64 * 4096) / at[2] < 0.7
     parts = [p.attend_s(one, 64, 64 * 4096, sms) for sms in (16, 64, 132)]
     assert parts == sorted(parts, reverse=True)
@@ -291,11 +297,11 @@ def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("host", cost.hosts())
+@pytest.mark.parametrize("host", quantities.hosts())
 def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
-    said = cost.sources(ROWS, kind, host)
+    said = quantities.sources(ROWS, kind, host)
     assert all(s.source and s.formula and s.error for s in said)
-    assert 0 <= cost.noise(kind, host) < 0.2
+    assert 0 <= quantities.noise(kind, host) < 0.2
     measured = {s.quantity.split(".")[1] for s in said if "held out" in s.error and "." in s.quantity}
     unmeasured = {"h20", "a100-40g"}
     assert measured >= (set() if kind in unmeasured else {"gemm", "prefill", "decode"})
@@ -305,11 +311,11 @@ def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
 
 def test_users_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean h100"):
-        cost.gpu("h10")
+        quantities.gpu("h10")
     with pytest.raises(UserError, match="unknown host profile 'vlm'"):
-        cost.tables(ROWS, "h100", "vlm")
+        coefficients.tables(ROWS, "h100", "vlm")
     with pytest.raises(UserError, match="do not split over tp 8"):
-        cost.tables([(LLAMA_8B._replace(q_heads=28, kv_heads=4), 8)], "h100", "none")
+        coefficients.tables([(LLAMA_8B._replace(q_heads=28, kv_heads=4), 8)], "h100", "none")
     table = tmp_path / "mine.toml"
     mine = {
         "": "No such file",
@@ -320,11 +326,11 @@ def test_users_mistakes_are_one_line(tmp_path: Path) -> None:
         "gemm": "mine.toml",
     }
     for text, message in mine.items():
-        cost.forget()
+        quantities.forget()
         if text:
             table.write_text(text)
         with pytest.raises(UserError, match=message) as caught:
-            cost.tables(ROWS, "h100", "none", str(table))
+            coefficients.tables(ROWS, "h100", "none", str(table))
         assert "\n" not in str(caught.value)
 
 
@@ -332,11 +338,11 @@ def test_a_users_table_replaces_what_it_names(tmp_path: Path) -> None:
     table = tmp_path / "mine.toml"
     table.write_text('kind = "h100"\n[small]\nsource = "mine"\nformula = "floor"\nfloor_s = 1e-3\nhbm_frac = 0.8\n')
     rows = [(LLAMA_8B, 1)]
-    slow, usual = cost.tables(rows, "h100", "none", str(table)), cost.tables(rows, "h100", "none")
-    assert cost.step_s(cost.row(slow, 0), B=1, C=100) == pytest.approx(
-        cost.step_s(cost.row(usual, 0), B=1, C=100) + 32 * 0.98e-3, rel=1e-3
+    slow, usual = coefficients.tables(rows, "h100", "none", str(table)), coefficients.tables(rows, "h100", "none")
+    assert profile.step_s(profile.row(slow, 0), B=1, C=100) == pytest.approx(
+        profile.step_s(profile.row(usual, 0), B=1, C=100) + 32 * 0.98e-3, rel=1e-3
     )
-    assert "mine" in {s.source for s in cost.sources(rows, "h100", "none", str(table))}
+    assert "mine" in {s.source for s in quantities.sources(rows, "h100", "none", str(table))}
 
 
 # ------------------------------------------------------------------------------------------------------- fit
@@ -346,12 +352,12 @@ def test_stored_errors_are_those_of_the_committed_tables(profiles_dir: Path) -> 
     from harness.engines.costs import fit
 
     for kind, op, read, seconds in (
-        ("a100-80g", "gemm", fit.gemm_rows, cost.gemm_s),
-        ("h200", "prefill", fit.prefill_rows, cost.prefill_s),
-        ("l40s", "decode", fit.decode_rows, cost.decode_s),
+        ("a100-80g", "gemm", fit.gemm_rows, kernels.gemm_s),
+        ("h200", "prefill", fit.prefill_rows, kernels.prefill_s),
+        ("l40s", "decode", fit.decode_rows, kernels.decode_s),
     ):
-        q, measured = cost.quantities(kind)[op], read(kind)
-        e = np.abs(seconds(q, cost.gpu(kind), **measured.x) / measured.y - 1)
+        q, measured = quantities.quantities(kind)[op], read(kind)
+        e = np.abs(seconds(q, quantities.gpu(kind), **measured.x) / measured.y - 1)
         for key, some in (("fit", ~measured.out), ("held", measured.out)):
             assert q[key]["n"] == some.sum()
             assert q[key]["median"] == pytest.approx(np.median(e[some]), abs=1e-4)
@@ -375,10 +381,12 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
     from harness.engines.costs import fit
 
     files = fit.fit(log=lambda _: None)
-    committed = {stem: tomllib.loads((cost.TABLES / f"{stem}.toml").read_text(encoding="utf-8")) for stem in files}
+    committed = {
+        stem: tomllib.loads((quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8")) for stem in files
+    }
     assert files.keys() == committed.keys()
     if {stem: fit.dumps(file) for stem, file in files.items()} == {
-        stem: (cost.TABLES / f"{stem}.toml").read_text(encoding="utf-8") for stem in files
+        stem: (quantities.TABLES / f"{stem}.toml").read_text(encoding="utf-8") for stem in files
     }:
         return
     # Another CPU's linear algebra rounds otherwise: then the errors must agree to half a point, the seconds to 2 %.
@@ -386,10 +394,10 @@ def test_a_refit_gives_the_committed_tables(profiles_dir: Path) -> None:
         for op in ("gemm", "prefill", "decode"):
             for side in ("fit", "held"):
                 assert files[kind][op][side] == pytest.approx(committed[kind][op][side], abs=0.005)
-        rows, host = [(LLAMA_8B, 1)], cost.host("none", kind)
-        old, new = (cost.coefficients(rows, f[kind], cost.gpu(kind), host) for f in (committed, files))
+        rows, host = [(LLAMA_8B, 1)], quantities.host("none", kind)
+        old, new = (coefficients.coefficients(rows, f[kind], quantities.gpu(kind), host) for f in (committed, files))
         np.testing.assert_allclose(new.gemm, old.gemm, rtol=0.02)
         assert prefill_s(new, 0, 2048) == pytest.approx(prefill_s(old, 0, 2048), rel=0.02)
-        assert cost.step_s(cost.row(new, 0), B=64, C=65536) == pytest.approx(
-            cost.step_s(cost.row(old, 0), B=64, C=65536), rel=0.02
+        assert profile.step_s(profile.row(new, 0), B=64, C=65536) == pytest.approx(
+            profile.step_s(profile.row(old, 0), B=64, C=65536), rel=0.02
         )

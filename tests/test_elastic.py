@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop import system
@@ -30,7 +30,7 @@ def machine(n: int, kv_gib: float, *, gpus: int = 1, rates: tuple[float, ...] = 
     """GPUs that hold `n` 8B models between them, and so much KV memory each."""
     models = tuple(Served(f"m{k}", SHAPE, 1, 0.5, 0.1) for k in range(n))
     plan = {m.name: Plan(rates[k] if rates else 1.0, 300, 200, "test") for k, m in enumerate(models)}
-    fraction = (-(-n // gpus) * WEIGHTS + kv_gib * GIB) / cost.gpu("h100").mem_bytes
+    fraction = (-(-n // gpus) * WEIGHTS + kv_gib * GIB) / quantities.gpu("h100").mem_bytes
     return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, noise=0.03, plan=plan)
 
 
@@ -87,7 +87,7 @@ def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> 
     slept, engine = ran("elastic", config, load, idle_s=100.0)
     m1 = np.flatnonzero(load.model == 1)
     assert load.arrival_s[m1].tolist() == [10.0, 200.0]
-    rung = cost.ladder("h100")["sleep"]
+    rung = quantities.ladder("h100")["sleep"]
     load_s = engine.cluster.profile.load_s(engine._insts[[i.model for i in engine._insts].index("m1")], "sleep")
     assert load_s > rung.fixed_s
     waited_s = np.array(slept["load_ns"].to_pylist()) / 1e9

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.experiment.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
 from harness.experiment.measured import Batch, Case, Closed, Setting, cases
 from harness.experiment.validate import ours
 
-BASE = cost.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
+BASE = quantities.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
 TRUE = BASE._replace(host0=2e-3, host1=8e-5)
 START = {"host0": 1e-3, "host1": 5e-5}
 
 
-def batches(host: cost.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
+def batches(host: quantities.HostProfile, sizes: Sequence[int] = (1, 4, 16, 64)) -> list[Case]:
     """Batches as a host profile would have made them."""
     bare = [
         Case("made.csv", k, Setting("vllm-0.6", "h100", "llama-3.1-8b", 1, Batch(size, 128, 64)), None, {}, False,
@@ -49,7 +49,7 @@ def test_rows_are_predicted_by_fits_without_them() -> None:
     found = batches(TRUE)
     seen: list[set[int]] = []
 
-    def fit(some: Sequence[Case]) -> cost.HostProfile:
+    def fit(some: Sequence[Case]) -> quantities.HostProfile:
         seen.append({c.row for c in some})
         return TRUE
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from harness.engines.costs.coef import COST, Tables
-from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served
 from harness.engines.sim import kernel, records, state

@@ -230,7 +230,7 @@ PLANTED = [
     ("harness.cli.app", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),
     ("harness.cli.app", "def f():\n    import torch", "cannot import torch"),
     ("traces.load", "from workloads.models import ModelSet", "traces cannot import"),
-    ("workloads.build", "from harness.engines.costs.cost import tables", "workloads cannot import"),
+    ("workloads.build", "from harness.engines.costs.coefficients import tables", "workloads cannot import"),
     ("plots.fig_compare", "from harness.experiment.sweep import sweep", "plots cannot import"),
     ("systems.prism", "from harness.loop.replay import replay", "systems cannot import"),
     ("systems.prism", "def f():\n    from time import monotonic", "imports time.monotonic"),

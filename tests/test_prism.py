@@ -13,7 +13,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
@@ -149,7 +149,7 @@ def world(models: int, room: float, gpus: int = 1, rates: Sequence[float] | None
     """GPUs with memory for `room` idle 1B models each."""
     plan = {f"m{k}": Plan((rates or [1.0] * models)[k], 100, 50, "test") for k in range(models)}
     served = tuple(Served(f"m{k}", SHAPE, 1, ttft_s, 0.1) for k in range(models))
-    fraction = room * FOOT / cost.gpu("h100").mem_bytes
+    fraction = room * FOOT / quantities.gpu("h100").mem_bytes
     return Config(served, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, plan=plan)
 
 
@@ -287,8 +287,8 @@ def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: flo
     """A pooled engine, then an equal part over each PCIe link of the node, then NVLink; published: section 7.3."""
     config = Config((Served("m", shape(name), tp),), gpus=8)
     cluster = sim.cluster(config)
-    gpu, way = cost.gpu("h100"), cost.ladder("h100")["parallel"]
-    size = cluster.models["m"].weight_bytes - sim.memory(config, cost.gpu("h100")).process_bytes[0]
+    gpu, way = quantities.gpu("h100"), quantities.ladder("h100")["parallel"]
+    size = cluster.models["m"].weight_bytes - sim.memory(config, quantities.gpu("h100")).process_bytes[0]
     pcie_s = size * tp / 8 / gpu.h2d
     gather_s = size * (1 - tp / 8) / gpu.nvlink
     predicted_s = cluster.profile.load_s(Inst("m", tuple(range(tp))), "parallel")

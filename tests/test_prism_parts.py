@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
@@ -25,7 +25,7 @@ def served(n: int, kv_gib: float, *, gpus: int = 1, ttft_s: Sequence[float] = ()
     models = tuple(Served(f"m{k}", SHAPE, 1, ttft_s[k] if ttft_s else 0.5, 0.1) for k in range(n))
     mem = -(-n // gpus) * WEIGHTS + kv_gib * GIB
     plan = {m.name: Plan(rate, 300, 200, "test") for m, rate in zip(models, rates, strict=True)}
-    fraction = mem / cost.gpu("h100").mem_bytes
+    fraction = mem / quantities.gpu("h100").mem_bytes
     # loads below are sized for this host: on one that schedules a step ahead a prompt waits for another step
     return Config(models, gpus=gpus, mem_fraction=fraction, process_bytes=GIB // 2, host="vllm-graph", plan=plan)
 
@@ -74,7 +74,9 @@ def test_memory_on_demand_gives_a_surging_model_what_the_other_does_not_use() ->
 def test_each_step_of_the_ladder_activates_sooner() -> None:
     # figure 9: a model that is out comes back on its first request
     config = served(3, 4.0, rates=[1.0, 1.0, 1.0])
-    config = replace(config, mem_fraction=(2 * WEIGHTS + 4 * GIB) / cost.gpu("h100").mem_bytes)  # two of three are in
+    config = replace(
+        config, mem_fraction=(2 * WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes
+    )  # two of three are in
     jobs = arrivals(config, [(0, 0, 5, 1.0, 300, 20), (1, 0, 200, 0.5, 300, 20), (2, 100, 110, 1.0, 300, 20)])
     first = {}
     for way in ("host", "parallel", "pool", "sleep", "disk", "cold"):

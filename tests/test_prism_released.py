@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.sim.engine import Sim
 from harness.policy.actions import Admit, Evict, Load
 from harness.policy.placement import groups
@@ -47,7 +47,7 @@ def test_a_model_that_is_out_waits_for_the_tick() -> None:
     config = world(2, 4.0)
     said, engine = run(config, work(config, [(0.0, 0), (61.0, 0)]), PrismReleased)
     assert [(t, a) for t, a in of(Load, said)] == [(65.0, Load(Inst("m0", (0,)), "pool"))]
-    here_s = 61.0 + cost.host("vllm-0.15", "h100").api_in_s
+    here_s = 61.0 + quantities.host("vllm-0.15", "h100").api_in_s
     (_, row) = [row for batch in engine.rows() for row in batch.to_pylist()]
     load_s = engine.cluster.profile.load_s(Inst("m0", (0,)), "pool")
     assert row["load_ns"] / 1e9 == pytest.approx(65.0 - here_s + load_s, abs=2e-9)

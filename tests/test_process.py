@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.costs import cost, process
+from harness.engines.costs import process, quantities
 from harness.engines.costs.process import Layout, Parts
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
@@ -47,7 +47,7 @@ def test_logged_kv_pools(measured_dir: Path) -> None:
             (Served("m", dims, tp),), gpu=row["gpu"], gpus=tp, mem_fraction=float(row["gpu_memory_utilization"]),
             chunk_tokens=int(row["max_num_batched_tokens"]),
         )  # fmt: skip
-        held = sim.memory(config, cost.gpu(row["gpu"]))
+        held = sim.memory(config, quantities.gpu(row["gpu"]))
         pool = held.gpu_bytes - held.process_bytes[0] - weight_bytes(dims, tp)
         logged = int(row["kv_blocks"]) * int(row["block_tokens"]) * kv_token_bytes(dims, tp)
         assert pool == pytest.approx(logged, rel=0.01), row["model"]
@@ -155,13 +155,13 @@ def test_links_are_the_cards_unless_given() -> None:
     size = weight_bytes(shape("llama-3.1-8b"))
     inst = Inst("m", (0,))
     assert slow.load_s(inst, "host") - own.load_s(inst, "host") == pytest.approx(
-        size / 10e9 - size / cost.gpu("h100").h2d
+        size / 10e9 - size / quantities.gpu("h100").h2d
     )
     assert slow.move_s(GIB, 0, 1) == own.move_s(GIB, 0, 1)
     fast = sim.cluster(replace(config, gpus=16, nvlink_gbps=900.0, net_gbps=50.0, disk_gbps=6.0)).profile
     assert fast.move_s(9 * 10**9, 0, 1) == pytest.approx(0.01)
     assert fast.move_s(10**9, 0, 8) == pytest.approx(0.02)
-    assert fast.load_s(inst, "disk") == pytest.approx(cost.ladder("h100")["disk"].fixed_s + size / 6e9)
+    assert fast.load_s(inst, "disk") == pytest.approx(quantities.ladder("h100")["disk"].fixed_s + size / 6e9)
 
 
 def test_processes_and_links_are_part_of_a_run() -> None:

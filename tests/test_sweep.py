@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.experiment import compare, slo, sweep
 from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
 from harness.experiment.rates import LEVEL, LOW, knee
@@ -112,7 +112,7 @@ def test_a_system_that_brings_its_gpus_gets_them() -> None:
 def test_thinking_time_is_the_constant_of_the_systems_file(mine: Path) -> None:
     spec = resolve(replace(TINY, system=str(mine)))
     assert spec.decision_s == 0.004
-    assert spec.control_s == cost.host(spec.host, spec.gpu).api_in_s  # one call of the engine's API
+    assert spec.control_s == quantities.host(spec.host, spec.gpu).api_in_s  # one call of the engine's API
     assert resolve(replace(TINY, system=str(mine), decision_s=0.0)).decision_s == 0.0
 
 
@@ -194,7 +194,8 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
     core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
     core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
-    core |= {f"harness/engines/{x}.py" for x in ("sim/jit", "costs/cost", "costs/coef")}
+    costs = ("coef", "coefficients", "kernels", "profile", "quantities")
+    core |= {f"harness/engines/costs/{x}.py" for x in costs} | {"harness/engines/sim/jit.py"}
     core |= {f"harness/engines/sim/kernel/{x}.py" for x in ("__init__", "loop", "steps", "memory", "lanes", "peek")}
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
@@ -209,7 +210,8 @@ def test_the_sources_of_a_score_are_what_it_imports() -> None:
     for file in files:
         found = {str(path.relative_to(ROOT)) for path in closure(file)}
         assert {f"harness/experiment/{x}.py" for x in ("score", "slo", "spec")} <= found
-        assert {"harness/rows/metrics.py", "harness/rows/record.py", "workloads/slo.py"} <= found
+        assert {f"harness/rows/{x}.py" for x in ("requests", "attainment", "tidy", "record")} <= found
+        assert "workloads/slo.py" in found
         assert not any(name.startswith(("systems/", "plots/", "harness/cli/")) for name in found)
     assert len({scoring(str(file)) for file in files}) == 2
 

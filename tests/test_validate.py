@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.experiment.measured import ENGINES, Batch, Case, Closed, Poisson, Setting, cases
 from harness.experiment.validate import AIMS, ours, points, refits, scores, slow, within
 from harness.policy.types import UserError
@@ -104,7 +104,7 @@ def test_what_holds_no_rows(tmp_path: Path) -> None:
 def test_rows_that_a_profile_was_fitted_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = file(tmp_path, CLOSED, LOOP, LOOP.replace(",32,", ",64,"), LOOP.replace(",512,", ",256,"))
     wanted: list[dict[str, str | list[str | float]]] = []
-    monkeypatch.setattr(cost, "fitted", lambda _host: wanted)
+    monkeypatch.setattr(quantities, "fitted", lambda _host: wanted)
     assert [case.fitted for case in cases(path)] == [False] * 3
     wanted.append({"file": "other.csv"})
     assert [case.fitted for case in cases(path)] == [False] * 3
@@ -144,7 +144,7 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
         "vllm-0.6": (0, 4096, 256),
     }  # fmt: skip
     assert {name: c.host for name, c in found.items()} == {name: name for name in ENGINES}
-    assert set(ENGINES) <= set(cost.hosts())
+    assert set(ENGINES) <= set(quantities.hosts())
 
 
 # ------------------------------------------------------------------ ours
@@ -202,7 +202,7 @@ def test_errors_are_counted_by_engine_gpu_metric_and_side() -> None:
 def test_refits_stand_beside_their_aims(monkeypatch: pytest.MonkeyPatch) -> None:
     frame = pd.DataFrame([{"engine": engine} for engine in ("vllm-0.6", "sglang-0.5", "vllm-0.15")])
     held = {"e2e": {"median": 0.05, "p95": 0.15}, "ttft": {"median": 0.02, "p95": 0.251}}
-    monkeypatch.setattr(cost, "held", lambda name: {"throughput": held["e2e"]} if name == "vllm-0.6" else held)
+    monkeypatch.setattr(quantities, "held", lambda name: {"throughput": held["e2e"]} if name == "vllm-0.6" else held)
     assert [line.split(": ", 1)[1] for line in refits(frame)] == [
         "ttft 2.0/25.1 (missed: 10/25), e2e 5.0/15.0 (met: 5/15)",
         "ttft 2.0/25.1, e2e 5.0/15.0",
@@ -213,8 +213,8 @@ def test_refits_stand_beside_their_aims(monkeypatch: pytest.MonkeyPatch) -> None
 def test_the_profiles_meet_their_aims_on_rows_that_a_refit_left_out() -> None:
     for engine, aims in AIMS.items():
         for metric, aim in aims.items():
-            assert within(cost.held(engine)[metric], aim), (engine, metric)
-    assert set(cost.held("vllm-0.15")) == {"ttft", "tpot", "e2e"}
+            assert within(quantities.held(engine)[metric], aim), (engine, metric)
+    assert set(quantities.held("vllm-0.15")) == {"ttft", "tpot", "e2e"}
 
 
 def test_slow_cases_are_counted_by_whole_requests() -> None:
@@ -264,7 +264,7 @@ def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
 
 def test_the_list_of_checked_engines_names_what_exists() -> None:
     assert set(checked._pairs()) == set(ENGINES)
-    assert {gpu for gpus in checked._pairs().values() for gpu in gpus} <= set(cost.gpu_kinds())
+    assert {gpu for gpus in checked._pairs().values() for gpu in gpus} <= set(quantities.gpu_kinds())
     assert checked.note("h100", "vllm-0.15") == ""
     assert checked.note("h20", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness.engines.costs.coef import COST, Tables
-from harness.engines.costs.cost import GpuSpec, HostProfile, Way
+from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
 from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory

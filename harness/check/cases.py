@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from harness.engines import machine
-from harness.engines.costs import cost, shapes
+from harness.engines.costs import quantities, shapes
 from harness.engines.machine import Config, Served
 from harness.policy.types import KEPT_PAGES, Jobs, Plan
 from workloads.models import shape
@@ -68,10 +68,12 @@ def _case(
 def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
     """GPUs just large enough for what their models hold while idle, and so many of the longest requests each."""
     m = models[0]
-    process = machine.memory(Config((m,)), cost.gpu("h100")).process_bytes[0]
+    process = machine.memory(Config((m,)), quantities.gpu("h100")).process_bytes[0]
     idle = shapes.weight_bytes(m.shape) + process + KEPT_PAGES * machine.granule_bytes(Config(()), m, True)
     each = idle + requests * m.shape.max_tokens * shapes.kv_token_bytes(m.shape)
-    return Config(tuple(models), gpus=gpus, mem_fraction=-(-len(models) // gpus) * each / cost.gpu("h100").mem_bytes)
+    return Config(
+        tuple(models), gpus=gpus, mem_fraction=-(-len(models) // gpus) * each / quantities.gpu("h100").mem_bytes
+    )
 
 
 def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:

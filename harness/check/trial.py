@@ -24,7 +24,7 @@ import pyarrow as pa
 from harness.check.cases import IDLE, Case
 from harness.check.findings import Breach
 from harness.engines import machine
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.loop import engine as engines
 from harness.loop import system
@@ -353,7 +353,7 @@ def _seen(engine: Engine, n: int) -> int:
 
 def patience_s(uses: frozenset[str], size: int = 1) -> float:
     """Seconds after the last arrival by which every request must have ended; a longer case takes longer to drain."""
-    ways = cost.ladder("h100")
+    ways = quantities.ladder("h100")
     return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 

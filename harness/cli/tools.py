@@ -19,7 +19,7 @@ def list_(ctx: click.Context) -> None:
     """List systems with their presets, and which engine can run them."""
     if ctx.invoked_subcommand is not None:
         return
-    from harness.engines.costs import cost
+    from harness.engines.costs import quantities
     from harness.experiment.lookup import blamed
     from harness.experiment.resolve import gaps as gaps_of
     from harness.experiment.spec import Spec
@@ -44,9 +44,8 @@ def list_(ctx: click.Context) -> None:
         lines.append((name, ", ".join(presets) or "-", *marks, first))
     click.echo("\n".join(table.aligned(lines)))
     click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
-    click.echo(
-        f"model sets: {', '.join(sets())} · GPUs: {', '.join(cost.gpu_kinds())} · hosts: {', '.join(cost.hosts())}"
-    )
+    kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
+    click.echo(f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}")
     click.echo("next: bench list traces; bench compare --systems " + ",".join(system.names()))
 
 

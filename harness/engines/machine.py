@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from harness.engines.costs import cost, process, shapes
+from harness.engines.costs import coefficients, process, quantities, shapes
 from harness.engines.costs.coef import Tables
+from harness.engines.costs.profile import TableProfile, row
 from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
@@ -71,22 +72,22 @@ class Machine(NamedTuple):
     """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs."""
 
     tables: Tables
-    spec: cost.GpuSpec
-    ladder: Mapping[str, cost.Way]
-    host: cost.HostProfile
+    spec: quantities.GpuSpec
+    ladder: Mapping[str, quantities.Way]
+    host: quantities.HostProfile
 
 
 def machine(config: Config) -> Machine:
     """The machine that a configuration names."""
     rows = [(m.shape, m.tp) for m in priced_models(config)]
-    c, spec = config, cost.gpu(config.gpu)
+    c, spec = config, quantities.gpu(config.gpu)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
     return Machine(
-        cost.tables(rows, config.gpu, config.host, config.table),
+        coefficients.tables(rows, config.gpu, config.host, config.table),
         spec._replace(**links),
-        cost.ladder(config.gpu),
-        cost.host(config.host, config.gpu),
+        quantities.ladder(config.gpu),
+        quantities.host(config.host, config.gpu),
     )
 
 
@@ -105,7 +106,7 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
-def memory(config: Config, spec: cost.GpuSpec, layout: process.Layout = "model") -> process.Memory:
+def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
     """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
     processes = [(_parts(config, m), m.tp) for m in config.models]
     return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, _layout(config, layout))
@@ -172,15 +173,15 @@ def cluster(
     return Cluster(gpus, models, dict(config.plan), profile(config, priced))
 
 
-def profile(config: Config, priced: Machine) -> cost.TableProfile:
+def profile(config: Config, priced: Machine) -> TableProfile:
     """The cost table as policies may ask it."""
     models = priced_models(config)
-    return cost.TableProfile(
-        {(m.name, m.tp): cost.row(priced.tables, k) for k, m in enumerate(models)},
+    return TableProfile(
+        {(m.name, m.tp): row(priced.tables, k) for k, m in enumerate(models)},
         priced.spec,
         priced.ladder,
         {(m.name, m.tp): shapes.weight_bytes(m.shape, m.tp) for m in models},
         {m.name: m.shape for m in config.models},
-        cost.quantities(config.gpu, config.table),
+        quantities.quantities(config.gpu, config.table),
         min(config.node_gpus, config.gpus),
     )

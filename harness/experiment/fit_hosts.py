@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from harness.engines.costs import cost
+from harness.engines.costs import quantities
 from harness.engines.costs.fit import dumps
 from harness.experiment.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
 from harness.experiment.validate import ours
@@ -99,7 +99,7 @@ def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 # ---------------------------------------------------------------------------------------------------- fits
 
 
-Fit = Callable[[Sequence[Case]], cost.HostProfile]
+Fit = Callable[[Sequence[Case]], quantities.HostProfile]
 
 
 def whole(case: Case) -> str:
@@ -107,25 +107,25 @@ def whole(case: Case) -> str:
     return "e2e" if "e2e" in case.measured else "throughput"
 
 
-def first_token(base: cost.HostProfile) -> Fit:
+def first_token(base: quantities.HostProfile) -> Fit:
     """Fit what API and tokeniser add to a first token: the median of what is left of TTFT."""
 
-    def fit(found: Sequence[Case]) -> cost.HostProfile:
+    def fit(found: Sequence[Case]) -> quantities.HostProfile:
         left = [c.measured["ttft"] - own["ttft"] for c, own in zip(found, ours(found, base), strict=True)]
         return base._replace(api_in_s=float(np.median(left)))
 
     return fit
 
 
-def whole_requests(base: cost.HostProfile, start: Mapping[str, float]) -> Fit:
+def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> Fit:
     """Fit the named constants to `whole` requests."""
     names, scale = list(start), np.array(list(start.values()))
 
-    def with_(x: F8) -> cost.HostProfile:
+    def with_(x: F8) -> quantities.HostProfile:
         found: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
         return base._replace(**found)
 
-    def fit(found: Sequence[Case]) -> cost.HostProfile:
+    def fit(found: Sequence[Case]) -> quantities.HostProfile:
         y = np.array([c.measured[whole(c)] for c in found])
 
         def residuals(x: F8) -> F8:
@@ -167,7 +167,7 @@ def left_out(found: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str
 
 def profile(
     found: Sequence[Case], fit: Fit, source: str, formula: str, columns: Sequence[str] = ()
-) -> tuple[cost.HostProfile, dict[str, Any]]:
+) -> tuple[quantities.HostProfile, dict[str, Any]]:
     """A host profile, and its table for `hosts.toml`; values of these columns tell the rows that it is fitted on."""
     use = [c for c in found if usable(c.setting)]
     host = fit(use)
@@ -188,7 +188,7 @@ def profile(
 def fit() -> dict[str, dict[str, Any]]:
     """The profiles of the engine generations that were measured, by name."""
     # Scheduling ahead hides the host's part of a step behind the GPU's; the rows only show that it fits there.
-    hidden = cost.host("vllm-graph", GPU)._replace(
+    hidden = quantities.host("vllm-graph", GPU)._replace(
         api_in_s=0.0, api_out_s=API_OUT_S, sample_s=SAMPLE_S, lookahead_steps=1
     )
     serial = hidden._replace(host0=0.0, host1=0.0, serial=True, lookahead_steps=0)
@@ -242,15 +242,15 @@ def fit() -> dict[str, dict[str, Any]]:
 
 def main() -> None:
     """Write the profiles into `hosts.toml` and say their errors."""
-    path = cost.TABLES / "hosts.toml"
+    path = quantities.TABLES / "hosts.toml"
     file = tomllib.loads(path.read_text(encoding="utf-8"))
     found = fit()
     old = {k: v for k, v in file["host"].items() if k not in found}
     path.write_text(dumps(file | {"host": found | old}), encoding="utf-8")
     for name, q in found.items():
-        print(name, {k: q[k] for k in cost.HostProfile._fields})
+        print(name, {k: q[k] for k in quantities.HostProfile._fields})
         for part, e in q["held_parts"].items():
-            print(f"  {part}: {cost.error({'fit': e})}, bias {e['bias']:+.1%}")
+            print(f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}")
 
 
 if __name__ == "__main__":

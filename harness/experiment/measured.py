@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.engines.costs import cost, process
+from harness.engines.costs import process, quantities
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Jobs, Shape, UserError
 
@@ -157,7 +157,7 @@ class Setting(NamedTuple):
         flags = {"prefill_tokens": self.shape.max_tokens, **ENGINES[self.engine], **dict(self.flags)}
         return Config(
             (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
-            block_tokens=BLOCK_TOKENS, noise=cost.noise(self.gpu, self.engine), **flags,
+            block_tokens=BLOCK_TOKENS, noise=quantities.noise(self.gpu, self.engine), **flags,
         )  # fmt: skip
 
     @property
@@ -216,7 +216,7 @@ class Row:
         """A GPU kind."""
         name = self.values[column]
         try:
-            return cost.gpu(GPUS.get(name, name)).kind
+            return quantities.gpu(GPUS.get(name, name)).kind
         except UserError as error:
             raise self.bad(column, f"a GPU kind ({error})") from None
 
@@ -348,7 +348,7 @@ def _read(path: Path) -> Iterator[Case]:
             raise UserError(f"{path}:{line}: {len(values)} values for {len(header)} columns ({header[-1]} is the last)")
         row = Row(path, line, dict(zip(header, values, strict=True)))
         setting, stage, measured = read(row)
-        fitted = any(_holds(box, row) for box in cost.fitted(setting.engine))
+        fitted = any(_holds(box, row) for box in quantities.fitted(setting.engine))
         yield Case(path.name, line, setting, stage, measured, fitted, row.values)
 
 

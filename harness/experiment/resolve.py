@@ -78,7 +78,7 @@ def _traits(spec: Spec) -> Traits:
 
 def resolve(spec: Spec) -> Spec:
     """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
-    from harness.engines.costs import cost
+    from harness.engines.costs import quantities
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed
 
@@ -90,7 +90,7 @@ def resolve(spec: Spec) -> Spec:
         trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),
-        gpu=cost.gpu(spec.gpu).kind,
+        gpu=quantities.gpu(spec.gpu).kind,
     )
     if (policy := Path(spec.system)).is_absolute() and policy.is_file():
         sources.imported(policy)  # one line for a file that is not Python
@@ -106,7 +106,7 @@ def resolve(spec: Spec) -> Spec:
     measured_on = ", ".join(f"{key} {value}" for key, value in known.measured_on.items())
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
-    host = cost.host(spec.host, spec.gpu)
+    host = quantities.host(spec.host, spec.gpu)
     span_s = trace.span_s / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s
@@ -124,7 +124,7 @@ def resolve(spec: Spec) -> Spec:
         slo_s=spec.slo_s if reads else (),
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
         control_s=host.api_in_s if spec.control_s is None else spec.control_s,
-        noise=cost.noise(spec.gpu, spec.host) if spec.noise is None else spec.noise,
+        noise=quantities.noise(spec.gpu, spec.host) if spec.noise is None else spec.noise,
         measured_on=measured_on,
     )
 

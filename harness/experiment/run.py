@@ -59,11 +59,11 @@ def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple
     """
     import numpy as np
 
-    from harness.engines.costs import cost
+    from harness.engines.costs import quantities
     from harness.policy.types import Inst
 
     profile = cluster_of(spec).profile
-    host = cost.host(spec.host, spec.gpu)
+    host = quantities.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
     keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
     unique, back = np.unique(keys, axis=0, return_inverse=True)
@@ -95,12 +95,12 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 
     Nothing of loads is said for an engine without a cost table.
     """
-    from harness.engines.costs import cost
+    from harness.engines.costs import quantities
     from harness.rows import turns
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
-    fixed_s = {name: way.fixed_s for name, way in cost.ladder(spec.gpu).items()}
+    fixed_s = {name: way.fixed_s for name, way in quantities.ladder(spec.gpu).items()}
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from harness.engines import sim
-from harness.engines.costs import cost
+from harness.engines.costs import coefficients, quantities
 from harness.engines.machine import machine
 from harness.experiment.measured import METRICS, Batch, Case, Closed, Poisson, Setting
 from harness.loop import system
@@ -30,7 +30,7 @@ AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
 
 
 def ours(
-    found: Sequence[Case], host: cost.HostProfile | None = None, tell: Tell | None = None
+    found: Sequence[Case], host: quantities.HostProfile | None = None, tell: Tell | None = None
 ) -> list[dict[str, float]]:
     """What our engine makes of each case, by the names of `METRICS`; equal settings run once.
 
@@ -47,14 +47,16 @@ def ours(
     return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
 
 
-def rows(setting: Setting, host: cost.HostProfile | None = None) -> requests.Rows:
+def rows(setting: Setting, host: quantities.HostProfile | None = None) -> requests.Rows:
     """Run a setting on `dedicated`: what happened to each request."""
     assert setting.load is not None
     config = setting.config
     priced = machine(config)
     if host is not None:
         config = replace(config, noise=0.0)
-        tables = cost.coefficients([(setting.shape, setting.tp)], cost.quantities(setting.gpu), priced.spec, host)
+        tables = coefficients.coefficients(
+            [(setting.shape, setting.tp)], quantities.quantities(setting.gpu), priced.spec, host
+        )
         priced = priced._replace(tables=tables, host=host)
     engine = sim.make(config, {"kv": "paged"}, priced)
     replay(system.find("dedicated")(engine.cluster), engine, setting.load.jobs())
@@ -127,7 +129,7 @@ def refits(frame: pd.DataFrame) -> list[str]:
     lines = []
     for engine in sorted(frame["engine"].unique()):
         parts = []
-        for metric, error in sorted(cost.held(engine).items(), key=lambda item: METRICS.index(item[0])):
+        for metric, error in sorted(quantities.held(engine).items(), key=lambda item: METRICS.index(item[0])):
             aim = AIMS.get(engine, {}).get(metric)
             verdict = f" ({'met' if within(error, aim) else 'missed'}: {aim[0]}/{aim[1]})" if aim else ""
             parts.append(f"{metric} {100 * error['median']:.1f}/{100 * error['p95']:.1f}{verdict}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.engines.costs import calibrate, cost
+from harness.engines.costs import calibrate, kernels, quantities
 
 SIZES = {"1B": (3072, 2048, 8192), "3B": (5120, 3072, 8192), "8B": (6144, 4096, 14336)}  # qkv, hidden, ffn
 GEMMS = {
@@ -29,7 +29,7 @@ HOST = {
 }
 
 
-def lines(q: Mapping[str, Any], spec: cost.GpuSpec, noise: float = 0.0) -> Iterator[dict[str, Any]]:
+def lines(q: Mapping[str, Any], spec: quantities.GpuSpec, noise: float = 0.0) -> Iterator[dict[str, Any]]:
     """One line a measurement of the probes that a table is fitted on, each `noise` (1 sigma) off."""
     rng = np.random.default_rng(0)
 
@@ -40,8 +40,8 @@ def lines(q: Mapping[str, Any], spec: cost.GpuSpec, noise: float = 0.0) -> Itera
         base = {"probe": probe, "what": what, "params": params, "unit": "s", "n": 9, "min": s, "p50": s, "p95": s}
         return {**base, "sms": sms, "facts": facts, "call": 1, "t": 0.0}
 
-    def part(sms: int) -> cost.Part:
-        return cost.WHOLE if sms == 132 else cost.part_of(q["share"], np.array(sms / 132))
+    def part(sms: int) -> kernels.Part:
+        return kernels.WHOLE if sms == 132 else kernels.part_of(q["share"], np.array(sms / 132))
 
     for (model, named), m, sms in product(GEMMS.items(), (1, 8, 32, 64, 128, 256, 512, 2048, 8192), SHARES):
         for name, (n, k) in named.items():
@@ -51,7 +51,7 @@ def lines(q: Mapping[str, Any], spec: cost.GpuSpec, noise: float = 0.0) -> Itera
                 yield line(
                     "gemm",
                     "gemm",
-                    cost.gemm_s(q["gemm"], spec, m, n, k, part(sms)),
+                    kernels.gemm_s(q["gemm"], spec, m, n, k, part(sms)),
                     sms,
                     params,
                     bytes=size,
@@ -61,7 +61,7 @@ def lines(q: Mapping[str, Any], spec: cost.GpuSpec, noise: float = 0.0) -> Itera
     for model, (B, ctx), sms in product(("8B", "1B"), points, SHARES):
         heads, kv, d = HEADS[model]
         params = {"of": model, "B": B, "ctx": ctx, "heads": heads, "kv": kv, "d": d, "ask": sms}
-        taken = cost.decode_s(q["decode"], spec, B, ctx, heads, kv, d, part(sms))
+        taken = kernels.decode_s(q["decode"], spec, B, ctx, heads, kv, d, part(sms))
         yield line(
             "attention",
             "attention",
@@ -74,10 +74,10 @@ def lines(q: Mapping[str, Any], spec: cost.GpuSpec, noise: float = 0.0) -> Itera
         if sms == 132 or model == "8B":
             heads, kv, d = HEADS[model]
             params = {"of": model, "tokens": tokens, "heads": heads, "kv": kv, "d": d, "ask": sms, "backend": "flash"}
-            taken = cost.prefill_s(q["prefill"], spec, 1, tokens, heads, kv, d, part(sms))
+            taken = kernels.prefill_s(q["prefill"], spec, 1, tokens, heads, kv, d, part(sms))
             yield line("prefill", "prefill_attention", taken, sms, params)
     for model, m in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
-        taken = cost.small_s(q["small"], spec, calibrate.SHAPES[model], 1, np.array(float(m)))
+        taken = kernels.small_s(q["small"], spec, calibrate.SHAPES[model], 1, np.array(float(m)))
         yield line("step", "small", taken, 132, {"of": model, "m": m})
     for what in ("h2d", "d2h"):
         yield line("copies", what, (1 << 30) / 50e9, None, {"chunk": 64 << 20, "beside": ""}, bytes=1 << 30)
@@ -102,7 +102,7 @@ def write(folder: Path, q: Mapping[str, Any], noise: float = 0.0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     ends = [{"probe": name, "state": "done", "s": 1.0, "call": 1, "t": 0.0} for name in ("gemm", "attention")]
     ends.append({"probe": "hole", "state": "fault", "why": "killed by signal 6", "s": 1.0, "call": 1, "t": 0.0})
-    text = "".join(json.dumps(line) + "\n" for line in [*lines(q, cost.gpu("h200"), noise), *ends])
+    text = "".join(json.dumps(line) + "\n" for line in [*lines(q, quantities.gpu("h200"), noise), *ends])
     (folder / "raw.jsonl").write_text(text, encoding="utf-8")
     (folder / "host.json").write_text(json.dumps({"calls": [{"call": 1, **HOST}]}), encoding="utf-8")
     return folder

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.costs import calibrate, cost
+from harness.engines.costs import calibrate, coefficients, kernels, profile, quantities
 from harness.engines.probes import report
 from harness.engines.probes.plan import PLAN
 from harness.policy.types import UserError
 from tests.gpu import raw
 
-SPEC = cost.gpu("h200")
+SPEC = quantities.gpu("h200")
 
 
 def truth() -> dict[str, Any]:
     """A card that is not as the committed table has it."""
-    q: dict[str, Any] = copy.deepcopy(dict(cost.quantities("h200")))
+    q: dict[str, Any] = copy.deepcopy(dict(quantities.quantities("h200")))
     q["gemm"] |= {"launch_s": 1.5 * q["gemm"]["launch_s"], "hbm_frac": 0.9 * q["gemm"]["hbm_frac"]}
     q["gemm"]["tiles"] = [[m, n, 0.92 * rate] for m, n, rate in q["gemm"]["tiles"]]
     q["decode"]["gqa"] |= {"floor_s": 0.7 * q["decode"]["gqa"]["floor_s"], "hbm_frac": 0.75}
@@ -36,7 +36,7 @@ def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Pa
     """The table that is fitted to the made-up card, its file, and what was said."""
     folder = raw.write(tmp_path_factory.mktemp("h200"), truth(), noise=0.01)
     path, notes = calibrate.write(folder)
-    return dict(cost.quantities("h200", str(path))), path, notes
+    return dict(quantities.quantities("h200", str(path))), path, notes
 
 
 def off(a: Any, b: Any) -> float:
@@ -46,17 +46,17 @@ def off(a: Any, b: Any) -> float:
 def test_a_known_card_is_recovered(fitted: tuple[dict[str, Any], Path, list[str]]) -> None:
     got, want = fitted[0], truth()
     m, n, k = (x.ravel() for x in np.meshgrid([1, 16, 100, 1024, 4096], [4096, 14336, 28672], [3072, 4096, 8192]))
-    assert off(cost.gemm_s(got["gemm"], SPEC, m, n, k), cost.gemm_s(want["gemm"], SPEC, m, n, k)) < 0.06
+    assert off(kernels.gemm_s(got["gemm"], SPEC, m, n, k), kernels.gemm_s(want["gemm"], SPEC, m, n, k)) < 0.06
     B, ctx = (x.ravel() for x in np.meshgrid([1, 4, 32, 200], [512, 1500, 4096]))
     for heads, kv, d in ((32, 8, 128), (24, 8, 128), (32, 8, 64)):
-        assert off(*(cost.decode_s(q["decode"], SPEC, B, ctx, heads, kv, d) for q in (got, want))) < 0.06
+        assert off(*(kernels.decode_s(q["decode"], SPEC, B, ctx, heads, kv, d) for q in (got, want))) < 0.06
         tokens = np.array([200.0, 1000, 4096])
-        assert off(*(cost.prefill_s(q["prefill"], SPEC, 1, tokens, heads, kv, d) for q in (got, want))) < 0.06
+        assert off(*(kernels.prefill_s(q["prefill"], SPEC, 1, tokens, heads, kv, d) for q in (got, want))) < 0.06
     assert off(got["small"]["floor_s"], 9e-6) < 0.03
     assert off(got["small"]["hbm_frac"], 0.6) < 0.03
     share = np.array([0.125, 0.25, 0.5, 0.75])
-    assert off(cost.part_of(got["share"], share).sms, cost.part_of(want["share"], share).sms) < 0.06
-    assert off(cost.part_of(got["share"], share).hbm, cost.part_of(want["share"], share).hbm) < 0.06
+    assert off(kernels.part_of(got["share"], share).sms, kernels.part_of(want["share"], share).sms) < 0.06
+    assert off(kernels.part_of(got["share"], share).hbm, kernels.part_of(want["share"], share).hbm) < 0.06
 
 
 def test_its_errors_are_those_of_its_noise(fitted: tuple[dict[str, Any], Path, list[str]]) -> None:
@@ -70,10 +70,10 @@ def test_it_is_a_table_that_a_run_can_take(fitted: tuple[dict[str, Any], Path, l
     _, path, notes = fitted
     assert path.name == "h200-measured.toml"
     shape = calibrate.SHAPES["8B"]
-    mine, theirs = (cost.tables([(shape, 1)], "h200", "none", table) for table in (str(path), None))
+    mine, theirs = (coefficients.tables([(shape, 1)], "h200", "none", table) for table in (str(path), None))
     assert np.isfinite(mine.gemm).all()
-    assert cost.step_s(cost.row(mine, 0), B=1, C=1024) > cost.step_s(
-        cost.row(theirs, 0), B=1, C=1024
+    assert profile.step_s(profile.row(mine, 0), B=1, C=1024) > profile.step_s(
+        profile.row(theirs, 0), B=1, C=1024
     )  # slower HBM, as made up
     assert any("committed table" in note for note in notes)
     assert any(re.fullmatch(r"h2d: (49|50)\.\d GB/s measured, 54\.0 in the table of h200", note) for note in notes)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import cost, fit
+from harness.engines.costs import fit, kernels, quantities
 from harness.engines.costs.fit import Rows
 from harness.engines.probes import report
 from harness.engines.probes.conduct import HOST, RAW
@@ -58,8 +58,8 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     if not book.samples:
         raise UserError(f"{folder} holds no {RAW} with measurements; make gpu writes them")
     host = _host(folder)
-    spec = cost.gpu(kind or _kind(str(host["short"])))
-    base = cost.quantities(spec.kind)
+    spec = quantities.gpu(kind or _kind(str(host["short"])))
+    base = quantities.quantities(spec.kind)
     said = f"make gpu on {host['name']}, CUDA {host.get('cuda')}, driver {host.get('driver')}, " + ", ".join(
         f"{k} {v}" for k, v in host.get("packages", {}).items()
     )
@@ -79,23 +79,23 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
         new = _refit(q, names, rows, seconds, at)
         new |= {"source": f"{said}; scaled from: {was['source']}", "formula": was["formula"]}
         if op == "decode":  # one query head a KV head was not measured
-            mha = {k: v for k, v in was["mha"].items() if k not in cost.ERRORS}
-            errors = {k: new[k] for k in cost.ERRORS if k in new}
+            mha = {k: v for k, v in was["mha"].items() if k not in quantities.ERRORS}
+            errors = {k: new[k] for k in quantities.ERRORS if k in new}
             gqa = {k: v for k, v in new.items() if k not in {"source", "formula"}}
             new = {"source": new["source"], "formula": new["formula"], **errors, "gqa": gqa, "mha": mha}
         out[op] = new
-        now = cost.error({"fit": before}).removeprefix("fit ")
-        notes.append(f"{op}: {cost.error(new)}; the committed table on these rows: {now}")
+        now = quantities.error({"fit": before}).removeprefix("fit ")
+        notes.append(f"{op}: {quantities.error(new)}; the committed table on these rows: {now}")
 
     add("gemm", whole_rows(book, spec, "gemm"), ("launch_s", "fill_s", "hbm_frac", "tiles"),
-        lambda q, r: cost.gemm_s(q, spec, **r.x), ("m", "n", "k"))  # fmt: skip
+        lambda q, r: kernels.gemm_s(q, spec, **r.x), ("m", "n", "k"))  # fmt: skip
     add("prefill", whole_rows(book, spec, "prefill_attention"), ("floor_s", "tile_s", "flops_frac", "longest"),
-        lambda q, r: cost.prefill_s(q, spec, **r.x), ("tokens", "n x heads", "heads a KV head"))  # fmt: skip
+        lambda q, r: kernels.prefill_s(q, spec, **r.x), ("tokens", "n x heads", "heads a KV head"))  # fmt: skip
     add("decode", whole_rows(book, spec, "attention"), ("floor_s", "kv_head_s", "hbm_frac", "tail_s"),
-        lambda q, r: cost.decode_s({"gqa": q, "mha": q}, spec, **r.x), ("ctx", "B x kv"))  # fmt: skip
+        lambda q, r: kernels.decode_s({"gqa": q, "mha": q}, spec, **r.x), ("ctx", "B x kv"))  # fmt: skip
     add("small", small_rows(book), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
     if "gemm" in out:
-        rate = 2 * 8192.0**3 / float(cost.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
+        rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
         out["gemm"]["best_flops_frac"] = fit._sig(rate / spec.flops)
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
@@ -109,15 +109,15 @@ def write(folder: Path, kind: str | None = None, out: Path | None = None) -> tup
     got = calibrate(folder, kind)
     path = out or folder / f"{got.name}.toml"
     write_bytes(path, fit.dumps(got.table).encode())
-    cost.forget()
-    cost.quantities(got.table["kind"], str(path))  # it reads as any user's table
+    quantities.forget()
+    quantities.quantities(got.table["kind"], str(path))  # it reads as any user's table
     return path, got.notes
 
 
 # ------------------------------------------------------------------------------------------------ measured rows
 
 
-def whole_rows(book: report.Book, spec: cost.GpuSpec, what: str) -> Rows:
+def whole_rows(book: report.Book, spec: quantities.GpuSpec, what: str) -> Rows:
     """Samples of GEMMs, `attention` (decode) or `prefill_attention` on all SMs; held out: the 3B's, batches of 16."""
     found = [line for line in _plain(book, what) if line["sms"] >= spec.sms]
     x, y = _features(what, found), _seconds(found)
@@ -136,18 +136,18 @@ def small_rows(book: report.Book) -> Rows:
     return Rows({"m": m, "of": of}, _seconds(found), {"m 256": m == 256})
 
 
-def share_rows(book: report.Book, q: Quantity, spec: cost.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
+def share_rows(book: report.Book, q: Quantity, spec: quantities.GpuSpec) -> tuple[Rows, Callable[[Quantity], F8]]:
     """Speeds of kernels on a partition, of those on all SMs, and the same by a share's numbers.
 
     Held out: partitions of about 48 SMs.
     """
-    kernels: tuple[tuple[str, Kernel, str], ...] = (
-        ("gemm", cost.gemm_s, "gemm"),
-        ("decode", cost.decode_s, "attention"),
-        ("prefill", cost.prefill_s, "prefill_attention"),
+    probed: tuple[tuple[str, Kernel, str], ...] = (
+        ("gemm", kernels.gemm_s, "gemm"),
+        ("decode", kernels.decode_s, "attention"),
+        ("prefill", kernels.prefill_s, "prefill_attention"),
     )
     speed, sms, parts = [], [], []
-    for op, seconds, what in kernels:
+    for op, seconds, what in probed:
         found = _plain(book, what)
         whole = {_without_ask(line): line["p50"] for line in found if line["sms"] >= spec.sms}
         on = [line for line in found if line["sms"] < spec.sms and _without_ask(line) in whole]
@@ -160,7 +160,7 @@ def share_rows(book: report.Book, q: Quantity, spec: cost.GpuSpec) -> tuple[Rows
 
     def predicted(share: Quantity) -> F8:
         return np.concatenate(
-            [s(one, spec, **x) / s(one, spec, **x, part=cost.part_of(share, part)) for one, s, x, part in parts]
+            [s(one, spec, **x) / s(one, spec, **x, part=kernels.part_of(share, part)) for one, s, x, part in parts]
         )
 
     y, n = (np.concatenate(c) if c else np.empty(0) for c in (speed, sms))
@@ -226,7 +226,7 @@ def _refit(
         [[1.0] * len(names)],
         STEPS,
     )
-    new: Quantity = fit._rounded(_scaled({k: v for k, v in q.items() if k not in cost.ERRORS}, names, x))
+    new: Quantity = fit._rounded(_scaled({k: v for k, v in q.items() if k not in quantities.ERRORS}, names, x))
     if q.get("factors") and at:
         feature = {
             **few.x,
@@ -240,17 +240,17 @@ def _refit(
     return new | (fit._errors(predicted, rows) if rows.out.any() else {"fit": fit._error(predicted, rows.y)})
 
 
-def _small(q: Quantity, spec: cost.GpuSpec, rows: Rows) -> F8:
+def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:
     shapes = list(SHAPES.values())
     return np.array(
         [
-            float(cost.small_s(q, spec, shapes[of], 1, np.array(m)))
+            float(kernels.small_s(q, spec, shapes[of], 1, np.array(m)))
             for m, of in zip(rows.x["m"], rows.x["of"], strict=True)
         ]
     )
 
 
-def _copies(book: report.Book, spec: cost.GpuSpec) -> list[str]:
+def _copies(book: report.Book, spec: quantities.GpuSpec) -> list[str]:
     """Measured copy rates beside those of the kind's specification."""
     out = []
     for what, known in (("h2d", spec.h2d), ("d2h", spec.d2h)):
@@ -276,6 +276,7 @@ def _kind(short: str) -> str:
     words = short.split("-")
     for n in range(len(words), 0, -1):
         name = "-".join(words[:n])
-        if name in cost._aliases():
+        if name in quantities._aliases():
             return name
-    raise UserError(f"no committed table for {short!r} to start from; --gpu names one of {', '.join(cost.gpu_kinds())}")
+    known = ", ".join(quantities.gpu_kinds())
+    raise UserError(f"no committed table for {short!r} to start from; --gpu names one of {known}")

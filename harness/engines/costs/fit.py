@@ -2,7 +2,7 @@
 
 (a) kernels per GPU and op on AIConfigurator's measurements; (b) engine overhead c0 + c1 B + s x kernels on Aegaeon's
 whole steps; (c) SM shares on MuxServe's table. Deterministic: the same profiles give the same bytes. Every error that
-is stored is that of the rounded coefficients, computed by the functions of `cost` that the simulator uses.
+is stored is that of the rounded coefficients, computed by the functions that the simulator uses.
 
 Before a fit every measured row is clamped to physics: it may not beat 95 % of the card's peak bandwidth or arithmetic.
 On L40S, whose 96 MB cache holds what a benchmark repeats, rows whose bytes fit it are dropped unless HBM would take
@@ -30,7 +30,7 @@ from scipy.optimize import least_squares
 from scipy.sparse import coo_matrix, csr_matrix, identity
 from scipy.sparse.linalg import spsolve
 
-from harness.engines.costs import cost
+from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.coef import Tables
 from harness.policy.types import Shape, UserError
 
@@ -74,7 +74,7 @@ def profiles() -> Path:
 
 def _clamp(kind: str, seconds: F8, nbytes: F8, flops: F8) -> tuple[F8, Mask]:
     """Seconds no better than 95 % of peak, and the rows to keep (see the module's text)."""
-    spec = cost.gpu(kind)
+    spec = quantities.gpu(kind)
     y = np.maximum(seconds, np.maximum(nbytes / (0.95 * spec.hbm), flops / (0.95 * spec.flops)))
     cached = (nbytes < 96e6) & (nbytes / spec.hbm > 0.1 * y)
     return y, ~cached if kind == "l40s" else np.ones(len(y), dtype=bool)
@@ -157,7 +157,7 @@ def _minimise(
 
 
 def _weights(axes: Sequence[Sequence[float]], at: Sequence[F8]) -> csr_matrix:
-    """Rows of multilinear weights over the grid of `axes`, as `cost` interpolates."""
+    """Rows of multilinear weights over the grid of `axes`, as `kernels` interpolates."""
     parts = []
     for x, axis in zip(at, axes, strict=True):
         u = np.interp(np.log2(np.maximum(x, 1)), np.log2(axis), np.arange(len(axis)))
@@ -228,7 +228,7 @@ TILES = ((128, 256), (128, 128), (64, 128), (64, 64))
 
 def fit_gemm(kind: str, rows: Rows) -> Quantity:
     """Tile rates, fill times, bandwidth and launch of a kind's GEMMs, and their factors over (m, n, k)."""
-    spec, fit = cost.gpu(kind), rows.pick(~rows.out)
+    spec, fit = quantities.gpu(kind), rows.pick(~rows.out)
     few = fit.pick(np.sort(np.random.default_rng(0).permutation(len(fit.y))[:3000]))
 
     def quantity(x: F8) -> Quantity:  # no tile is faster than a larger one
@@ -237,7 +237,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
         return {"launch_s": x[0] * 1e-6, "fill_s": x[1] * 1e-6, "hbm_frac": min(x[2], 0.95), "tiles": tiles}
 
     x = _minimise(
-        lambda x: cost.gemm_s(quantity(x), spec, **few.x),
+        lambda x: kernels.gemm_s(quantity(x), spec, **few.x),
         few.y,
         [(3, fill, 0.8, 0.9, 0.95, 0.9, 0.8) for fill in (0.3, 1.0, 3.0)],
         (1e-3, 1e-2, 3e-2, 1e-1, 1e-2),
@@ -247,9 +247,9 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
         quantity(x),
         [("m", [1, 16, 64, 112, 768, 2048, 8192], rows.x["m"]), ("n", sizes, rows.x["n"]), ("k", sizes, rows.x["k"])],
         rows,
-        lambda q: cost.gemm_s(q, spec, **rows.x),
+        lambda q: kernels.gemm_s(q, spec, **rows.x),
     )
-    rate = 2 * 8192.0**3 / float(cost.gemm_s(q, spec, 8192, 8192, 8192))
+    rate = 2 * 8192.0**3 / float(kernels.gemm_s(q, spec, 8192, 8192, 8192))
     return {
         "source": AIC.format("gemm", VERSION[kind]) + ", torch linear, n and k >= 512",
         "formula": "(launch + min over tiles (tm, tn, fraction of peak) and k-splits 1 to 8 of"
@@ -269,20 +269,20 @@ def fit_decode(kind: str, rows: Rows) -> Quantity:
         + (", head_dim 128 only" if kind == "a100-80g" else ""),
         "formula": "(floor + [ctx > 128] merge + B heads + max(bytes / hbm, one block's) + flops"
         " + tail sqrt(ctx) / (B kv)^p) x factors(ctx, B kv)",
-        **_errors(cost.decode_s(q, cost.gpu(kind), **rows.x), rows),
+        **_errors(kernels.decode_s(q, quantities.gpu(kind), **rows.x), rows),
         **q,
     }
 
 
 def _fit_decode(kind: str, rows: Rows) -> Quantity:
-    spec, fit = cost.gpu(kind), rows.pick(~rows.out)
+    spec, fit = quantities.gpu(kind), rows.pick(~rows.out)
 
     def quantity(x: F8) -> Quantity:
         q = dict(zip(("floor_s", "merge_s", "kv_head_s", "head_s", "tail_s", "lone_s"), x[:6] * 1e-6, strict=True))
         return q | {"hbm_frac": min(x[6], 0.95), "flops_frac": x[7], "tail_power": x[8]}
 
     def seconds(q: Quantity, rows: Rows) -> F8:
-        return cost.decode_s({"gqa": q, "mha": q}, spec, **rows.x)
+        return kernels.decode_s({"gqa": q, "mha": q}, spec, **rows.x)
 
     start = (10, 3, 0.02, 1e-3, 0.05, 1e-3, 0.85, 1.0, 0.5)
     x = _minimise(lambda x: seconds(quantity(x), fit), fit.y, [start])
@@ -295,7 +295,7 @@ def _fit_decode(kind: str, rows: Rows) -> Quantity:
 
 def fit_prefill(kind: str, rows: Rows) -> Quantity:
     """Floor, tile and rate parts of a layer's causal attention, and its factors over (tokens, n x heads)."""
-    spec, fit = cost.gpu(kind), rows.pick(~rows.out)
+    spec, fit = quantities.gpu(kind), rows.pick(~rows.out)
     dims = sorted({int(d) for d in fit.x["d"]})
 
     def quantity(x: F8) -> Quantity:
@@ -303,7 +303,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
         return q | {"head_dims": dims, "flops_frac": list(x[5:])}
 
     x = _minimise(
-        lambda x: cost.prefill_s(quantity(x), spec, **fit.x), fit.y, [[9, 0.5, 0.5, 0.5, 1.5] + [0.6] * len(dims)]
+        lambda x: kernels.prefill_s(quantity(x), spec, **fit.x), fit.y, [[9, 0.5, 0.5, 0.5, 1.5] + [0.6] * len(dims)]
     )
     q = _finish(
         quantity(x),
@@ -313,7 +313,7 @@ def fit_prefill(kind: str, rows: Rows) -> Quantity:
             ("heads a KV head", [1, 2, 4, 16], rows.x["heads"] / rows.x["kv"]),
         ],
         rows,
-        lambda q: cost.prefill_s(q, spec, **rows.x),
+        lambda q: kernels.prefill_s(q, spec, **rows.x),
     )
     return {
         "source": AIC.format("context_attention", VERSION[kind])
@@ -338,7 +338,7 @@ def fit_all_reduce(kind: str) -> Quantity:
         "largest size": np.tile(sizes == sizes.max(), 3),
     }
     rows = Rows({}, np.concatenate([t[p].to_numpy() for p in t.columns]), held)
-    predicted = np.concatenate([cost.all_reduce_s(q, int(p), sizes) for p in t.columns])
+    predicted = np.concatenate([kernels.all_reduce_s(q, int(p), sizes) for p in t.columns])
     return {
         "source": AIC.format("custom_allreduce", VERSION[kind]) + ", in a CUDA graph; sizes count bf16 elements",
         "formula": "log-log interpolation over elements, linear beyond the last",
@@ -350,9 +350,9 @@ def fit_all_reduce(kind: str) -> Quantity:
 def small(kind: str) -> Quantity:
     """The kernels that nobody measured per GPU: launch floors known for two kinds, and bytes."""
     known = {"a100-80g": 25e-6, "h100": 20e-6, "h800": 20e-6}
-    ends = [(1 / cost.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
+    ends = [(1 / quantities.gpu(k).hbm, known[k]) for k in ("a100-80g", "h100")]
     slope = (ends[0][1] - ends[1][1]) / (ends[0][0] - ends[1][0])
-    at = ends[1][1] + slope * (1 / cost.gpu(kind).hbm - ends[1][0])
+    at = ends[1][1] + slope * (1 / quantities.gpu(kind).hbm - ends[1][0])
     measured = "public profile sum of five kernels of a layer, <= 64 tokens (Vidur: 23-28 us A100, 19-22 us H100)"
     return {
         "source": measured
@@ -403,19 +403,19 @@ def whole_steps(kind: str) -> pd.DataFrame:
 
 def predict_steps(d: pd.DataFrame, t: Tables, row_of: Mapping[str, int]) -> F8:
     """Seconds of the rows of `whole_steps` by cost tables."""
-    rows = {model: cost.row(t, i) for model, i in row_of.items()}
+    rows = {model: profile.row(t, i) for model, i in row_of.items()}
 
     def one(model: str, phase: str, prompt: int, batch: int) -> float:
         if phase == "decode":
-            return cost.step_s(rows[model], B=batch, C=batch * prompt)
-        return cost.step_s(rows[model], p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
+            return profile.step_s(rows[model], B=batch, C=batch * prompt)
+        return profile.step_s(rows[model], p=batch * prompt, n=batch, area=batch * prompt * prompt / 2)
 
     return np.array([one(*r) for r in zip(d.model, d.phase, d.prompt, d.batch, strict=True)])
 
 
 def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     """c0, c1 and the two kernel scales of eager vLLM, by reweighted relative least squares on one model."""
-    spec, base = cost.gpu(kind), cost.host("none", kind)
+    spec, base = quantities.gpu(kind), quantities.host("none", kind)
     d, fitted = whole_steps(kind), ENGINES[kind][1]
     models = list(dict.fromkeys(d.model))
     rows, row_of = [(DENSE[m], 1) for m in models], {m: i for i, m in enumerate(models)}
@@ -423,7 +423,7 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
 
     def kernels(decode: float, prefill: float) -> F8:
         h = base._replace(scale_decode=decode, scale_prefill=prefill)
-        return predict_steps(here, cost.coefficients(rows, q, spec, h), row_of)
+        return predict_steps(here, coefficients.coefficients(rows, q, spec, h), row_of)
 
     y, batch, one = here.seconds.to_numpy(), here.batch.to_numpy(np.float64), kernels(1, 1)
     X = np.stack([np.ones_like(y), batch, kernels(2, 1) - one, kernels(1, 2) - one], axis=1)
@@ -432,12 +432,12 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
     trust = np.where(np.arange(len(y)) < len(y) - 2, 1.0, PRIOR_ROWS**0.5)
     w = trust / y
     for _ in range(20):
-        c = cost.nonnegative(X, y, w)
+        c = coefficients.nonnegative(X, y, w)
         w = trust / (y * np.sqrt(np.maximum(np.abs(X @ c / y - 1), 0.02)))
     names = ("host0", "host1", "scale_decode", "scale_prefill")
     out: Quantity = {k: _sig(float(v)) for k, v in zip(names, c, strict=True)}
     host = base._replace(**out, serial=True)
-    d["predicted"] = predict_steps(d, cost.coefficients(rows, q, spec, host), row_of)
+    d["predicted"] = predict_steps(d, coefficients.coefficients(rows, q, spec, host), row_of)
     d["held"] = d.model != fitted
     out |= {"source": f"Aegaeon 1c3b110 latency.csv, Apache-2.0: {ENGINES[kind][0]}, fitted on {fitted} alone"}
     held = {f"{m} {p}": ((d.model == m) & (d.phase == p)).to_numpy() for m in models for p in ("prefill", "decode")}
@@ -479,18 +479,18 @@ def share_speeds(d: pd.DataFrame, q: Quantity, share: Quantity, scale: float) ->
 
     That engine's kernels were slower than ours: `scale` times in a decode step, all of its time in a prefill.
     """
-    spec, out = cost.gpu("a100-80g"), np.ones(len(d))
+    spec, out = quantities.gpu("a100-80g"), np.ones(len(d))
     for model, shape in (("7b", DENSE["llama2_7b"]), ("13b", LLAMA13)):
         for phase, length in product(("prefill", "decoding"), sorted(set(d.length))):
             s = ((d.model == model) & (d.phase == phase) & (d.length == length)).to_numpy()
             b, whole = d.batch.to_numpy(np.float64)[s], d.whole.to_numpy()[s]
-            part = cost.part_of(share, d.share.to_numpy()[s])
+            part = kernels.part_of(share, d.share.to_numpy()[s])
             if phase == "decoding":
-                at, full = (cost.decode_kernels_s(q, spec, shape, 1, b, length, p) for p in (part, cost.WHOLE))
+                at, full = (kernels.decode_kernels_s(q, spec, shape, 1, b, length, p) for p in (part, kernels.WHOLE))
                 slower = np.minimum(scale, whole / full)
             else:
                 tokens = np.full(len(b), float(length))
-                at, full = (cost.prefill_kernels_s(q, spec, shape, 1, b, tokens, p) for p in (part, cost.WHOLE))
+                at, full = (kernels.prefill_kernels_s(q, spec, shape, 1, b, tokens, p) for p in (part, kernels.WHOLE))
                 slower = whole / full
             out[s] = whole / (whole + slower * (at - full))
     return out
@@ -553,7 +553,7 @@ def dumps(file: Mapping[str, Any]) -> str:
     """TOML text: a section for every table that holds tables of its own names, errors inline."""
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:
-        plain = {k: v for k, v in table.items() if not isinstance(v, dict) or k in cost.ERRORS}
+        plain = {k: v for k, v in table.items() if not isinstance(v, dict) or k in quantities.ERRORS}
         if plain or not table:
             if name:
                 yield f"\n[{name}]\n"
@@ -569,7 +569,7 @@ def dumps(file: Mapping[str, Any]) -> str:
 def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
     """All files of `tables/`, by stem: what is committed, with every fitted quantity fitted anew."""
     files: dict[str, dict[str, Any]] = {
-        p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(cost.TABLES.glob("*.toml"))
+        p.stem: tomllib.loads(p.read_text(encoding="utf-8")) for p in sorted(quantities.TABLES.glob("*.toml"))
     }
     for kind in FOLDERS:
         files[kind] |= {
@@ -579,8 +579,8 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
             "all_reduce": fit_all_reduce(kind),
         }
         for op in ("gemm", "prefill", "decode", "all_reduce"):
-            log(f"{kind} {op}: {cost.error(files[kind][op])}")
-    for kind in cost.gpu_kinds():
+            log(f"{kind} {op}: {quantities.error(files[kind][op])}")
+    for kind in quantities.gpu_kinds():
         files[kind]["small"] = small(kind)
         like = files[kind].get("like")
         if like and kind != "h800":  # H100's chip keeps H100's errors; other cards take coefficients on trust
@@ -598,19 +598,19 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         "wire": 160e9,
     }
 
-    def quantities(kind: str) -> Quantity:
-        return dict(cost.over(files.get(files[kind].get("like", ""), {}), files[kind]))
+    def of_kind(kind: str) -> Quantity:
+        return dict(quantities.over(files.get(files[kind].get("like", ""), {}), files[kind]))
 
-    share, _ = fit_share(quantities("a100-80g"))
-    log(f"share: {cost.error(share)}")
-    for kind in cost.gpu_kinds():
+    share, _ = fit_share(of_kind("a100-80g"))
+    log(f"share: {quantities.error(share)}")
+    for kind in quantities.gpu_kinds():
         files[kind]["share"] = share if kind == "a100-80g" else _unmeasured(share, "a100-80g")
 
     eager, sigma = files["hosts"]["host"]["vllm-eager"], {}
     eager["on"] = {}
     for kind in ENGINES:
-        eager["on"][kind], steps = fit_engine(kind, quantities(kind))
-        log(f"vllm-eager {kind}: {cost.error(eager['on'][kind])} {eager['on'][kind]}")
+        eager["on"][kind], steps = fit_engine(kind, of_kind(kind))
+        log(f"vllm-eager {kind}: {quantities.error(eager['on'][kind])} {eager['on'][kind]}")
         spread = 1.4826 * float(np.median(np.abs(np.log(steps.predicted / steps.seconds)[~steps.held])))
         sigma[kind] = {
             "value": _sig(spread, 2),
@@ -626,7 +626,7 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
 
 
 def _unmeasured(q: Mapping[str, Any], like: str) -> Quantity:
-    kept = {k: v for k, v in q.items() if k not in cost.ERRORS}
+    kept = {k: v for k, v in q.items() if k not in quantities.ERRORS}
     return kept | {"source": f"roofline: coefficients of {like}, unmeasured on this kind"}
 
 
@@ -643,7 +643,7 @@ def anchors() -> list[tuple[str, float, float]]:
         kind: str, of: int, sms: Sequence[int], decode: Sequence[float], prefill: Sequence[float], whose: str
     ) -> None:
         # Both were measured on SGLang, whose host time does not overlap when phases are multiplexed.
-        t = cost.tables([(llama8, 1)], kind, "sglang-eager-2024")
+        t = coefficients.tables([(llama8, 1)], kind, "sglang-eager-2024")
         share = np.array(sms) / of
         d = np.interp(share, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, 32))])
         p = np.interp(share, t.share, t.pre_rate[0])
@@ -657,9 +657,9 @@ def anchors() -> list[tuple[str, float, float]]:
 
     def pair(shape: Shape, host: str, B: int, ctx: int, weights: float, sms: float) -> float:
         """Slowdown of each of two equal decode lanes: capped at a share of SMs, HBM divided max-min."""
-        t = cost.tables([(shape, 1)], "a100-80g", host)
+        t = coefficients.tables([(shape, 1)], "a100-80g", host)
         c = t.cost[0]
-        step = cost.step_s(cost.row(t, 0), B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
+        step = profile.step_s(profile.row(t, 0), B=B, C=B * ctx) - (1 - weights) * c["wbytes"] / c["hbm"]
         demand = min(1.0, (weights * c["wbytes"] + c["kbytes"] * B * ctx) / (c["hbm"] * step))
         cap = float(np.interp(sms, t.share, t.dec_rate[0, :, int(np.searchsorted(t.seqs, B))]))
         return float(1 / min(cap, 1 / (2 * demand)))
@@ -674,13 +674,13 @@ def points() -> pd.DataFrame:
     """Measured and predicted seconds of every row, by the committed tables: panel, gpu, op, model, held, seconds."""
     frames = []
     ops: Sequence[tuple[str, Callable[[str], Rows], Callable[..., F8]]] = (
-        ("gemm", gemm_rows, cost.gemm_s),
-        ("prefill", prefill_rows, cost.prefill_s),
-        ("decode", decode_rows, cost.decode_s),
+        ("gemm", gemm_rows, kernels.gemm_s),
+        ("prefill", prefill_rows, kernels.prefill_s),
+        ("decode", decode_rows, kernels.decode_s),
     )
     for kind, (op, read, seconds) in product(FOLDERS, ops):
         rows = read(kind)
-        predicted = seconds(cost.quantities(kind)[op], cost.gpu(kind), **rows.x)
+        predicted = seconds(quantities.quantities(kind)[op], quantities.gpu(kind), **rows.x)
         frames.append(
             pd.DataFrame(
                 {
@@ -697,7 +697,7 @@ def points() -> pd.DataFrame:
     for kind, (_, fitted) in ENGINES.items():
         d = whole_steps(kind)
         models = list(dict.fromkeys(d.model))
-        t = cost.tables([(DENSE[m], 1) for m in models], kind, "vllm-eager")
+        t = coefficients.tables([(DENSE[m], 1) for m in models], kind, "vllm-eager")
         predicted = predict_steps(d, t, {m: i for i, m in enumerate(models)})
         frames.append(
             pd.DataFrame(
@@ -721,8 +721,8 @@ def main(argv: Sequence[str]) -> None:
         points().to_parquet(argv[0], index=False)
         return
     for stem, file in fit().items():
-        (cost.TABLES / f"{stem}.toml").write_text(dumps(file), encoding="utf-8")
-    cost.forget()
+        (quantities.TABLES / f"{stem}.toml").write_text(dumps(file), encoding="utf-8")
+    quantities.forget()
     for what, ours, published in anchors():
         print(f"{what}: {ours:.2f}x, published {published:.2f}x ({ours / published - 1:+.0%})")
 

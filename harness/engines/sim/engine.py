@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import cost, process, shapes
+from harness.engines.costs import process, quantities, shapes
 from harness.engines.machine import (
     PIECE_BYTES,
     Config,
@@ -76,7 +76,7 @@ ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAIL
 STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
-SOURCES: Mapping[cost.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
+SOURCES: Mapping[quantities.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}

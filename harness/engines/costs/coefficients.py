@@ -1,0 +1,146 @@
+"""From quantities to the coefficient arrays of `coef.Tables`: plain numpy, run once at the start of a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from harness.engines.costs import shapes
+from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.kernels import (
+    BF16,
+    Part,
+    all_reduce_s,
+    decode_kernels_s,
+    decode_s,
+    gemm_s,
+    gemms,
+    part_of,
+    prefill_kernels_s,
+    prefill_s,
+    small_s,
+)  # fmt: skip
+from harness.engines.costs.quantities import F8, GpuSpec, HostProfile, Toml, gpu, quantities
+from harness.engines.costs.quantities import host as host_profile
+from harness.policy.types import Shape
+
+CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
+SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
+# Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
+GRID = np.array(
+    sorted(
+        {*range(1, 9), *range(12, 65, 4), *range(72, 129, 8), *(128 * i + j for i in range(1, 17) for j in (0, 1))}
+        | {*(2048 + 512 * i for i in range(1, 13))}
+        | {12_288, 16_384}
+    ),
+    dtype=np.int64,
+)
+
+
+def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> Tables:
+    """Coefficients of (shape, tensor-parallel degree) pairs on a GPU kind under a host profile.
+
+    `table`: path of a TOML that replaces committed quantities. Raises `UserError` for unknown names.
+    """
+    return coefficients(rows, quantities(kind, table), gpu(kind), host_profile(host, kind))
+
+
+def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
+    """`tables` from quantities in hand: what a fit evaluates before it writes them."""
+    cost = np.zeros(len(rows), dtype=COST)
+    gemm, head = np.empty((2, len(rows), len(GRID)))
+    dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))
+    m = GRID.astype(np.float64)
+    # A step of few tokens is a decode, one of many a prefill: their measured scales differ.
+    scale = np.interp(m, (256, 512), (h.scale_decode, h.scale_prefill))
+    # What HBM gives at best: to a large GEMM of one token, or to a model's own decode attention.
+    large_gemm = BF16 * 16384.0**2 / float(gemm_s(q["gemm"], spec, 1, 16384, 16384))
+    for i, (shape, tp) in enumerate(rows):
+        if (same := rows.index((shape, tp))) < i:
+            for table in (cost, gemm, head, dec_rate, pre_rate):
+                table[i] = table[same]
+            continue
+        L, d = shape.layers, shape.head_dim
+        c = cost[i]
+        c["kbytes"] = shapes.kv_token_bytes(shape, tp)  # also refuses a degree that heads do not divide by
+        heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+        n, k = np.array(gemms(shape, tp)).T
+        layer = gemm_s(q["gemm"], spec, m[:, None], n, k).sum(axis=1) + small_s(q["small"], spec, shape, tp, m)
+        layer = layer + 2 * all_reduce_s(q["all_reduce"], tp, m * shape.hidden)
+        gemm[i] = np.maximum.accumulate(L * layer * scale)
+        head[i] = np.maximum.accumulate(h.scale_decode * gemm_s(q["gemm"], spec, m, shape.vocab / tp, shape.hidden))
+        if shape.sampled:  # each GPU of a group samples from whole rows
+            head[i] += h.sample_s * shape.vocab * m
+        weights = float((n * k).sum()) * L
+        c["host0"], c["host1"], c["serial"] = h.host0 + h.host_tp * math.log2(tp), h.host1, h.serial
+        dec = h.scale_decode * L * _decode_lines(q["decode"], spec, heads, kv, d, layer)
+        c["att0"], c["att1"], c["dec0"], c["dec1"], c["dec2"] = dec
+        c["pre0"], c["pre1"], c["pre2"] = h.scale_prefill * L * _prefill_plane(q["prefill"], spec, heads, kv, d, layer)
+        c["wbytes"] = BF16 * (weights + shape.vocab / tp * shape.hidden)
+        c["fl_tok"], c["fl_area"] = 2 * weights, 4 * L * heads * d
+        c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
+        c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
+        dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
+    return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate)
+
+
+def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
+    """The two planes of `coef` whose larger one is nearest to `decode_s`: att0, att1, dec0, dec1, dec2 of a layer.
+
+    Errors count relative to the whole layer, whose other kernels take `layer` seconds on `GRID`.
+    """
+    B, ctx = (x.ravel() for x in np.meshgrid(SEQS, 2.0 ** np.arange(4, 15)))
+    B, ctx = B[B * ctx <= 1 << 20], ctx[B * ctx <= 1 << 20]
+    y = decode_s(q, spec, B, ctx, heads, kv, d)
+    w = 1 / (y + np.interp(B, GRID, layer))
+    one = np.ones_like(B)
+    short, long = np.stack([one, B], axis=1), np.stack([one, B, B * ctx], axis=1)
+    upper = ctx > 128
+    for _ in range(4):
+        att = nonnegative(short[~upper], y[~upper], w[~upper])
+        dec = nonnegative(long[upper], y[upper], w[upper])
+        now = long @ dec > short @ att
+        if now.all() or not now.any() or (now == upper).all():
+            break
+        upper = now
+    return np.concatenate([att, dec])
+
+
+def _prefill_plane(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:
+    """pre0, pre1, pre2 of a layer, nearest to `prefill_s` relative to the whole layer."""
+    n, L = (x.ravel() for x in np.meshgrid(2.0 ** np.arange(5), 2.0 ** np.arange(4, 15)))
+    n, L = n[n * L <= 1 << 14], L[n * L <= 1 << 14]
+    y = prefill_s(q, spec, n, L, heads, kv, d)
+    w = 1 / (y + np.interp(n * L, GRID, layer))
+    return nonnegative(np.stack([n, n * L, n * L * L / 2], axis=1), y, w)
+
+
+def nonnegative(X: F8, y: F8, w: F8) -> F8:
+    """Weighted least squares with coefficients >= 0: the worst negative one leaves until none is left."""
+    use = np.ones(X.shape[1], dtype=bool)
+    while True:
+        got = np.linalg.lstsq(X[:, use] * w[:, None], y * w, rcond=None)[0]
+        out = np.zeros(len(use))
+        out[use] = got
+        if out.min() >= 0:
+            return out
+        use[int(out.argmin())] = False
+
+
+def _share_rates(q: Toml, spec: GpuSpec, shape: Shape, tp: int, h: HostProfile) -> tuple[F8, F8]:
+    """Speeds of decode and prefill steps at the shares of SMs, of 1; the host's part is the same at each."""
+
+    def speed(kernels_s: F8, seqs: F8 | float) -> F8:
+        host_s = h.host0 + h.host1 * seqs
+        step = kernels_s + host_s if h.serial else np.maximum(kernels_s, host_s)
+        return cast("F8", np.minimum.accumulate((step[-1] / step)[::-1])[::-1])  # never faster on fewer SMs
+
+    part = part_of(q["share"], SHARES)
+    wide = Part(*(np.asarray(x)[:, None] for x in part))
+    decode = h.scale_decode * decode_kernels_s(q, spec, shape, tp, SEQS[None, :], CTX_TOKENS, wide)
+    prefill = h.scale_prefill * prefill_kernels_s(q, spec, shape, tp, np.ones(()), np.array(2048.0), part)
+    return speed(decode, SEQS), speed(prefill, 1.0)

@@ -1,0 +1,145 @@
+"""What a policy may ask of costs: seconds of steps, kernels, loads and moves, from coefficients and quantities."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.engines.costs.coef import COST, Tables
+from harness.engines.costs.kernels import decode_s, layer_kernels_s, part_of
+from harness.engines.costs.quantities import F8, GpuSpec, Toml, Way
+from harness.policy.types import Host, Inst, Shape, UserError
+
+
+class Row(NamedTuple):
+    """A row of `Tables`; what is read for each single step is in Python numbers, which cost a tenth of numpy's."""
+
+    cost: Mapping[str, float]
+    grid: list[int]
+    gemm: list[float]
+    head: list[float]
+    share: F8
+    seqs: F8
+    dec_rate: F8
+    pre_rate: F8
+
+
+def row(t: Tables, i: int) -> Row:
+    """Row i of coefficient tables."""
+    numbers = dict(zip(COST.names or (), t.cost[i].item(), strict=True))
+    grid, gemm, head = (x.tolist() for x in (t.grid, t.gemm[i], t.head[i]))
+    return Row(numbers, grid, gemm, head, t.share, t.seqs, t.dec_rate[i], t.pre_rate[i])
+
+
+def step_s(r: Row, B: int = 0, C: float = 0, p: int = 0, n: int = 0, area: float = 0, out: int | None = None) -> float:
+    """Solo seconds of a step, as `coef` writes it; `out` defaults to B + n."""
+    c = r.cost
+    gpu_s = _at(r.grid, r.gemm, B + p) + _at(r.grid, r.head, B + n if out is None else out)
+    gpu_s += attend_s(r, B, C)
+    if n:
+        gpu_s += c["pre0"] * n + c["pre1"] * p + c["pre2"] * area
+    host_s = c["host0"] + c["host1"] * (B + n)
+    return float(gpu_s + host_s if c["serial"] else max(gpu_s, host_s))
+
+
+def attend_s(r: Row, B: int, C: float) -> float:
+    """Seconds of all layers' decode attention in a step, as `coef` writes it."""
+    c = r.cost
+    return max(c["att0"] + c["att1"] * B, c["dec0"] + c["dec1"] * B + c["dec2"] * C) if B else 0.0
+
+
+def _at(grid: list[int], f: list[float], x: int) -> float:
+    """Linear between grid points and beyond the last two; f(0) = 0."""
+    if x <= 0:
+        return 0.0
+    i = min(bisect_right(grid, x) - 1, len(grid) - 2)
+    return f[i] + (f[i + 1] - f[i]) * (x - grid[i]) / (grid[i + 1] - grid[i])
+
+
+@dataclass(frozen=True, slots=True)
+class TableProfile:
+    """`types.Profile` over cost tables: what a policy may ask. Solo seconds on idle links, no host API time."""
+
+    rows: Mapping[tuple[str, int], Row]  # of (model, tensor-parallel degree)
+    spec: GpuSpec
+    ladder: Mapping[str, Way]
+    weight_bytes: Mapping[tuple[str, int], int]  # per GPU
+    shapes: Mapping[str, Shape]
+    quantities: Toml  # from which the rows are: they tell how a step's seconds divide among its kernels
+    node_gpus: int = 8
+
+    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
+        """Seconds of a prefill of one prompt alone on its GPUs."""
+        r = self._row(inst)
+        solo = step_s(r, p=tokens, n=1, area=tokens * tokens / 2)
+        if sms is None:
+            return solo
+        return solo / float(np.interp(sms / self.spec.sms, r.share, r.pre_rate))
+
+    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        r = self._row(inst)
+        solo = step_s(r, B=seqs, C=ctx_tokens)
+        if sms is None:
+            return solo
+        at = [float(np.interp(seqs, r.seqs, rates)) for rates in r.dec_rate]
+        return solo / float(np.interp(sms / self.spec.sms, r.share, at))
+
+    def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        """Seconds of one layer's attention in such a step, alone on its GPUs."""
+        shape, tp = self.shapes[inst.model], _tp(inst)
+        solo = attend_s(self._row(inst), seqs, ctx_tokens) / shape.layers
+        if sms is None or seqs == 0:
+            return solo
+        heads, kv = shape.q_heads / tp, max(1.0, shape.kv_heads / tp)
+        at = self.quantities["decode"], self.spec, seqs, ctx_tokens / seqs, heads, kv, shape.head_dim
+        part = part_of(self.quantities["share"], np.array(sms / self.spec.sms))
+        return solo * max(1.0, float(decode_s(*at, part) / decode_s(*at)))
+
+    def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
+        """Seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
+
+        The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities.
+        """
+        if seqs == 0:
+            return ()
+        r, shape = self._row(inst), self.shapes[inst.model]
+        before, after = layer_kernels_s(self.quantities, self.spec, shape, _tp(inst), seqs)
+        scale = _at(r.grid, r.gemm, seqs) / shape.layers / (sum(before) + sum(after))
+        attention_s = self.attend_s(inst, seqs, ctx_tokens)
+        layer = [*(scale * s for s in before), attention_s, *(scale * s for s in after)]
+        return (*(layer * shape.layers), _at(r.grid, r.head, seqs))
+
+    def load_s(self, inst: Inst, way: str) -> float:
+        """Seconds of a `Load` by `way` on idle links."""
+        if way not in self.ladder:
+            raise UserError(f"unknown way to load {way!r}; known: {', '.join(self.ladder)}")
+        fixed_s, link, _ = rung = self.ladder[way]
+        tp = _tp(inst)
+        size = self.weight_bytes[inst.model, tp]
+        match link:
+            case "pcie":
+                return size / self.spec.h2d + rung.after_s(size, self.spec.h2d)
+            case "disk":
+                return fixed_s + size * tp / self.spec.disk
+            case "spread":  # parts cross PCIe while each GPU gathers what others have brought
+                part = size * tp / self.node_gpus
+                return fixed_s + max(part / self.spec.h2d, (size - part) / self.spec.nvlink)
+
+    def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
+        """Seconds to move KV on an idle link."""
+        if isinstance(src, Host) or isinstance(dst, Host):
+            return kv_bytes / (self.spec.h2d if isinstance(src, Host) else self.spec.d2h)
+        same = src // self.node_gpus == dst // self.node_gpus
+        return kv_bytes / (self.spec.nvlink if same else self.spec.net)
+
+    def _row(self, inst: Inst) -> Row:
+        return self.rows[inst.model, _tp(inst)]
+
+
+def _tp(inst: Inst) -> int:
+    return 1 if isinstance(inst.place, Host) else len(inst.place)

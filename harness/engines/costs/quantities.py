@@ -1,0 +1,258 @@
+"""Where the numbers of a GPU come from: `tables/*.toml` (value, source, formula, error), read.
+
+One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
+sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
+without them it is a roofline whose error is unknown. `python -m harness.engines.costs.fit` writes what is fitted; a
+calibration on a GPU writes the same format, passed as `table`.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.policy.types import Shape, UserError
+
+F8 = NDArray[np.float64]
+Toml = Mapping[str, Any]
+Link = Literal["pcie", "spread", "disk"]
+TABLES = Path(__file__).parent / "tables"
+OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
+ERRORS = ("fit", "held", "held_parts")
+
+
+class GpuSpec(NamedTuple):
+    """A GPU kind. Rates per second; links in one direction, as achieved by large copies."""
+
+    kind: str
+    name: str
+    mem_bytes: int
+    sms: int
+    sm_step: int  # granularity of hard SM partitions
+    flops: float  # peak, dense bf16
+    hbm: float  # peak bytes
+    h2d: float
+    d2h: float
+    nvlink: float  # GPU to GPU in a node
+    net: float  # across nodes
+    disk: float
+    host_bytes: int  # memory of a node's host
+
+
+class HostProfile(NamedTuple):
+    """What an engine adds to kernels. A step: `host0 + host1 x sequences`, added (serial) or hidden behind the GPU."""
+
+    api_in_s: float  # before a request is queued
+    api_out_s: float  # after its last token
+    host0: float
+    host1: float
+    serial: bool
+    scale_decode: float  # kernel seconds are multiplied by these
+    scale_prefill: float
+    host_tp: float = 0.0  # s a step for each doubling of the tensor-parallel group
+    sample_s: float = 0.0  # s a sampled row and entry of the vocabulary, where the checkpoint asks for top-k or top-p
+    lookahead_steps: int = 0  # steps scheduled ahead of the one that runs, which a new prompt cannot join any more
+
+
+class Way(NamedTuple):
+    """A rung of the load ladder: fixed seconds, then bytes over a link.
+
+    "pcie": the GPU's own; "disk": the node's; "spread": an equal part over every PCIe link of the node, then NVLink.
+    A loader slower than its PCIe link, `bytes_s`, leaves the link to others for the rest of its time.
+    """
+
+    fixed_s: float
+    source: Link
+    bytes_s: float = math.inf
+
+    def after_s(self, size: float, link_bytes_s: float) -> float:
+        """Seconds of a load once its bytes have had the link to themselves."""
+        return self.fixed_s + max(0.0, size / self.bytes_s - size / link_bytes_s)
+
+
+class Source(NamedTuple):
+    """Where a quantity comes from and how wrong it is; `error` is one phrase."""
+
+    quantity: str
+    source: str
+    formula: str
+    error: str
+
+
+@cache
+def _read(path: Path) -> Toml:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as e:
+        raise UserError(
+            f"cost table {path}: {e.strerror}; --table takes a file as in harness/engines/costs/tables"
+        ) from e
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
+        raise UserError(f"cost table {path}: {e}") from e
+
+
+def forget() -> None:
+    """Read the files anew after they were rewritten."""
+    _read.cache_clear()
+    _aliases.cache_clear()
+
+
+@cache
+def _aliases() -> Mapping[str, str]:
+    files = sorted(p for p in TABLES.glob("*.toml") if p.stem != "hosts")
+    return {name: p.stem for p in files for name in (p.stem, *_read(p).get("aliases", ()))}
+
+
+def gpu_kinds() -> tuple[str, ...]:
+    """Every GPU kind, by its short name."""
+    return tuple(dict.fromkeys(_aliases().values()))
+
+
+def _kind(kind: str) -> str:
+    try:
+        return _aliases()[kind.lower()]
+    except KeyError:
+        close = get_close_matches(kind.lower(), _aliases(), n=1)
+        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(gpu_kinds())}"
+        raise UserError(f"unknown GPU kind {kind!r}; {hint}") from None
+
+
+def quantities(kind: str, table: str | None = None) -> Toml:
+    """A kind's file, over the kind it is `like`, under the user's own table."""
+    own = _read(TABLES / f"{_kind(kind)}.toml")
+    q = over(_read(TABLES / f"{own['like']}.toml"), own) if "like" in own else own
+    if table is None:
+        return q
+    user = _read(Path(table))
+    if (meant := user.get("kind", kind)) not in _aliases() or _kind(meant) != _kind(kind):
+        raise UserError(f"cost table {table}: kind is {meant!r}, this run is on {_kind(kind)}")
+    for name, section in user.items():
+        if name not in {"kind", *OPS}:
+            raise UserError(f"cost table {table}: unknown section {name!r}; known: kind, {', '.join(OPS)}")
+        if name in OPS:
+            _same_form(section, q[name], f"cost table {table}: {name}")
+    return {**q, **user}
+
+
+def _same_form(got: Any, like: Any, where: str) -> None:
+    """Refuse a user's quantity whose keys or numbers are not of the form of the committed one."""
+    if isinstance(like, Mapping):
+        if not isinstance(got, Mapping):
+            raise UserError(f"{where} must be a table")
+        for key in like.keys() - {*ERRORS, "axes", "axes_of", "factors", "wire"}:
+            if key not in got:
+                raise UserError(f"{where} lacks {key!r}; harness/engines/costs/tables shows the form")
+            _same_form(got[key], like[key], f"{where}.{key}")
+        if got.get("factors") and len(got["factors"]) != np.prod([len(a) for a in got.get("axes", ())]):
+            raise UserError(f"{where}.factors must hold one number for each point of its axes")
+    elif isinstance(like, list):
+        if not isinstance(got, list) or not got:
+            raise UserError(f"{where} must be a list")
+        for item in got:
+            _same_form(item, like[0], where)
+    elif isinstance(like, str):
+        if not isinstance(got, str):
+            raise UserError(f"{where} must be text")
+    elif isinstance(got, bool) or not isinstance(got, int | float) or not 0 <= got < np.inf:
+        raise UserError(f"{where} = {got!r} must be a number that is not negative")
+
+
+def over(base: Toml, own: Toml) -> Toml:
+    """A kind's quantities over those of the kind that it is `like`; what it rewrites loses the other's errors."""
+    merged = dict(base)
+    for key, q in own.items():
+        inherits = isinstance(q, dict) and key in base
+        merged[key] = {**{k: v for k, v in base[key].items() if k not in ERRORS}, **q} if inherits else q
+    return merged
+
+
+def gpu(kind: str) -> GpuSpec:
+    """The specification of a GPU kind; `UserError` names the nearest one that exists."""
+    file = _read(TABLES / f"{_kind(kind)}.toml")
+    spec = file["spec"]
+    return GpuSpec(_kind(kind), file["name"], **{k: spec[k]["value"] for k in GpuSpec._fields[2:]})
+
+
+def ladder(kind: str) -> Mapping[str, Way]:
+    """The ways to load a model on this kind of GPU, with the seconds that do not depend on its size."""
+    ways = _read(TABLES / "hosts.toml")["ladder"]
+    _kind(kind)
+    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in ways.items()}
+
+
+def hosts() -> tuple[str, ...]:
+    """Names of the host profiles."""
+    return tuple(_read(TABLES / "hosts.toml")["host"])
+
+
+def _host(name: str, kind: str) -> Toml:
+    known = _read(TABLES / "hosts.toml")["host"]
+    if name not in known:
+        raise UserError(f"unknown host profile {name!r}; known: {', '.join(known)}")
+    profile = known[name]
+    return {**profile, **profile.get("on", {}).get(_kind(kind), {})}
+
+
+def host(name: str, kind: str) -> HostProfile:
+    """An engine's host costs on a GPU kind."""
+    q = _host(name, kind)
+    return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
+
+
+def fitted(name: str) -> Sequence[Toml]:
+    """The measured rows that a host profile was fitted on: tables of a `file` and, by column, values that it has there.
+
+    A row is one of them if any table holds.
+    """
+    rows: Sequence[Toml] = _read(TABLES / "hosts.toml")["host"][name].get("rows", ())
+    return rows
+
+
+def held(name: str) -> Mapping[str, Mapping[str, float]]:
+    """A host profile's errors on measured rows that a refit left out, by metric."""
+    parts: Toml = _read(TABLES / "hosts.toml")["host"][name].get("held_parts", {})
+    return {part.removesuffix(" held"): error for part, error in parts.items() if part.endswith(" held")}
+
+
+def noise(kind: str, host: str) -> float:
+    """Relative spread of a step's seconds around its prediction (1 sigma)."""
+    sigma = _read(TABLES / "hosts.toml")["sigma"]
+    return float(_host(host, kind).get("sigma", sigma.get(_kind(kind), sigma["other"])["value"]))
+
+
+def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
+    """Every quantity that `tables` with the same arguments rests on."""
+    q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
+    own = _read(TABLES / f"{name}.toml")
+    user = _read(Path(table)) if table else {}
+
+    def said(op: str) -> str:
+        inherited = op not in own and op not in user
+        return f"as {own['like']}, the same chip: {q[op]['source']}" if inherited else str(q[op]["source"])
+
+    ops = [op for op in OPS if op != "all_reduce" or any(tp > 1 for _, tp in rows)]
+    out = [Source(f"{name}.{op}", said(op), q[op]["formula"], error(q[op])) for op in ops]
+    out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
+    sigma = _read(TABLES / "hosts.toml")["sigma"]
+    if "sigma" not in h:
+        out.append(Source("noise", sigma.get(name, sigma["other"])["source"], f"sigma {noise(kind, host)}", "-"))
+    spec = q["spec"]
+    return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
+
+
+def error(q: Toml) -> str:
+    """A quantity's errors in words."""
+
+    def one(e: Toml) -> str:
+        return f"median {e['median']:.1%}, P95 {e['p95']:.1%} (n {e['n']})"
+
+    said = [f"{what} {one(q[key])}" for key, what in (("held", "held out"), ("fit", "fit")) if key in q]
+    return "; ".join(said) or str(q.get("error", "roofline, error unknown"))
