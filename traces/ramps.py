@@ -53,4 +53,5 @@ def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
 
     end = float(brentq(excess, 1e-12, 1.0 - 1e-12))
     above = 1.0 - (np.arange(n) + 0.5) / n
-    return np.minimum(cap, np.ceil(np.log(above) / np.log1p(-end))).astype(np.int32)
+    lengths: NDArray[np.float64] = np.ceil(np.log(above) / np.log1p(-end))
+    return np.minimum(cap, lengths).astype(np.int32)
