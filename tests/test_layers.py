@@ -43,7 +43,7 @@ ARCHITECTURE = {
     "engines": Box("policy rows engines.costs", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy engines engines.costs", "llvmlite numba numpy pyarrow"),
     # what is asked of it
-    "traces": Box("policy", "numpy pandas pyarrow"),
+    "traces": Box("policy", "numpy pandas pyarrow scipy"),
     "workloads": Box("policy traces", "numpy"),
     # many runs, and what they say
     "report": Box("policy rows", "numpy pandas pyarrow"),

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from harness.engines.costs import shapes
-from harness.engines.costs.cost import gpu
+from harness.engines.costs.quantities import gpu
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim, granule_bytes
 from harness.experiment import slo

@@ -130,6 +130,7 @@ def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
 def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
     """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
+    from harness.experiment import staggered
     from harness.experiment import validate as judge
     from harness.experiment.measured import cases
     from harness.policy.types import UserError
@@ -137,6 +138,11 @@ def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
 
     if folder is None:
         raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")
+    shared = staggered.files(folder)
+    for path in shared:
+        _staggered(path, out if path == folder else None, plot=not no_plot)
+    if folder in shared:
+        return
     found = cases(folder)
     with Terminal() as teller:
         frame = judge.points(found, lambda done, total: teller.progress("measured runs", done, total))
@@ -152,6 +158,27 @@ def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = fig_validate.render(frame, stem, f"bench validate {short_path(folder)}")
         click.echo(" · ".join(short_path(path) for path in paths))
+
+
+def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
+    """Print how six models on one card compare with a measured run, and draw it."""
+    from harness.experiment import staggered
+
+    measured = staggered.read(path)
+    with Terminal() as teller:
+        held = staggered.process(measured)
+        frame = staggered.points(measured, held, lambda done, of: teller.progress("staggered ramps", done, of))
+    click.echo(path.name)
+    for note in staggered.notes(frame, held):
+        click.echo(f"  {note}")
+    sys.stdout.flush()
+    if plot:
+        from plots import fig_staggered
+
+        stem = (out.with_suffix("") if out else FIGURES / "staggered").resolve()
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = fig_staggered.render(frame, stem, f"bench validate {short_path(path)}")
+        click.echo(" · ".join(short_path(made) for made in paths))
 
 
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))

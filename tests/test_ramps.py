@@ -1,0 +1,45 @@
+"""Staggered ramps: their rates, their stagger, their lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from traces.ramps import outputs, ramp, ramps
+
+
+def test_a_small_ramp_by_hand() -> None:
+    assert ramp(1).tolist() == [0.0]
+    assert ramp(3).tolist() == pytest.approx([0, 1, 1.5, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 3.5, 4])
+
+
+@pytest.mark.parametrize("peak", [1, 5, 25, 40])
+def test_models_are_alike_and_staggered(peak: int) -> None:
+    drawn = ramps(peak, 6, 256, 1024, 943.0)
+    assert len(drawn.arrival_s) == 6 * peak**2
+    assert (np.diff(drawn.arrival_s) >= 0).all()
+    for k in range(6):
+        own = drawn.arrival_s[drawn.model == k]
+        assert own == pytest.approx(ramp(peak) + k * (peak // 4 + 2 * peak))
+        in_second = np.bincount(np.floor(own - own[0] + 1e-9).astype(int))
+        assert in_second.tolist() == [*range(1, peak + 1), *range(peak - 1, 0, -1)]
+
+
+def test_outputs_have_the_mean_and_end_at_the_cap() -> None:
+    lengths = outputs(10_000, 1024, 943.0)
+    assert lengths.min() >= 1
+    assert lengths.max() == 1024
+    assert lengths.mean() == pytest.approx(943.0, abs=0.5)
+    below = lengths[lengths < 1024]
+    assert len(below) / len(lengths) == pytest.approx(1 - (1 - 1 / 6340) ** 1023, abs=0.01)  # a chance of 1 / 6,340
+    with pytest.raises(ValueError, match="a mean of 1024"):
+        outputs(10, 1024, 1024.0)
+
+
+def test_a_seed_moves_outputs_and_nothing_else() -> None:
+    one, other = ramps(9, 3, 256, 1024, 943.0), ramps(9, 3, 256, 1024, 943.0, seed=1)
+    assert one.arrival_s.tolist() == other.arrival_s.tolist()
+    assert one.model.tolist() == other.model.tolist()
+    assert one.output_tokens.tolist() != other.output_tokens.tolist()
+    assert sorted(one.output_tokens) == sorted(other.output_tokens)
+    assert ramps(9, 3, 256, 1024, 943.0).output_tokens.tolist() == one.output_tokens.tolist()

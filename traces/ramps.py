@@ -1,0 +1,57 @@
+"""Staggered ramps: equal models whose request rates rise and fall one after the other, at stamps of their own.
+
+The load of kvcached's latency benchmark (ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit,
+bench_kvcached_vllm.py, `get_ramp_up_down_requests`): a model is asked 1, 2, ... `peak`, ... 2, 1 times in successive
+seconds, evenly within each second, so `peak`^2 times in all. Model i (from 0) begins at i x (peak // 4 + 2 x peak)
+seconds. Prompts have one length. Outputs end at a cap, or before it at a constant chance per token; its value gives the
+mean. Arrivals are not random; a seed says which request has which output.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+
+class Ramps(NamedTuple):
+    """Requests by arrival; those of one instant in the order of models."""
+
+    arrival_s: NDArray[np.float64]
+    model: NDArray[np.int32]
+    prompt_tokens: NDArray[np.int32]
+    output_tokens: NDArray[np.int32]
+
+
+def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int = 0) -> Ramps:
+    """Draw the ramps of all models; raises ValueError where no outputs up to `cap` have this mean."""
+    one_s = ramp(peak)
+    arrival_s = np.concatenate([one_s + k * (peak // 4 + 2 * peak) for k in range(models)])
+    model = np.repeat(np.arange(models, dtype=np.int32), len(one_s))
+    rng = np.random.default_rng([seed, peak])
+    quantiles = outputs(len(one_s), cap, mean)
+    output_tokens = np.concatenate([rng.permutation(quantiles) for _ in range(models)])
+    order = np.lexsort((model, arrival_s))
+    return Ramps(arrival_s[order], model[order], np.full(len(order), prompt, np.int32), output_tokens[order])
+
+
+def ramp(peak: int) -> NDArray[np.float64]:
+    """The arrivals of one model, from its first."""
+    rates = [*range(1, peak + 1), *range(peak - 1, 0, -1)]
+    return np.concatenate([second + np.arange(rate) / rate for second, rate in enumerate(rates)])
+
+
+def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
+    """Quantiles of min(`cap`, a geometric length), whose chance to end gives the mean before the cut to quantiles."""
+    if not 1.0 < mean < cap:
+        raise ValueError(f"outputs of 1 to {cap} tokens cannot have a mean of {mean:g}")
+
+    def excess(end: float) -> float:
+        return float(-np.expm1(cap * np.log1p(-end)) / end - mean)
+
+    end = float(brentq(excess, 1e-12, 1.0 - 1e-12))
+    above = 1.0 - (np.arange(n) + 0.5) / n
+    lengths: NDArray[np.float64] = np.ceil(np.log(above) / np.log1p(-end))
+    return np.minimum(cap, lengths).astype(np.int32)
