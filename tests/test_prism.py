@@ -18,7 +18,8 @@ from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
 from harness.experiment.run import assemble, resolve
 from harness.experiment.spec import Spec
-from harness.loop.replay import Recorder, replay
+from harness.loop.recorder import Recorder
+from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
 from harness.policy.placement import moore_hodgson

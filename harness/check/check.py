@@ -42,10 +42,11 @@ from harness.loop import system
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
 from harness.loop.guard import Endless, Fault, quiet, said
-from harness.loop.replay import Decision, Livelock, Read, positions, replay
+from harness.loop.recorder import Decision, Read, positions
+from harness.loop.replay import Livelock, replay
 from harness.loop.system import System
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import KEPT_PAGES, Batch, Cluster, Host, Infeasible, Jobs, Plan, Shape, Unsupported, UserError
 from harness.policy.view import View
 from workloads.models import shape
@@ -55,6 +56,7 @@ EVENTS = (Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done)
 USES = rf"(Request\.slo|view\.\w+|Wake|({'|'.join(a.__name__ for a in ACTIONS[:-1])})(\.\w+(:\w+)?)?)"
 QUERIES = {name for name in vars(View) if not name.startswith("_")}
 REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time
+LACK_S = 0.05  # for so long something is lacking then
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
 SWAPS = 16  # and so many loads by the slowest rung that a system uses: eight models, each twice
@@ -344,7 +346,7 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
 
 
 class Stand:
-    """An engine that refuses some actions; its memory is looked at after whatever happens."""
+    """An engine that lacks something for LACK_S now and then; its memory is looked at after whatever happens."""
 
     def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
@@ -353,8 +355,7 @@ class Stand:
         self.refused: list[Action] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
-        self._told: deque[Event] = deque()
-        self._count = 0
+        self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
 
     def ready(self) -> None:
@@ -371,28 +372,31 @@ class Stand:
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""
-        if self._told:
-            return self._told.popleft()
-        event = self._engine.poll(until_s)
+        event = self._engine.poll(min(until_s, self._free_s))
+        if event is None and self._free_s <= until_s:
+            self._free_s, event = math.inf, Freed()
         if self._start_loads and isinstance(event, Done) and event.failed and event.action in self._start_loads:
-            self._note("memory", f"answered {brief(event.action)} to the start: {event.failed}")
+            self._note("memory", f"answered {brief(event.action)} to the start: {event.why}")
         elif self._engine.view().now_s > self._start_s:
             self._start_loads = None
         self._look()
         return event
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> Done | None:
         """See Engine."""
         self._count += 1
         draw = sha256(f"{self._seed}/{self._count}".encode()).digest()[0]
         if self._refuse and isinstance(action, REFUSABLE) and draw % self._refuse == 0:
             self.refused.append(action)
-            self._told.append(Done(action, "refused by the test"))
-            return
+            self._free_s = min(self._free_s, max(self._start_s, self._engine.view().now_s) + LACK_S)
+            return Done(action, "not now", "refused by the test")
+        refusal = self._engine.do(action)
         if isinstance(action, Load) and self._start_loads is not None:
             self._start_loads.append(action)
-        self._engine.do(action)
+            if refusal is not None:
+                self._note("memory", f"answered {brief(action)} to the start: {refusal.why}")
         self._look()
+        return refusal
 
     def view(self) -> View:
         """See Engine."""
@@ -400,7 +404,7 @@ class Stand:
 
     def idle(self) -> bool:
         """See Engine."""
-        return not self._told and self._engine.idle()
+        return self._engine.idle()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """See Engine."""

@@ -25,7 +25,8 @@ from harness.experiment.spec import LINKS, Spec, as_dict, meant
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault, guarded, terminable
-from harness.loop.replay import Log, Outcome, missing, replay
+from harness.loop.recorder import Log
+from harness.loop.replay import Outcome, missing, replay
 from harness.loop.system import ROOT
 from harness.policy.types import GIB, Cluster, Infeasible, Jobs, Option, Unsupported, UserError
 from harness.rows import record
@@ -608,7 +609,7 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
-    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads})
+    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads, "orders": log.orders})
     return folder
 
 

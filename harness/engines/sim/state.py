@@ -37,6 +37,7 @@ FREE, GRANT, LINK, TAIL = range(4)
 PCIE, SPREAD, DISK = range(3)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
+OK, GONE, NEVER = range(3)  # how a part of an action ended
 # a lane's turn: none, waiting for its first step, or begun; and why it ended
 NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)
@@ -89,7 +90,7 @@ LANE = _row(
 )
 XFER = _row("fixed due bytes", "kind stage inst rid act parts src first blocks next link xfer")
 EVENT = _row("ran", "kind a b c")
-ACTION = _row("", "left failed heard next")
+ACTION = _row("", "left failed never heard next")
 LOG = _row("a b ta wa rate", "rid batch d0 d1 j0 j1")  # a segment of ticks (rid -1), a stay, or a lone token (batch -1)
 REQUEST = _row(
     "arr think first done admit held load kv move turn solo slow m_t m_load m_kv m_stall m_solo m_wall",

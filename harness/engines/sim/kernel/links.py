@@ -21,6 +21,7 @@ from harness.engines.sim.state import (
     LINK,
     LOAD,
     LOADING,
+    OK,
     OUT,
     QUEUED,
     SHIFT,
@@ -85,7 +86,7 @@ def leave(S: int, i: int) -> None:
         gpu_at(S, I.at[j]).used -= I.foot
     keep(S, i, 0)
     W.evicts += 1
-    done(S, I.evict, 0)
+    done(S, I.evict, OK)
     freed(S, i)
 
 
