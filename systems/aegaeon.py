@@ -28,7 +28,8 @@ are prefilled once nothing is left to decode.
 
 Ours: one model in a round has no switch, so turns of QMAX. Where each instance does both, a prompt goes to one that has
 its model to do, else to the one with fewest models. The code's guess of step times leaves the sequences' term out (it
-passes a batch of -1): not repeated here. Who runs short of KV or is refused goes back to the host and tries again.
+passes a batch of -1): not repeated here. Who runs short of KV goes back to the host; a turn
+that could do nothing, with no KV to send away, is tried again after the shortest switch.
 """
 
 from __future__ import annotations
@@ -181,9 +182,9 @@ class Aegaeon:
             speed = 0.15 * PCIE.get(gpu.kind, 32 * GIB)
             self.switch_s = {m: x.weight_bytes / speed for m, x in models.items()}
         work = {m: self.cluster.plan[m].rate_rps * x.tp if m in self.cluster.plan else 0.0 for m, x in models.items()}
-        share, retry_s = self.prefill if self.order == "split" else None, min(self.switch_s.values())
+        share = self.prefill if self.order == "split" else None
         self.all = [
-            Instance(gpus, Host(self.cluster.gpus[gpus[0]].node), self.way, self.sync, retry_s, prefills=p, decodes=d)
+            Instance(gpus, Host(self.cluster.gpus[gpus[0]].node), self.way, self.sync, prefills=p, decodes=d)
             for gpus, p, d in phases(self.cluster, work, share)
         ]
         self.at = {g: x for x in self.all for g in x.gpus}
@@ -210,14 +211,10 @@ class Aegaeon:
                 return self.ended(event, view)
             case Preempted(rid) if view.request(rid).home is None:
                 return self.lost(rid, view)
-            case Done(Admit(int(rid))) if rid in self.where:
-                return (Wake(view.now_s + self.where[rid].at.retry_s, str(rid)),)
             case Done(action, failed):
                 return (a for x in self.all for a in x.done(action, failed, view))
-            case Woke("mend"):
-                return self.mend(view)
-            case Woke(rid) if rid.isdigit():
-                return self.admit(int(rid), view)
+            case Woke("again"):
+                return (a for x in self.all if x.job is None for a in self.next(x, view))
         return ()
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
@@ -364,7 +361,7 @@ class Aegaeon:
             out = x.out()
             yield from out
             if not out:
-                yield Wake(view.now_s + x.retry_s, "mend")
+                yield Wake(view.now_s + min(self.switch_s.values()), "again")
                 return
         elif isinstance(job, Work):
             s = view.batch(job.batch)
@@ -427,8 +424,3 @@ class Aegaeon:
         if isinstance(w, Work):
             self.leave(rid)
             yield from self.join(rid, w.batch.inst.model, self.tokens[rid] + view.request(rid).made_tokens, view)
-
-    def mend(self, view: View) -> Iterator[Action]:
-        """Instances without a turn get one, others what they were refused."""
-        for x in self.all:
-            yield from self.next(x, view) if x.job is None else x.mend(view)

@@ -36,7 +36,7 @@ from math import ceil
 from typing import ClassVar, NamedTuple
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, shares
 from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
@@ -259,8 +259,6 @@ class MuxServe:
                 tokens = self.seen.get(m, (0, 0))
                 self.seen[m] = tokens[0] + steps, tokens[1]
                 yield from self.ended(m, why == "stuck", view)
-            case Done(Run(Batch(Inst(m)), "prefill"), str()):
-                yield from self.ended(m, True, view)
             case Preempted(_, batch):
                 self.starved.add(batch.inst.model)
             case Finished():
@@ -360,7 +358,7 @@ class MuxServe:
     # ------------------------------------------------------------ prefill round robin
 
     def ended(self, m: str, starved: bool, view: View) -> Iterable[Action]:
-        """A turn is over, or was refused; the next model's begins."""
+        """A turn is over; the next model's begins."""
         if starved:
             self.starved.add(m)
         for g in self.home[m]:

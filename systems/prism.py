@@ -155,7 +155,7 @@ class Prism:
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
-    inside: dict[int, tuple[Tenant, Request]] = field(default_factory=dict, init=False)
+    inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
     start_s: float = field(default=0.0, init=False)
@@ -182,28 +182,23 @@ class Prism:
                 elif self.room(m, 1):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
             case Prefilled(rid):
-                m = self.inside[rid][0]
+                m = self.inside[rid]
                 self.prefilled(m, rid)
                 if m.home and (m.queue or m.late):
                     yield Wake(view.now_s, f"gpu {m.home[0]}")
             case Finished(rid) if rid in self.inside:
-                yield from self.finished(self.inside.pop(rid)[0], rid, view)
+                yield from self.finished(self.inside.pop(rid), rid, view)
             case Woke("start" | "tick" as key):
                 yield Wake(view.now_s + self.interval_s, "tick")
                 yield from self.start(view.now_s) if key == "start" else self.tick(view)
             case Woke(key):
                 yield from self.let_in(int(key[4:]), view)
-            case Done(Load(Inst(name, tuple(place))), failed):
-                yield from self.loaded(self.models[name], place, failed is None, view)
+            case Done(Load(Inst(name, tuple(place))), None):
+                yield from self.loaded(self.models[name], place, view)
             case Done(Evict(Inst(name, tuple(place)))):
                 self.copies.pop((name, place), None)
                 yield from self.load_all(view)
                 yield from (Wake(view.now_s, f"gpu {g}") for g in place)
-            case Done(Admit(int(rid))) if rid in self.inside:
-                m, r = self.inside.pop(rid)
-                self.prefilled(m, rid)
-                m.live -= 1
-                insort(m.queue, (self.priority(r), r.id, r))  # the next tick tries again
 
     # ------------------------------------------------------------ where models live
 
@@ -333,21 +328,13 @@ class Prism:
         """Idle for long enough to go."""
         return m.idle and now_s - m.since_s >= self.idle_s
 
-    def loaded(self, m: Tenant, place: Gpus, came: bool, view: View) -> Iterator[Action]:
-        """A model works from here, and leaves where it was; or the engine refused to load it."""
-        if came:
-            self.copies[m.name, place] = "in"
-            if m.next == place:
-                yield from self.leave(m)
-            yield from self.partition()
-            yield Wake(view.now_s, f"gpu {place[0]}")
-            return
-        self.copies.pop((m.name, place), None)
+    def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
+        """A model works from here, and leaves where it was."""
+        self.copies[m.name, place] = "in"
         if m.next == place:
-            m.next = None
-        elif m.home == place:
-            m.home, m.next = m.next, None
-            self.out[m.name] = None  # the next tick tries again
+            yield from self.leave(m)
+        yield from self.partition()
+        yield Wake(view.now_s, f"gpu {place[0]}")
 
     def tick(self, view: View) -> Iterator[Action]:
         """The interval of the global scheduler."""
@@ -357,9 +344,6 @@ class Prism:
             while m.made[1][0] <= view.now_s - self.window_s:
                 m.made.popleft()
             self.weigh(m, view.now_s)
-        for (name, place), state in self.copies.items():
-            if state != "leaving" and view.lane(Batch(Inst(name, place)), "mixed") is None:
-                yield Run(Batch(Inst(name, place)))  # was refused
         for g in sorted({m.home[0] for m in self.models.values() if m.home and (m.queue or m.late)}):
             yield Wake(view.now_s, f"gpu {g}")
         yield from self.load_all(view)
@@ -463,7 +447,7 @@ class Prism:
                         yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
                     return
             self.take(m, e)
-            self.inside[r.id] = m, r
+            self.inside[r.id] = m
             self.prefilling[r.id] = r.prompt_tokens
             m.filling += r.prompt_tokens
             m.live += 1

@@ -182,10 +182,6 @@ class Qlm:
                 for q in self.at(inst):
                     q.in_s = None
                     return self.ready(q, view)
-            case Done(action):
-                return self.refused(action, view.now_s)
-            case Woke("mend"):
-                return self.mend(view)
             case Woke("start"):
                 return self.start()
         return ()
@@ -270,28 +266,6 @@ class Qlm:
                 if isinstance(view.request(rid).home, Host):
                     yield Move(rid, batch.inst.place)
         yield from self.pull(q, view.now_s)
-
-    def refused(self, action: Action, now_s: float) -> Iterator[Action]:
-        """What could not be done is tried again after the time of the shortest swap."""
-        match action:
-            case Admit(int(rid)):
-                g = self.pulled.pop(rid)
-                g.running -= 1
-                g.n.appendleft(rid)
-            case Load(inst):
-                for q in self.at(inst):
-                    q.model = q.in_s = None
-            case Move(_, None | Host()):
-                return  # it had no KV
-        yield Wake(now_s + min(r.S for r in self.rates.values()), "mend")
-
-    def mend(self, view: View) -> Iterator[Action]:
-        """Whatever instances lack after refusals; a model that would not go, goes."""
-        for q in self.queues:
-            for inst in view.insts(q.gpus[0]):
-                if inst.model != q.model and view.weights(inst) == "in":
-                    yield Evict(inst, drain=self.evict == "drain")
-            yield from self.ready(q, view)
 
     # ------------------------------------------------------------ RWT estimator
 

@@ -26,8 +26,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import instances, one_request
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
@@ -79,7 +79,6 @@ class ServerlessLlm:
     load_s: Mapping[tuple[str, str], float] = field(init=False)  # by model and rung
     cached: dict[int, list[str]] = field(init=False)  # by node: models in host memory, that used last at the end
     where: dict[int, tuple[Instance, Job]] = field(default_factory=dict, init=False)
-    refused: dict[int, None] = field(default_factory=dict, init=False)  # requests to admit again
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plus": {"place": "fewest", "order": "sjf"},
@@ -93,7 +92,7 @@ class ServerlessLlm:
         ways = {self.way, "disk"} if self.host_gib else {self.way}
         self.hears = frozenset({Woke, Arrived, Finished})
         self.uses = frozenset(
-            {"Load", "Evict", "Admit", "Run", "Wake"}
+            {"Load", "Evict", "Admit", "Run"}
             | {f"Load.way:{way}" for way in ways if way != "host"}
             | ({"view.oracle_tokens"} if self.order == "sjf" else set())
         )
@@ -122,10 +121,6 @@ class ServerlessLlm:
                 return self.arrived(request, view)
             case Finished(rid):
                 return self.finished(rid, view.now_s)
-            case Done(action):
-                return self.failed(action, view.now_s)
-            case Woke("mend"):
-                return self.mend(view)
             case Woke("start"):
                 return self.start()
         return ()
@@ -166,7 +161,6 @@ class ServerlessLlm:
     def finished(self, rid: int, now_s: float) -> Iterator[Action]:
         """A request ended; the last of a job lets the next one begin."""
         x, job = self.where.pop(rid)
-        self.refused.pop(rid, None)
         del job.rids[rid]
         x.used_s = now_s
         if not job.rids:
@@ -241,34 +235,3 @@ class ServerlessLlm:
             if left < 0.0:
                 del here[: k + 1]
                 return
-
-    # ------------------------------------------------------------ what went otherwise
-
-    def failed(self, action: Action, now_s: float) -> Iterator[Action]:
-        """What could not be done is tried again after the shortest load."""
-        match action:
-            case Admit(int(rid)) if rid in self.where:
-                self.refused[rid] = None
-            case Load(Inst(m, place)):
-                x = next(x for x in self.all if x.gpus[0] == place[0])  # type: ignore[index]
-                x.model = None if x.model == m else x.model
-            case Run(Batch(Inst(m, place))):
-                next(x for x in self.all if x.gpus[0] == place[0]).open.discard(m)  # type: ignore[index]
-            case _:
-                return
-        yield Wake(now_s + min(self.load_s.values()), "mend")
-
-    def mend(self, view: View) -> Iterator[Action]:
-        """What running jobs lack after refusals."""
-        for x in self.all:
-            if x.jobs and x.jobs[0].runs:
-                m = x.jobs[0].model
-                if x.model is None:
-                    x.model = m
-                    yield Load(self.batch(x, m).inst, self.tier(x.node, m))
-                if m not in x.open:
-                    x.open.add(m)
-                    yield Run(self.batch(x, m))
-        refused, self.refused = self.refused, {}
-        for rid in refused:
-            yield Admit(rid, self.batch(self.where[rid][0], self.where[rid][1].model))

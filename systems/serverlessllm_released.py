@@ -44,8 +44,8 @@ from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import ClassVar
 
-from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled
 from harness.policy.fields import choice, number
 from harness.policy.placement import instances, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
@@ -94,7 +94,6 @@ class ServerlessLlmReleased:
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged", "process": "gpu"}, init=False)
     workers: list[Worker] = field(init=False)
     entries: dict[int, Entry] = field(default_factory=dict, init=False)  # in order of arrival
-    retry_s: float = field(init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"order": "srtf"}}
 
@@ -103,14 +102,12 @@ class ServerlessLlmReleased:
         for m, model in models.items():
             if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
                 raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
-        self.hears = frozenset({Woke, Arrived, Prefilled, Preempted, Finished, Load})
-        self.uses = frozenset({"Load", "Evict", "Evict.drain", "Admit", "Drop", "Run", "Wake"})
+        self.hears = frozenset({Arrived, Prefilled, Preempted, Finished, Load})
+        self.uses = frozenset({"Load", "Evict", "Evict.drain", "Admit", "Drop", "Run"})
         self.uses |= {f"Load.way:{self.way}"} if self.way != "host" else set()
         self.uses |= {"Move", "Move.to:none", "view.oracle_tokens"} if self.order == "srtf" else set()
         rates = {m: plan.rate_rps if (plan := self.cluster.plan.get(m)) else 0.0 for m in models}
         self.workers = [Worker(cut) for cut in instances(self.cluster, {m: rates[m] * models[m].tp for m in models})]
-        insts = (Inst(m, tuple(range(model.tp))) for m, model in models.items())
-        self.retry_s = min(self.cluster.profile.load_s(inst, self.way) for inst in insts)
 
     # ------------------------------------------------------------ events
 
@@ -127,10 +124,6 @@ class ServerlessLlmReleased:
                 return self.finished(rid, state, view)
             case Done(Load(inst), None):
                 return self.loaded(inst, view)
-            case Done(action):
-                return self.refused(action, view.now_s)
-            case Woke("mend"):
-                return self.mend(view)
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
@@ -288,33 +281,3 @@ class ServerlessLlmReleased:
     def at(self, inst: Inst) -> Worker:
         """The worker of an instance."""
         return next(x for x in self.workers if x.gpus[0] == inst.place[0])  # type: ignore[index]
-
-    # ------------------------------------------------------------ refusals
-
-    def refused(self, action: Action, now_s: float) -> Iterator[Action]:
-        """Note what an action that was refused did not change; it is tried again after the shortest load."""
-        match action:
-            case Admit(int(rid), batch) if rid in self.entries:
-                runs = self.entries[rid].worker.runs
-                if batch.tag == PARKED:
-                    runs[rid] = None
-                else:
-                    runs.pop(rid, None)
-            case Drop(rid) if rid in self.entries:
-                self.entries[rid].dropped = False
-            case Load(inst):
-                x = self.at(inst)
-                if inst.model == x.model:
-                    x.model, x.loading = None, False
-            case Run(batch):
-                self.at(batch.inst).open.discard(batch.inst.model)
-        yield Wake(now_s + self.retry_s, "mend")
-
-    def mend(self, view: View) -> Iterator[Action]:
-        """Evict weights and discard KV that are still there, and let each worker follow its queue."""
-        for x in self.workers:
-            yield from self.leftovers(x, x.model, view)
-            for e in x.queue:
-                if not e.dropped and e.request.id not in x.runs and view.request(e.request.id).kv_bytes:
-                    yield Move(e.request.id, None)
-            yield from self.follow(x, view)

@@ -16,11 +16,12 @@ import numpy as np
 
 from harness.engines.costs.coef import Tables
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import Batch, Gpus, Host, Inst, Jobs, Request
 
 CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
-RANK = (Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
+RANK = (Freed, Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
+Refuse = Callable[[Failed, str], None]
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
 HOST: Gpus = ()  # the host as a home of KV
 HALF_NS = 0.5e-9  # what ends or comes within it belongs to the instant
@@ -77,7 +78,7 @@ class Req:
         self.home: Inst | None = None  # the account of its blocks
         self.to: Inst | None = None  # in transit: the other end, charged as well
         self.step: Step | None = None
-        self.later: dict[str, tuple[Callable[[], None], Callable[[str], None]]] = {}  # effect, refusal: when at rest
+        self.later: dict[str, tuple[Callable[[], None], Refuse]] = {}  # effect, refusal: when at rest
         self.seq = self.made = self.blocks = self.preemptions = 0
         self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
         self.joins = 0  # steps that its batch's lane for prompts has to have ended before
@@ -150,7 +151,7 @@ class Grant(NamedTuple):
     inst: Inst
     req: Req | None
     start: Callable[[], None]
-    fail: Callable[[str], None]
+    fail: Refuse
 
 
 class Result(NamedTuple):
@@ -266,6 +267,7 @@ class Oracle:
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
         self.grants: list[Grant] = []  # in order of issue
         self.asks = 0
+        self.landing: set[Inst] = set()  # an eviction was refused while their weights were on a link
         self.transfers: list[Transfer] = []
         self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
         self.wires: dict[str, tuple[float, Part, float]] = {}  # the piece on its way: its end, whose it is, its size
@@ -280,7 +282,7 @@ class Oracle:
             then = min(times + [s.end for s in self.steps.values()], default=math.inf)
             if then == math.inf and self.grants and self.now + HALF_NS < end_s:  # nothing else will ever free memory
                 then = self.now
-                self.grants.pop(0).fail("no memory")
+                self.grants.pop(0).fail("never", "no memory")
             self.pass_time(min(then, end_s))
             if then > end_s + HALF_NS or then == math.inf:
                 return Result(reqs, self.told, self.counted)
@@ -802,8 +804,8 @@ class Oracle:
         return self.weights.get(inst) in ("in", "draining")
 
     def do(self, action: Action) -> None:
-        def done(failed: str | None = None) -> None:
-            self.news.append(Done(action, failed))
+        def done(failed: Failed | None = None, why: str = "") -> None:
+            self.news.append(Done(action, failed, why))
 
         match action:
             case Load(Inst(_, place) as inst, way) if not isinstance(place, Host):
@@ -811,14 +813,14 @@ class Oracle:
             case Evict(inst, drain) if self.weights.get(inst) == "waiting":
                 mine = next(g for g in self.grants if g.inst == inst and g.req is None)
                 self.grants.remove(mine)
-                mine.fail("evicted")
+                mine.fail("gone", "evicted")
                 done()
             case Evict(inst, drain) if self.weights.get(inst) in ("in", "draining", "leaving"):
                 if self.weights[inst] == "leaving" or (self.weights[inst] == "draining" and drain):
-                    done("it is leaving already")
+                    done("gone", "it is leaving already")
                     return
                 if inst in self.leaving:
-                    self.news.append(Done(self.leaving[inst], "another took its place"))
+                    self.news.append(Done(self.leaving[inst], "gone", "another took its place"))
                 self.leaving[inst] = action
                 self.weights[inst] = "draining" if drain else "leaving"
                 self.empty_leaving()
@@ -852,12 +854,12 @@ class Oracle:
             case Move(Batch() as batch, to):
                 whole = [r for r in sorted(self.live, key=lambda r: r.seq) if r.batch == batch and r.blocks]
                 whole = [r for r in whole if to is None or r.where != "waiting"]
-                ends: list[str | None] = []
+                ends: list[Failed | None] = []
 
-                def end(failed: str | None = None) -> None:
+                def end(failed: Failed | None = None, _why: str = "") -> None:
                     ends.append(failed)
-                    if len(ends) == len(whole):
-                        done(next((x for x in ends if x), None))
+                    if len(ends) == len(whole):  # never for some of it is worse than gone
+                        done("never" if "never" in ends else next((x for x in ends if x), None))
 
                 def one(asked: int) -> Callable[[Req], None]:
                     def move(r: Req) -> None:
@@ -869,7 +871,7 @@ class Oracle:
                 for r in whole:
                     self.after_step(r, one(self.issue()), end)
                 if not whole:
-                    done("no KV to move")
+                    done("gone", "no KV to move")
             case Run(batch, phase, steps=0):
                 lane = (batch, int(phase == "decode"))
                 self.batches.setdefault(batch, len(self.batches))
@@ -896,29 +898,39 @@ class Oracle:
                 if old and "mixed" in (phase, old.phase):
                     self.close(beside)
                 self.park(batch)
+            case Evict(inst) if self.weights.get(inst) == "loading":
+                self.landing.add(inst)
+                done("not now", "its weights are on a link")
+            case Evict():
+                done("gone", "its weights are not in")
             case _:
-                done("refused")
+                done("never", "refused")
 
     def load(self, inst: Inst, way: str, done: Callable[..., None]) -> None:
         state, size = self.weights.get(inst), self.sizes(inst).footprint_bytes
         real = self.setup.memory == "real"
         if real and any(size > self.setup.gpu_bytes[g] for g in on(inst)):
-            done("larger than its GPU")
+            done("never", "larger than its GPU")
         elif self.now == -math.inf:  # free and silent
             if state is None and real and any(size > self.free(g) for g in on(inst)):
-                done("no memory")
+                done("not now", "no memory")
+                if Freed() not in self.news:  # once the clock runs, a load may wait
+                    self.news.append(Freed())
             else:
                 self.weights[inst] = "in"
         elif state == "in":
             done()
         elif state in ("draining", "leaving"):
             self.weights[inst] = "in"
-            self.news.append(Done(self.leaving.pop(inst), "loaded again"))
+            self.news.append(Done(self.leaving.pop(inst), "gone", "loaded again"))
             done()
         elif state is None:
 
             def end() -> None:
                 self.weights[inst] = "in"
+                if inst in self.landing:
+                    self.landing.remove(inst)
+                    self.news.append(Freed())
                 done()
 
             def start() -> None:
@@ -926,27 +938,27 @@ class Oracle:
                 fixed_s, parts = self.setup.ways[inst, way]
                 self.send(parts, fixed_s, end, [inst], inst)
 
-            def fail(why: str) -> None:
+            def fail(failed: Failed, why: str) -> None:
                 del self.weights[inst]
-                done(why)
+                done(failed, why)
 
             self.weights[inst] = "waiting"
             self.ask(Grant(self.issue(), inst, None, start, fail))
 
-    def after_step(self, r: Req, effect: Callable[[Req], None], failed: Callable[[str], None]) -> None:
+    def after_step(self, r: Req, effect: Callable[[Req], None], failed: Refuse) -> None:
         """Now, or at the end of the step that the request is in."""
         if r.step or r.where == "moving":
             kind = "admit" if effect.__name__ == "admit" else "other"
             if kind == "other" and kind in r.later:
                 if effect.__name__.startswith("move"):
-                    failed("another is under way")
+                    failed("gone", "another is under way")
                     return
-                r.later[kind][1]("dropped")
+                r.later[kind][1]("gone", "dropped")
             r.later[kind] = (lambda: self.after_step(r, effect, failed), failed)
         elif r.where in LIVE:
             effect(r)
         else:
-            failed("request is not here")
+            failed("never" if r.where == "future" else "gone", "request is not here")
 
     def issue(self) -> int:
         """A place in the order of issue, kept while a request's step is awaited."""
@@ -962,18 +974,18 @@ class Oracle:
             self.release(r)
             done()
         elif not r.blocks or r.swapped or to is None:
-            done("no KV to move")
+            done("gone", "no KV to move")
         elif not r.whole:
-            done("its KV is not whole")
+            done("gone", "its KV is not whole")
         elif dest == r.home:
             done()
         elif on(dest) and self.never(dest, r.blocks):
-            done("larger than the account")
+            done("never", "larger than the account")
         else:
             r.where = "moving"
 
-            def fail(why: str) -> None:
+            def fail(failed: Failed, why: str) -> None:
                 self.rest(r)
-                done(why)
+                done(failed, why)
 
             self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done), fail))

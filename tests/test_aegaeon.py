@@ -21,11 +21,12 @@ from harness.engines.sim import engine as sim
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.replay import Decision, Recorder, replay
+from harness.loop.recorder import Decision, Recorder
+from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
-from harness.policy.view import BatchState, RequestState
+from harness.policy.view import BatchState, RequestState, Weights
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
 from systems.dedicated import Dedicated
 from workloads.models import shape
@@ -131,6 +132,9 @@ class Still:
 
     def insts(self, home: int) -> tuple[Inst, ...]:
         return self.held
+
+    def weights(self, inst: Inst) -> Weights:
+        return "in" if inst in self.held else "out"
 
     def request(self, rid: int) -> Any:
         return RequestState(None, 10, 0, Host())

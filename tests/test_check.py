@@ -22,6 +22,7 @@ from harness.check.trial import Subject, Trial, needs, run
 from harness.cli.app import main
 from harness.engines.sim.engine import Sim
 from harness.loop import engine as engines
+from harness.loop.standing import Standing
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.policy.events import Event, Finished
 from harness.policy.types import Batch, Host, Inst, UserError
@@ -35,6 +36,7 @@ CLASS, HEARS = "class AdmitsEach:", "hears: frozenset[type] = frozenset({Woke, A
 PLACE = "m: Batch(Inst(m, tuple((k + j) % n for j in range(model.tp))))"
 N, EVENT, EACH, RUN = "n = len(cluster.gpus)", "match event:", "for batch in self.batches.values():", "yield Run(batch)"
 ARRIVED, ADMIT = "case Arrived(request):", "yield Admit(request.id, self.batches[request.model])"
+AGAIN = Standing.again
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "over_the_card": ("memory served", {PLACE: PLACE.replace("(k + j) % n", "j")}),
     "hash_order": ("deterministic", {EACH: "for batch in set(self.batches.values()):"}),
@@ -45,9 +47,13 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         HEARS: HEARS.replace("Woke, ", ""),
         ADMIT: f"batch = self.batches[request.model]\nyield from (Load(batch.inst), Run(batch))\n{ADMIT}\n"
         'yield Wake(view.now_s + 1.0, "later")'}),
-    "gives_up": ("survives", {ARRIVED: f"case Done(_, str(why)):\n    raise RuntimeError(why)\n{ARRIVED}"}),
-    "stops_all": ("survives", {
-        ARRIVED: "case Done(_, str()):\n    self.batches = {}\ncase Arrived(request) if self.batches:"}),
+    "gives_up": ("survives", {
+        RUN: f"{RUN}\nyield Evict(Inst(batch.inst.model, Host()))",
+        ARRIVED: f"case Done(_, str(), why):\n    raise RuntimeError(why)\n{ARRIVED}"}),
+    "retries": ("patient", {
+        'case Woke("start"):': "case Woke(key):",
+        RUN: f'if view.lane(batch, "mixed") is None:\n    {RUN}\n'
+        'if key == "start":\n    yield Wake(view.now_s + 0.03, "again")'}),
     "loses_request": ("served", {ARRIVED: "case Arrived(request) if request.id % 7 != 3:"}),
     "serves_twice": ("served", {
         HEARS: HEARS.replace("Woke, ", "Woke, Finished, "),
@@ -70,9 +76,10 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         ADMIT: f"{ADMIT}\nif request.id in known:\n    yield Drop(request.id)\nknown.append(request.id)"}),
 }  # fmt: skip
 WORDS = {  # what any of them may need
-    "import Action, Admit, Load, Run": "import Action, Admit, Drop, Limit, Load, Run, Wake",
+    "import Action, Admit, Load, Run": "import Action, Admit, Drop, Evict, Limit, Load, Run, Wake",
     "import Arrived, Event, Woke": "import Arrived, Done, Event, Finished, Woke",
-    '"Load", "Run", "Admit"': '"Load", "Run", "Admit", "Drop", "Limit", "Wake"',
+    "import Batch, Cluster, Inst, Option": "import Batch, Cluster, Host, Inst, Option",
+    '"Load", "Run", "Admit"': '"Load", "Run", "Admit", "Drop", "Evict", "Limit", "Wake"',
 }
 
 
@@ -99,7 +106,7 @@ def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_every_law_has_a_system_that_breaks_it() -> None:
-    assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts"}  # for which see below
+    assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts", "stands"}  # see below
 
 
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
@@ -338,6 +345,19 @@ def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, mon
     monkeypatch.setattr(engines, "find", lambda _: engine)
     found = check(str(HERE / "sound" / "on_demand.py"), only=law, case="simultaneous")
     assert says in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("again", "says"),
+    [
+        (lambda self, do, now_s: None, "was not issued again when something came free"),
+        (lambda self, do, now_s: (self.orders.reverse(), AGAIN(self, do, now_s)), "before "),
+    ],
+)
+def test_a_wrong_loop_is_found_too(again: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Standing, "again", again)
+    (failure,) = check("chunked", only="stands", case="refused")
+    assert says in failure.message
 
 
 def tried(name: str, system: str = "chunked") -> Trial:

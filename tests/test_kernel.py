@@ -22,7 +22,7 @@ from harness.engines.sim import kernel, records, state
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import peek
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
-from harness.policy.events import Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
@@ -45,7 +45,7 @@ def heard(event: Event, kind: type) -> bool:
 
 def bare(event: Event) -> Event:
     """An event without the words in which a refusal gives its reason."""
-    return replace(event, failed="") if isinstance(event, Done) and event.failed is not None else event
+    return replace(event, why="") if isinstance(event, Done) else event
 
 
 def alike(a: tuple[float, Event], b: tuple[float, Event]) -> bool:
@@ -97,7 +97,7 @@ def apart(w: World) -> list[str]:
     if sights != oracle.sights:
         k = next((k for k, (a, b) in enumerate(zip(sights, oracle.sights, strict=False)) if a != b), -1)
         found.append(f"sight {k}: {sights[k:][:1]}, not {oracle.sights[k:][:1]}")
-    for kind in (Prefilled, Finished, Preempted, TurnEnded, Done):
+    for kind in (Prefilled, Finished, Preempted, TurnEnded, Done, Freed):
         ours, theirs = ([(max(t, 0.0), bare(e)) for t, e in of if heard(e, kind)] for of in (told, want.told))
         for of in (ours, theirs):  # of requests that end at one instant, the order has no meaning
             of.sort(key=lambda x: repr(getattr(x[1], "rid", x[1] if isinstance(x[1], Done) else 0)))
@@ -717,7 +717,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
 
     few = frozenset({Finished, Move})
     told, rows = run(HEARD)
-    heard = [(t, e) for t, e in told if kind(e) in few or (isinstance(e, Done) and e.failed is not None)]
+    heard = [(t, e) for t, e in told if kind(e) in {*few, Freed} or (isinstance(e, Done) and e.failed)]
     assert run(few) == (heard, rows)
 
 

@@ -15,7 +15,7 @@ from harness.check.cases import cases
 from harness.check.trial import run, subject
 from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded, Woke
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
 from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
@@ -383,12 +383,6 @@ def test_a_full_quota_admits_no_prompt() -> None:
     assert told(policy, arrived("a"), Seen(1.0, {"a": full})) == []
     said = told(policy, Finished(1, batch(policy, "a"), "done"), Seen(1.0, {"a": full._replace(decoding=9)}))
     assert said == [Run(batch(policy, "a"), "prefill", steps=1, seqs=1)]
-
-
-def test_a_refused_turn_frees_the_gpu() -> None:
-    policy, _ = started(cluster({"a": 1.0, "b": 1.0}), lanes="turns")
-    (run_a,) = told(policy, arrived("a"), waits("a"))
-    assert told(policy, Done(run_a, "refused"), waits("a", "b")) == turn(policy, "b")
 
 
 def test_groups_take_turns_on_all_their_gpus() -> None:

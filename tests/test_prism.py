@@ -20,7 +20,8 @@ from harness.engines.sim.engine import Sim
 from harness.experiment.lookup import assemble
 from harness.experiment.resolve import resolve
 from harness.experiment.spec import Spec
-from harness.loop.replay import Recorder, replay
+from harness.loop.recorder import Recorder
+from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
 from harness.policy.types import GIB, Inst, Jobs, Plan

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
-from harness.loop.replay import Recorder, replay
+from harness.loop.recorder import Recorder
+from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan

@@ -20,7 +20,8 @@ from harness.engines.sim.engine import Sim
 from harness.loop import replay as loop
 from harness.loop.answers import fault
 from harness.loop.guard import LIMIT_S, Fault, _collecting
-from harness.loop.replay import Decision, Livelock, Recorder, replay
+from harness.loop.recorder import Decision, Recorder
+from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported

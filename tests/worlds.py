@@ -496,16 +496,21 @@ def drive(
     end_s = min(end_s, world.end_s)
     sim, told = world.sim(), list[tuple[float, Event]]()
     view, answer = sim.view(), world.answer()
+
+    def do(action: Action) -> None:
+        if (refusal := sim.do(action)) is not None:
+            told.append((view.now_s, refusal))
+
     for t, action in world.script:
         if t == NEVER:
-            sim.do(action)
+            do(action)
     sim.begin(world.jobs, HEARD, oracle=False, end_s=end_s)
 
     def hear(until: float) -> None:
         while (event := sim.poll(until)) is not None:
             told.append((view.now_s, event))
             for action in answer(view.now_s, event):
-                sim.do(action)
+                do(action)
 
     for t, action in world.script:
         if t > NEVER:
@@ -513,7 +518,7 @@ def drive(
             if t > end_s:
                 break
             look(sim)
-            sim.do(action)
+            do(action)
     else:
         hear(math.inf)
     sim.finish()

@@ -20,11 +20,12 @@ from harness.check.purity import impure
 from harness.check.trial import ACTIONS, EVENTS, USES, Lent, Stale, Trial, patience_s, run, subject
 from harness.loop import system
 from harness.loop.guard import Endless, Fault, quiet, said
-from harness.loop.replay import Livelock, Read
-from harness.policy.actions import Admit, Load, Run
-from harness.policy.events import Arrived
+from harness.loop.recorder import Read
+from harness.loop.replay import Livelock
+from harness.policy.actions import brief
+from harness.policy.events import Arrived, Woke
 from harness.policy.fields import domains
-from harness.policy.types import Batch, Infeasible, Jobs, UserError
+from harness.policy.types import Infeasible, Jobs, UserError
 
 # ------------------------------------------------------------------ of a file
 
@@ -116,16 +117,26 @@ def livelock(trial: Trial) -> Iterator[Breach]:
 
 
 def survives(trial: Trial) -> Iterator[Breach]:
-    """Nothing makes it raise, and a refused action costs only what it was for."""
+    """Nothing makes it raise, whatever is refused."""
     if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
         what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {said(trial.error)}"
         yield Breach(what, len(trial.decisions))
+
+
+def stands(trial: Trial) -> Iterator[Breach]:
+    """What was refused for now is issued again when something comes free, in order of first issue."""
+    yield from _noted(trial, "stands")
+
+
+def patient(trial: Trial) -> Iterator[Breach]:
+    """What was refused for now is left to the loop: no answer to a timer says it again, but for what it always says."""
+    if not trial.repeats:
         return
-    case = trial.subject.case
-    if case.refuse and (lost := list(_lost(trial))):
-        spared = run(trial.subject._replace(case=case._replace(refuse=0)), trial.jobs)
-        if not any(_lost(spared)):
-            yield from lost
+    spared = run(trial.subject._replace(case=trial.subject.case._replace(refuse=0)), trial.jobs).decisions
+    always = {a for d in spared if isinstance(d.event, Woke) and d.event.key != "start" for a in d.actions}
+    for k, action in trial.repeats:
+        if action not in always:
+            yield Breach(f"answered {brief(action)} to a timer, while the loop had it to issue again", k)
 
 
 def memory(trial: Trial) -> Iterator[Breach]:
@@ -136,7 +147,7 @@ def memory(trial: Trial) -> Iterator[Breach]:
 
 
 def served(trial: Trial) -> Iterator[Breach]:
-    """Every request ends once, with all its tokens, or dropped; it fails only for want of memory."""
+    """Every request ends once, whatever is refused for now: with all its tokens, dropped, or for want of memory."""
     yield from _noted(trial, "served")
     for row in trial.rows:
         made, asked = row["made_tokens"], row["output_tokens"]
@@ -144,8 +155,7 @@ def served(trial: Trial) -> Iterator[Breach]:
             yield _about(trial, row, f"is {row['state']} with {made} of {asked} tokens")
         if row["state"] == "failed" and trial.subject.case.ample:
             yield _about(trial, row, "failed although there was memory for it")
-    if not trial.subject.case.refuse:
-        yield from _lost(trial)
+    yield from _lost(trial)
 
 
 def replayed(trial: Trial) -> Iterator[Breach]:
@@ -234,18 +244,11 @@ def _about(trial: Trial, row: Mapping[str, Any], what: str) -> Breach:
 
 
 def _lost(trial: Trial) -> Iterator[Breach]:
-    """Requests without an end, but for those that an injected refusal hit."""
-    case, excused = trial.subject.case, set[str | int]()
-    for action in trial.refused:
-        match action:
-            case Load(inst) | Run(Batch(inst)):
-                excused.add(inst.model)
-            case Admit(who):
-                excused.add(who)
+    """Requests without an end."""
     for row in trial.rows:
-        if row["state"] == "unfinished" and not excused & {row["id"], row["model"]}:
+        if row["state"] == "unfinished":
             stood = "in no batch" if row["admit_ns"] is None else f"with {row['made_tokens']} of its tokens"
-            left_s = patience_s(trial.uses, case.size)
+            left_s = patience_s(trial.uses, trial.subject.case.size)
             yield _about(trial, row, f"stands {stood}, {left_s:g} s after the last arrival")
 
 
@@ -280,6 +283,8 @@ TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
     "fresh-view": fresh_view,
     "livelock": livelock,
     "survives": survives,
+    "stands": stands,
+    "patient": patient,
     "memory": memory,
     "served": served,
     "replayed": replayed,

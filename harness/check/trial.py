@@ -10,7 +10,6 @@ import math
 import signal
 import threading
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import MISSING, fields, replace
@@ -31,10 +30,13 @@ from harness.loop import system
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
 from harness.loop.guard import Fault
-from harness.loop.replay import Decision, Livelock, Read, positions, replay
+from harness.loop.recorder import Decision, Read, positions
+from harness.loop.recorder import Note as StandingNote
+from harness.loop.replay import Livelock, replay
+from harness.loop.standing import is_turn, same_subject
 from harness.loop.system import System
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import Cluster, Host, Infeasible, Jobs, Shape, Unsupported
 from harness.policy.view import View
 
@@ -43,6 +45,7 @@ EVENTS = (Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done)
 USES = rf"(Request\.slo|view\.\w+|Wake|({'|'.join(a.__name__ for a in ACTIONS[:-1])})(\.\w+(:\w+)?)?)"
 QUERIES = {name for name in vars(View) if not name.startswith("_")}
 REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any time
+LACK_S = 0.05  # for so long something is lacking then
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
 SWAPS = 16  # and so many loads by the slowest rung that a system uses: eight models, each twice
@@ -99,6 +102,7 @@ class Trial(NamedTuple):
     impossible: str | None = None  # why there was no run
     rows: Sequence[Mapping[str, Any]] = ()  # of requests.parquet
     refused: Sequence[Action] = ()  # by injection
+    repeats: Sequence[tuple[int, Action]] = ()  # see Probe
     seen: int = 0  # requests that had come by the end
     kv_bytes: int = 0  # held at the end, on GPUs
 
@@ -138,11 +142,26 @@ class Probe:
         self.decisions: list[Decision] = []
         self.notes: list[tuple[str, Breach]] = []
         self._policy, self._cluster, self._ended = policy, cluster, set[int]()
+        self.repeats: list[tuple[int, Action]] = []  # said to a timer while they stood; the decision's index
         self._most = MOST + MOST_PER_REQUEST * requests
 
     def note(self, law: str, what: str) -> None:
         """A law was broken in the decision under way."""
         self.notes.append((law, Breach(what, len(self.decisions))))
+
+    def watch(self, view: View) -> View:
+        """See Log: views are lent in `on`."""
+        return view
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """See Log: kept in `on`."""
+
+    def stood(self, note: StandingNote) -> None:
+        """See Log."""
+        last = self.decisions[-1]
+        timer = isinstance(last.event, Woke) and last.event.key != "start"
+        if note.fate == "withdrawn" and timer and note.action in last.actions:
+            self.repeats.append((len(self.decisions) - 1, note.action))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """The other's answer."""
@@ -217,7 +236,7 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
 
 
 class Stand:
-    """An engine that refuses some actions; its memory is looked at after whatever happens."""
+    """An engine that lacks something for LACK_S now and then; its memory is looked at after whatever happens."""
 
     def __init__(self, engine: Engine, refuse: int, note: Note, config: Config = IDLE, limitless: bool = False) -> None:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
@@ -226,9 +245,10 @@ class Stand:
         self.refused: list[Action] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
-        self._told: deque[Event] = deque()
-        self._count = 0
+        self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
+        self._stands: list[Action] = []  # refused for now, oldest first
+        self._due: list[Action] = []  # of these, to be issued again before anything else
 
     def ready(self) -> None:
         """See Engine."""
@@ -244,28 +264,48 @@ class Stand:
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""
-        if self._told:
-            return self._told.popleft()
-        event = self._engine.poll(until_s)
+        if self._due:
+            self._note("stands", f"{brief(self._due[0])} was not issued again when something came free")
+        event = self._engine.poll(min(until_s, self._free_s))
+        if event is None and self._engine.view().now_s >= self._free_s:
+            self._free_s, event = math.inf, Freed()
+        self._due = list(self._stands) if type(event) is Freed else []
         if self._start_loads and isinstance(event, Done) and event.failed and event.action in self._start_loads:
-            self._note("memory", f"answered {brief(event.action)} to the start: {event.failed}")
+            self._note("memory", f"answered {brief(event.action)} to the start: {event.why}")
         elif self._engine.view().now_s > self._start_s:
             self._start_loads = None
         self._look()
         return event
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> Done | None:
         """See Engine."""
+        again = self._due[:1] == [action]
+        if again:
+            self._due.pop(0)
+        elif self._due and not is_turn(action):  # one may be issued that waited for its weights' Load
+            self._note("stands", f"{brief(action)} was issued when something came free, before {brief(self._due[0])}")
+        self._stands = [one for one in self._stands if again or not same_subject(action, one)]
+        refusal = self._refusal(action)
+        if refusal is not None and not again:
+            self._stands.append(action)
+        elif refusal is None and again:
+            self._stands.remove(action)
+        return refusal
+
+    def _refusal(self, action: Action) -> Done | None:
         self._count += 1
         draw = sha256(f"{self._seed}/{self._count}".encode()).digest()[0]
         if self._refuse and isinstance(action, REFUSABLE) and draw % self._refuse == 0:
             self.refused.append(action)
-            self._told.append(Done(action, "refused by the test"))
-            return
+            self._free_s = min(self._free_s, max(self._start_s, self._engine.view().now_s) + LACK_S)
+            return Done(action, "not now", "refused by the test")
+        refusal = self._engine.do(action)
         if isinstance(action, Load) and self._start_loads is not None:
             self._start_loads.append(action)
-        self._engine.do(action)
+            if refusal is not None:
+                self._note("memory", f"answered {brief(action)} to the start: {refusal.why}")
         self._look()
+        return refusal
 
     def view(self) -> View:
         """See Engine."""
@@ -273,7 +313,7 @@ class Stand:
 
     def idle(self) -> bool:
         """See Engine."""
-        return not self._told and self._engine.idle()
+        return self._engine.idle()
 
     def rows(self) -> Iterator[pa.RecordBatch]:
         """See Engine."""
@@ -326,7 +366,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         end_s = patience_s(probe.uses, case.size) + (float(jobs.arrival_s[-1]) if len(jobs) else 0.0)
     trial = Trial(subject, jobs, probe.uses, probe.decisions, probe.notes)
     try:
-        replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s)
+        replay(probe, stand, jobs, end_s=end_s, decision_s=case.decision_s, control_s=case.control_s, log=probe)
     except (Infeasible, Unsupported) as why:
         return trial._replace(impossible=str(why))
     except Fault as fault:
@@ -334,6 +374,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
     return trial._replace(
         rows=[row for batch in stand.rows() for row in batch.to_pylist()],
         refused=stand.refused,
+        repeats=probe.repeats,
         seen=_seen(engine, len(jobs)),
         kv_bytes=sum(kv for _, kv in held_bytes(engine)),
     )

@@ -13,11 +13,14 @@ from typing import Any, Literal, NamedTuple
 from harness.engines.costs import coefficients, process, quantities, shapes
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile, row
+from harness.policy.events import Failed
 from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
 PIECE_BYTES = 64 * MIB
+
+Refusal = tuple[Failed, str]  # of which kind, and why
 
 
 class Served(NamedTuple):

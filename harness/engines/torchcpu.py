@@ -6,7 +6,7 @@ are real, the models are not, so rows say `emulated`. Output lengths are those o
 One process and one core, seen as one GPU of `MEMORY` bytes. Lanes step one after the other, each step a whole
 forward pass: the prompts that are let in, whole, and a token of each other member. KV lies in blocks; a member that
 finds none takes those of the latest one of its batch, which starts anew. A load copies weights within host memory, and
-is refused where there is no room. Nothing else shares the core but what the machine does beside.
+is refused for now where there is no room. Nothing else shares the core but what the machine does beside.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.engines import llama
-from harness.engines.machine import Config, Machine
+from harness.engines.machine import Config, Machine, Refusal
 from harness.engines.wallclock import Live, NoProfile, WallClock, WallView, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Limit, Load, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, Woke
@@ -77,7 +77,7 @@ class TorchCpu(WallClock):
         """See Engine."""
         return {**super().stats(), "loads": float(self.loads)}
 
-    def act(self, action: Action) -> str | None:
+    def act(self, action: Action) -> Refusal | None:
         """See WallClock; whatever has a field that is not in `can` is refused."""
         match action:
             case Load(inst, "host"):
@@ -96,18 +96,18 @@ class TorchCpu(WallClock):
                 if batch not in self.lanes:
                     self.lanes.append(batch)
             case _:
-                return "torchcpu cannot do that"
+                return "never", "torchcpu cannot do that"
         return None
 
-    def _nowhere(self, inst: Inst) -> str | None:
+    def _nowhere(self, inst: Inst) -> Refusal | None:
         known = inst.model in self.cluster.models and inst.place == (0,)
-        return None if known else f"no {inst.model} on {inst.place}: there is one GPU, 0"
+        return None if known else ("never", f"no {inst.model} on {inst.place}: there is one GPU, 0")
 
-    def _load(self, action: Load) -> str | None:
+    def _load(self, action: Load) -> Refusal | None:
         inst = action.inst
         if inst not in self.loaded:
             if self.free_bytes() < llama.WEIGHT_BYTES:
-                return f"no room for {inst.model}"
+                return "not now", f"no room for {inst.model}"
             self.loaded[inst] = [tensor.clone() for tensor in self.master[inst.model]]
             self.loads += self.begun
             self.clock()
@@ -142,7 +142,9 @@ class TorchCpu(WallClock):
 
     def release(self, one: Live) -> None:
         """See WallClock."""
-        self.free += self.blocks.pop(one.rid, [])
+        if blocks := self.blocks.pop(one.rid, []):
+            self.free += blocks
+            self.freed()
         one.kv_tokens = 0
 
     def waits_for(self, one: Live) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from harness.engines import rows
-from harness.engines.machine import Config
+from harness.engines.machine import Config, Refusal
 from harness.policy.actions import Action, Admit
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded
+from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported, UserError
 from harness.policy.view import BatchState, RequestState
 from harness.rows.record import SCHEMA
@@ -78,6 +78,7 @@ class WallClock:
         self.oracle = False
         self._hears: frozenset[type] = frozenset()
         self._told: deque[Event] = deque()
+        self._lacking = False  # an action was refused for now
         self._zero_s = self._end_s = math.inf  # the process's clock at 0 s, none before `begin`; the run's end
         self._R = np.zeros(0, rows.FIELDS)
         self._places: dict[Gpus, int] = {}
@@ -102,8 +103,8 @@ class WallClock:
         """The bytes of a request's KV."""
         raise NotImplementedError
 
-    def act(self, action: Action) -> str | None:
-        """Start an action; the reason where it cannot be."""
+    def act(self, action: Action) -> Refusal | None:
+        """Start an action; the reason where it cannot be. After "not now", call `freed` when something came free."""
         raise NotImplementedError
 
     # ------------------------------------------------------------ the run
@@ -161,11 +162,24 @@ class WallClock:
                 return None
             time.sleep(max(0.0, next_s - self.clock()))
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> Done | None:
         """See Engine."""
         self.clock()
-        if (why := self.act(action)) is not None:
-            self._told.append(Done(action, why))
+        refusal = self.act(action)
+        if refusal is None:
+            return None
+        done = Done(action, *refusal)
+        if done.failed == "not now":
+            self._lacking = True
+            return done
+        self._told.append(done)
+        return None
+
+    def freed(self) -> None:
+        """Tell that something came free, if an action was refused for now since that was told last."""
+        if self._lacking:
+            self._told.append(Freed())
+            self._lacking = False
 
     def tell(self, events: Iterable[Event]) -> None:
         """Queue what happened at one instant, for a policy that wants it."""
@@ -209,12 +223,12 @@ class WallClock:
         """KV of a model's requests."""
         return sum(self.kv_bytes(one) for one in self.live.values() if one.model == model)
 
-    def gone(self, rid: int) -> str | None:
+    def gone(self, rid: int) -> Refusal | None:
         """Why nothing can be done to a request, if so."""
         if rid in self.live:
             return None
         came = 0 <= rid < len(self._R) and self._R["arrival"][rid] < math.inf
-        return "the request has ended" if came else f"no request {rid}"
+        return ("gone", "the request has ended") if came else ("never", f"no request {rid}")
 
     def state(self, rid: int) -> RequestState:
         """Where a request stands; KeyError where it has not come."""
@@ -226,19 +240,19 @@ class WallClock:
         home = one.batch.inst.place if one.batch is not None and one.kv_tokens else None
         return RequestState(one.batch, one.made, self.kv_bytes(one), home)
 
-    def admit(self, action: Admit) -> str | None:
+    def admit(self, action: Admit) -> Refusal | None:
         """Make a request, or all later ones of a model, members of a batch; the reason where it cannot be."""
         who, batch = action.who, action.batch
         if isinstance(who, str):
             if who != batch.inst.model:
-                return f"a batch of {batch.inst.model} cannot serve {who}"
+                return "never", f"a batch of {batch.inst.model} cannot serve {who}"
             self.routes[who] = batch
             return None
         if failed := self.gone(who):
             return failed
         one = self.live[who]
         if one.model != batch.inst.model:
-            return f"a batch of {batch.inst.model} cannot serve request {who}"
+            return "never", f"a batch of {batch.inst.model} cannot serve request {who}"
         if np.isnan(self._R["admit"][who]):
             self._R["admit"][who] = self.now_s
         if one.batch != batch:

@@ -14,7 +14,8 @@ from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, f
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
-from harness.loop.replay import Log, Outcome, replay
+from harness.loop.recorder import Log
+from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Jobs, Unsupported, UserError
 from harness.rows import record
 
@@ -104,7 +105,7 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
-    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads})
+    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads, "orders": log.orders})
     return folder
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.policy.actions import Action
-from harness.policy.events import Event
+from harness.policy.events import Done, Event
 from harness.policy.types import Cluster, Fidelity, Jobs, Option, UserError
 from harness.policy.view import View
 
@@ -63,14 +63,21 @@ class Engine(Protocol):
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s` and the end of the run; None when there is none, and the clock stands there.
 
+        After a refusal "not now", `Freed` as soon as something came free that could have been lacking: once, ahead of
+        the other events of that instant, whatever the policy hears.
+
         A wall clock may have passed `until_s` by the step that was under way. Without an `until_s` (infinity) no
         action comes any more unless an event does: where nothing can happen, the first load or move that waits for
         memory fails, at the time of the last event.
         """
         ...
 
-    def do(self, action: Action) -> None:
-        """Start an action; its end, or its refusal, comes back as an event. What is impossible changes nothing."""
+    def do(self, action: Action) -> Done | None:
+        """Start an action; its end comes back as an event, and so does a refusal for good ("never", "gone").
+
+        A refusal "not now" is returned at once: the caller issues the action again after `Freed`. A refused action
+        changes nothing.
+        """
         ...
 
     def view(self) -> View:

@@ -6,20 +6,19 @@ import heapq
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from inspect import signature
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
 
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
 from harness.loop.guard import Fault, Watch, quiet, said
+from harness.loop.recorder import Log
+from harness.loop.standing import Standing, is_turn
 from harness.loop.system import System
-from harness.policy.actions import Action, Evict, Limit, Load, Move, Run, Wake, brief
-from harness.policy.events import Arrived, Done, Event, Woke
+from harness.policy.actions import Action, Evict, Limit, Load, Move, Wake, brief
+from harness.policy.events import Arrived, Done, Event, Freed, Woke
 from harness.policy.types import Infeasible, Jobs, Unsupported
-from harness.policy.view import View
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
 MOST_ACTIONS = 1_000_000  # of one answer: several for each request of a large backlog
@@ -35,90 +34,11 @@ class Livelock(Fault):
 class Outcome:
     """What the engine refused, and what the policy cost on the wall clock; the latter enters no result."""
 
-    refused: int = 0  # actions that came back as Done(failed)
+    refused: int = 0  # actions that failed, or were refused for now: once each
     first_refused: str = ""  # the first of them, when, and the engine's reason
     policy_s: float = 0.0
     policy_calls: int = 0
     slowest_s: float = 0.0
-
-
-class Log(Protocol):
-    """Hears each decision; may stand between a policy and its view."""
-
-    def watch(self, view: View) -> View:
-        """The view to hand to the policy."""
-        ...
-
-    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """One decision."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """One query of a policy and its answer."""
-
-    query: str
-    args: tuple[Any, ...]
-    answer: Any
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """An event, what the policy read, and what it answered."""
-
-    now_s: float
-    event: Event
-    reads: tuple[Read, ...]
-    actions: tuple[Action, ...]
-
-
-def positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A query's arguments in order, whichever way a policy writes them."""
-    return signature(getattr(View, query)).bind(None, *args, **named).args[1:] if named else args
-
-
-class Watched:
-    """A view that notes each query and its answer."""
-
-    def __init__(self, view: View, reads: list[Read]) -> None:
-        self._view, self._reads = view, reads
-
-    @property
-    def now_s(self) -> float:
-        """The clock, noted like any query."""
-        now_s: float = self._note("now_s", ())
-        return now_s
-
-    def _note(self, query: str, args: tuple[Any, ...]) -> Any:
-        answer = getattr(self._view, query)
-        if query != "now_s":
-            answer = answer(*args)
-        self._reads.append(Read(query, args, answer))
-        return answer
-
-    def __getattr__(self, query: str) -> Callable[..., Any]:
-        if query.startswith("_") or not hasattr(self._view, query):
-            raise AttributeError(query)
-        return lambda *args, **named: self._note(query, positions(query, args, named))
-
-
-@dataclass(slots=True)
-class Recorder:
-    """Keeps every decision with what was read for it: enough to ask a fresh policy again."""
-
-    decisions: list[Decision] = field(default_factory=list)
-    _reads: list[Read] = field(default_factory=list)
-
-    def watch(self, view: View) -> View:
-        """A watched view."""
-        watched: Any = Watched(view, self._reads)
-        return watched  # type: ignore[no-any-return]
-
-    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """Close the decision."""
-        self.decisions.append(Decision(now_s, event, tuple(self._reads), actions))
-        self._reads.clear()
 
 
 class Agenda:
@@ -158,11 +78,6 @@ class Agenda:
         return key, actions
 
 
-def is_turn(action: Action) -> bool:
-    """Whether an action is a turn: an order that ends by itself."""
-    return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
-
-
 def missing(system: System, engine: Engine) -> list[str]:
     """What a system asks for that an engine cannot do, tell or offer."""
     uses = {u for u in system.uses if not u.startswith("Request.")}
@@ -199,30 +114,88 @@ def replay(
     if engine.wall_clock and (decision_s or control_s):
         raise ValueError("no seconds can be added to a wall clock")
     engine.ready()
-    outcome, agenda, watch = Outcome(), Agenda(), Watch()
-    view = engine.view()
-    seen = log.watch(view) if log else view
-    heard: deque[Event] = deque()
-    thinking: tuple[Action, ...] | None = None
-    rounds, instant = 0, -math.inf
+    loop = Replay(system, engine, decision_s, control_s, log)
+    with loop.watch, quiet():
+        loop.start(jobs, end_s)
+        while not engine.idle() and loop.step():
+            pass
+    return loop.outcome
 
-    def decide(event: Event) -> tuple[Action, ...]:
-        nonlocal rounds, instant
-        now_s = view.now_s
-        rounds = rounds + 1 if now_s == instant else 0
-        instant = now_s
-        if rounds > MOST_ROUNDS:
+
+class Replay:
+    """One run under way: what was heard and not decided, what is to come, and what stands refused."""
+
+    def __init__(self, system: System, engine: Engine, decision_s: float, control_s: float, log: Log | None) -> None:
+        self.system, self.engine, self.log = system, engine, log
+        self.decision_s, self.control_s, self.end_s = decision_s, control_s, math.inf
+        self.outcome, self.agenda, self.watch = Outcome(), Agenda(), Watch()
+        self.standing = Standing([], log)
+        self.view = engine.view()
+        self.seen = log.watch(self.view) if log else self.view  # by the policy
+        self.heard: deque[Event] = deque()
+        self.thinking: tuple[Action, ...] | None = None  # the answer that lands at `free_s`
+        self.free_s = math.inf
+        self.rounds, self.instant = 0, -math.inf  # decisions in the instant of the last one
+
+    def start(self, jobs: Jobs, end_s: float) -> None:
+        """Apply what is answered to "start", then start the clock."""
+        self.end_s = end_s
+        actions = self.decide(Woke("start")) if Woke in self.system.hears else ()
+        self.apply([a for a in actions if not isinstance(a, Wake)], 0.0)
+        self.engine.begin(jobs, self.system.hears, "view.oracle_tokens" in self.system.uses, end_s)
+        self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
+
+    def step(self) -> bool:
+        """Decide the event heard first, or let time pass to the next; False: nothing comes any more."""
+        if self.thinking is None and self.heard:
+            actions = self.decide(self.heard.popleft())
+            if self.decision_s > 0.0:
+                self.thinking, self.free_s = actions, self.view.now_s + self.decision_s
+            elif actions:
+                self.apply(actions, self.control_s)
+            return True
+        due_s = min(self.agenda.next_s(), self.free_s)
+        event = self.engine.poll(due_s)
+        if event is not None:
+            self.hear(event)
+        elif due_s > self.end_s or due_s == math.inf:
+            return False
+        elif self.free_s <= due_s and self.thinking is not None:
+            self.apply(self.thinking, self.control_s)
+            self.thinking, self.free_s = None, math.inf
+        else:
+            key, actions = self.agenda.pop()
+            if key is not None:
+                self.heard.append(Woke(key))
+            self.apply(actions, 0.0)
+        return True
+
+    def hear(self, event: Event) -> None:
+        """Queue an event for the policy; what came free is for the orders that stand."""
+        if type(event) is Freed:
+            self.standing.again(self.engine.do, self.view.now_s)
+            return
+        self.heard.append(event)
+        if type(event) is Done and event.failed is not None:
+            self.count(event)
+
+    def decide(self, event: Event) -> tuple[Action, ...]:
+        """Ask the policy."""
+        now_s, outcome = self.view.now_s, self.outcome
+        self.rounds = self.rounds + 1 if now_s == self.instant else 0
+        self.instant = now_s
+        if self.rounds > MOST_ROUNDS:
             raise Livelock(f"{MOST_ROUNDS} decisions at {now_s:.6g} s without time passing; the last event: {event}")
         outcome.policy_calls += 1
         t = time.perf_counter()
         try:
-            watch.call = outcome.policy_calls
-            actions = tuple(islice(system.on(event, seen), MOST_ACTIONS))
-            watch.call = 0
+            self.watch.call = outcome.policy_calls
+            actions = tuple(islice(self.system.on(event, self.seen), MOST_ACTIONS))
+            self.watch.call = 0
         except (Infeasible, Unsupported, KeyboardInterrupt):
             raise
         except BaseException as error:  # SystemExit too
-            watch.call = 0
+            self.watch.call = 0
             raise Fault(f"{said(error)}, {_when(now_s, event)}") from error
         t = time.perf_counter() - t
         outcome.policy_s += t
@@ -232,57 +205,34 @@ def replay(
                 raise Fault(f"{wrong}, {_when(now_s, event)}")
             if len(actions) == MOST_ACTIONS:
                 raise Livelock(f"answered {MOST_ACTIONS:,} actions at once, {_when(now_s, event)}")
-        if log:
-            log.decided(event, actions, now_s)
+        if self.log:
+            self.log.decided(event, actions, now_s)
         return actions
 
-    def count_refusal(done: Done) -> None:
-        if done.failed is not None:
-            outcome.refused += 1
-            if outcome.refused == 1:
-                outcome.first_refused = f"{brief(done.action)} at t = {view.now_s:.6g} s: {done.failed}"
-
-    def apply(actions: Sequence[Action], delay_s: float) -> None:
+    def apply(self, actions: Sequence[Action], delay_s: float) -> None:
+        """Set timers, issue actions; those that place things, and the turns beside them, a delay later."""
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
         for action in actions:
             if isinstance(action, Wake):
-                agenda.wake(max(action.at_s, view.now_s), action.key)
-            elif placing and (type(action) in PLACING or is_turn(action)):
-                agenda.later(view.now_s + delay_s, (action,))
-            else:
-                engine.do(action)
-
-    with watch, quiet():
-        start = decide(Woke("start")) if Woke in system.hears else ()
-        apply([a for a in start if not isinstance(a, Wake)], 0.0)
-        engine.begin(jobs, system.hears, "view.oracle_tokens" in system.uses, end_s)
-        apply([a for a in start if isinstance(a, Wake)], 0.0)
-        free_s = math.inf  # when the answer being thought of lands
-        while not engine.idle():
-            if thinking is None and heard:
-                actions = decide(heard.popleft())
-                if decision_s > 0.0:
-                    thinking, free_s = actions, view.now_s + decision_s
-                elif actions:
-                    apply(actions, control_s)
+                self.agenda.wake(max(action.at_s, self.view.now_s), action.key)
                 continue
-            due_s = min(agenda.next_s(), free_s)
-            event = engine.poll(due_s)
-            if event is not None:
-                heard.append(event)
-                if type(event) is Done:
-                    count_refusal(event)
-            elif due_s > end_s or due_s == math.inf:
-                break
-            elif free_s <= due_s and thinking is not None:
-                apply(thinking, control_s)
-                thinking, free_s = None, math.inf
-            else:
-                key, actions = agenda.pop()
-                if key is not None:
-                    heard.append(Woke(key))
-                apply(actions, 0.0)
-    return outcome
+            if self.standing:
+                self.standing.withdraw(action, self.view.now_s)
+            if placing and (type(action) in PLACING or is_turn(action)):
+                self.agenda.later(self.view.now_s + delay_s, (action,))
+            elif self.standing and self.standing.awaited(action):
+                self.standing.add(action, "the load of its weights was refused", self.view.now_s)
+            elif (refusal := self.engine.do(action)) is not None:
+                self.count(refusal)
+                self.standing.add(action, refusal.why, self.view.now_s)
+
+    def count(self, refusal: Done) -> None:
+        """Note that an action was refused."""
+        outcome = self.outcome
+        outcome.refused += 1
+        if outcome.refused == 1:
+            reason = f"{refusal.failed}, {refusal.why}" if refusal.why else refusal.failed
+            outcome.first_refused = f"{brief(refusal.action)} at t = {self.view.now_s:.6g} s: {reason}"
 
 
 def _when(now_s: float, event: Event) -> str:

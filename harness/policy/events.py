@@ -1,4 +1,4 @@
-"""What a policy can hear: seven inert values. No event is per step."""
+"""What a policy can hear: seven inert values, and an eighth for the loop alone. No event is per step."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from typing import Literal
 
 from harness.policy.actions import Action
 from harness.policy.types import Batch, Phase, Request
+
+# Why an action failed: it can never be carried out here; not until something comes free (memory, a link, a lane); or
+# what it names does not exist any more, or is taken by another action.
+Failed = Literal["never", "not now", "gone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,20 @@ class TurnEnded:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """End of a Load, Evict or Move (`failed` is None), or the refusal of any action."""
+    """End of a Load, Evict or Move (`failed` is None), or the refusal of any action, with its reason in words.
+
+    No policy hears "not now": the loop keeps the action and issues it again when something comes free, until the
+    policy speaks of the same thing (harness/loop/standing.py).
+    """
 
     action: Action
-    failed: str | None = None
+    failed: Failed | None = None
+    why: str = ""
 
 
-Event = Woke | Arrived | Prefilled | Finished | Preempted | TurnEnded | Done
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """Something came free that an action refused "not now" may have lacked. No policy hears it."""
+
+
+Event = Woke | Arrived | Prefilled | Finished | Preempted | TurnEnded | Done | Freed

@@ -11,27 +11,21 @@ from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 
-from harness.policy.actions import Action, Evict, Load, Move, Run, Wake
+from harness.policy.actions import Action, Evict, Load, Move, Run
 from harness.policy.types import Batch, Gpus, Host, Inst
 from harness.policy.view import View
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """GPUs, the models that are to be on them, and whose KV is. With `sync` the stages overlap, else each waits.
-
-    What is refused is tried again: `mend` answers a `Wake` that `done` asks for, `retry_s` later.
-    """
+    """GPUs, the models that are to be on them, and whose KV is. With `sync` the stages overlap, else each waits."""
 
     gpus: Gpus
     host: Host  # where KV goes
     way: str  # rung by which weights come
     sync: bool
-    retry_s: float
     want: tuple[str, ...] = ()  # the model that runs, and the next
     home: dict[Batch, None] = field(default_factory=dict)  # whose KV is on the GPUs
-    turn: Run | None = None  # the last one
-    refused: bool = False  # it was
     stages: deque[list[Action]] = field(default_factory=deque)  # of a switch under way, without `sync`
     waits: list[Action] = field(default_factory=list)  # what the next stage waits for
 
@@ -43,10 +37,9 @@ class Slot:
         `ahead`: weights that are fetched meanwhile; only with `sync`.
         """
         batch, inst = turn.batch, turn.batch.inst
-        self.turn, self.refused = turn, False
         self.want = (inst.model, ahead.model) if ahead else (inst.model,)
         insts = view.insts(self.gpus[0])
-        here = {x.model for x in insts}
+        here = {x.model for x in insts if view.weights(x) == "in"}  # a Load keeps what is on its way in, or out
         out = self.out(stay)
         into = turn.phase == "decode" and batch not in self.home
         if into:
@@ -80,7 +73,7 @@ class Slot:
             yield from (Move(rid, place) for place in path if place != now)
 
     def clear(self, insts: Iterable[Inst]) -> list[Action]:
-        """Of the models that are here those go that are not wanted; one on its way in cannot yet."""
+        """Of the models that are here those go that are not wanted."""
         return [Evict(inst, drain=False) for inst in insts if inst.model not in self.want]
 
     def advance(self) -> Iterator[Action]:
@@ -91,28 +84,14 @@ class Slot:
             yield from stage
 
     def done(self, action: Action, failed: str | None, view: View) -> Iterator[Action]:
-        """An action of any slot is over: what waits for it here goes on, what was refused here is mended."""
-        if failed is not None:
-            later = Wake(view.now_s + self.retry_s, "mend")
-            match action:
-                case Run() if action == self.turn:
-                    self.refused = True
-                    yield later
-                case Evict(inst) if inst.place[0] in self.gpus:  # type: ignore[index]
-                    yield later
-                case Move(who, to):
-                    batch = who if isinstance(who, Batch) else view.request(who).batch
-                    if batch in self.home and to == batch.inst.place:  # some of it did not come: it goes back
-                        yield from self.out([b for b in self.home if b != batch])
-                    elif isinstance(who, Batch) and who.inst.place[0] in self.gpus and to == self.host:  # type: ignore[index]
-                        self.home[who] = None  # some of it did not go
+        """An action of any slot is over: what waits for it here goes on. KV that could not be moved is where it was."""
+        if failed is not None and isinstance(action, Move):
+            who, to = action.who, action.to
+            batch = who if isinstance(who, Batch) else view.request(who).batch
+            if batch in self.home and to == batch.inst.place:  # some of it did not come: it goes back
+                yield from self.out([b for b in self.home if b != batch])
+            elif isinstance(who, Batch) and who.inst.place[0] in self.gpus and to == self.host:  # type: ignore[index]
+                self.home[who] = None  # some of it did not go
         if action in self.waits:
             self.waits.remove(action)
             yield from self.advance()
-
-    def mend(self, view: View) -> Iterator[Action]:
-        """What was refused, again."""
-        yield from self.clear(view.insts(self.gpus[0]))
-        if self.refused and self.turn is not None:
-            self.refused = False
-            yield self.turn

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.policy.actions import Action, Load
+from harness.policy.actions import Action, Load, brief
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import Host
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from harness.loop.recorder import Note
     from harness.policy.types import Inst, Profile
     from harness.policy.view import View
 
@@ -21,17 +22,21 @@ FILE = "turns.parquet"
 
 @dataclass(slots=True)
 class Turns:
-    """A log (`replay.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for."""
+    """A log (`recorder.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for.
+
+    `orders` are those that the engine refused for now: when, what, and what became of it, in order.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     loads: dict[tuple[Inst, str], int] = field(default_factory=dict)
+    orders: list[tuple[float, str, str, str]] = field(default_factory=list)
 
     def watch(self, view: View) -> View:
-        """See `replay.Log`."""
+        """See `recorder.Log`."""
         return view
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """See `replay.Log`."""
+        """See `recorder.Log`."""
         for action in actions:
             if isinstance(action, Load):
                 key = (action.inst, action.way)
@@ -46,6 +51,10 @@ class Turns:
                 "start_s": now_s - event.ran_s,
                 "end_s": now_s,
             })  # fmt: skip
+
+    def stood(self, note: Note) -> None:
+        """See `recorder.Log`."""
+        self.orders.append((note.now_s, brief(note.action), note.fate, note.why))
 
     def table(self) -> pa.Table:
         """The turns, in order of their ends."""

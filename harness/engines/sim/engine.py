@@ -17,6 +17,7 @@ from harness.engines.machine import (
     PIECE_BYTES,
     Config,
     Machine,
+    Refusal,
     Served,
     block_bytes,
     cluster,
@@ -30,7 +31,7 @@ from harness.engines.machine import (
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.state import State
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import (
     FRAGMENTED,
     GIB,
@@ -132,9 +133,10 @@ class Sim:
         self._orders: dict[tuple[int, int], Run] = {}
         self._actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
         self._told: deque[Event] = deque()
+        self._landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
         self._hears: frozenset[type] = frozenset()
         self._oracle = False
-        self._begun = False
+        self._begun = self._short = False  # there was no room for a load before the start
         self._jobs: Jobs | None = None
         self._states: NDArray[Any] = np.zeros(0)
         self._models: NDArray[Any] = np.zeros(0)
@@ -287,6 +289,8 @@ class Sim:
         if jobs.models != tuple(self._model):
             raise ValueError("the workload's models are not the engine's")
         self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
+        if self._short:
+            self._told.append(Freed())  # from now on a load may wait for memory
         n = len(jobs)
         R = np.zeros(n, records.REQUEST)
         R["arrival"] = jobs.arrival_s + self._host.api_in_s
@@ -354,7 +358,8 @@ class Sim:
             i = S.events_read.item()
             if i < S.events_told.item():
                 S.events_read[0] = i + 1
-                return self._event(*S.events.item(i))
+                event = self._event(*S.events.item(i))
+                return self._landed(event) if self._landing else event
             if self._told:  # behind what happened before
                 return self._told.popleft()
             code = kernel.advance(S.at, until_s)
@@ -366,6 +371,15 @@ class Sim:
                 if (end_s := S.s["end"].item()) < math.inf:
                     S.now[0] = end_s
                 return None
+
+    def _landed(self, event: Event) -> Event:
+        """What is told of an event, which may be the end of a load that an eviction was refused for."""
+        if not (isinstance(event, Done) and isinstance(event.action, Load) and event.action.inst in self._landing):
+            return event
+        self._landing.remove(event.action.inst)
+        if Load in self._hears:
+            self.S.events_read[0] -= 1  # told next
+        return Freed()
 
     def _grow(self) -> None:
         """Room in whatever log is short of it."""
@@ -403,23 +417,28 @@ class Sim:
         x = self._grant()
         if x < 0:
             return False
-        self._withdraw(x, "no memory, and nothing left that could free any")
+        self._withdraw(x, "never", "no memory, and nothing left that could free any")
         return True
 
-    def _grant(self, inst: int | None = None) -> int:
-        """The first transfer that waits for memory, of any instance or of one; -1: none."""
+    def _grant(self) -> int:
+        """The first transfer that waits for memory; -1: none."""
         X, x = self.S.transfers, int(self.S.s["transfer_head"])
-        while x >= 0 and not (
-            X[x]["stage"] == state.GRANT and (inst is None or (X[x]["inst"] == inst and X[x]["kind"] == state.LOAD))
-        ):
+        while x >= 0 and X[x]["stage"] != state.GRANT:
             x = int(X[x]["next"])
         return x
 
-    def _withdraw(self, x: int, why: str) -> None:
+    def _coming(self, inst: int) -> int:
+        """The transfer that loads an instance."""
+        X, x = self.S.transfers, int(self.S.s["transfer_head"])
+        while X[x]["inst"] != inst or X[x]["kind"] != state.LOAD:
+            x = int(X[x]["next"])
+        return x
+
+    def _withdraw(self, x: int, *refusal: *Refusal) -> None:
         S, a = self.S, self.S.transfers["action"].item(x)
         if kernel.withdraw(S.at, x):
             kernel.forget(S.at, a)
-            self._told.append(Done(self._actions[a], why))
+            self._told.append(Done(self._actions[a], *refusal))
 
     def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
         batch = self._batches[b] if b >= 0 else None
@@ -429,9 +448,12 @@ class Sim:
             return Finished(a, batch, ENDS[c])
         if kind == state.E_DONE:
             action = self._actions[a]
-            if c and isinstance(action, Move) and isinstance(action.who, Batch):
-                return Done(action, f"the KV of {c} of its members could not go there")
-            return Done(action, "no KV that could go there" if c else None)
+            if c == 0:
+                return Done(action)
+            failed: Failed = "never" if c % 2 else "gone"
+            if isinstance(action, Move) and isinstance(action.who, Batch):
+                return Done(action, failed, f"the KV of {c // 2} of its members could not go there")
+            return Done(action, failed, "too much KV to go there" if c % 2 else "no KV that could go there")
         assert batch is not None
         if kind == state.E_TURN:
             return TurnEnded(batch, PHASE[c // 4], WHY[c % 4], a, ran_s)
@@ -452,17 +474,21 @@ class Sim:
             jobs.tpot_slo_s.item(r),
         )
 
-    def do(self, action: Action) -> None:
+    def do(self, action: Action) -> Done | None:
         """Start an action; see Engine."""
         self._room(*self._spare)
         try:
-            failed = self._do(action)
+            refusal = self._do(action)
         except (KeyError, ValueError, IndexError) as error:
-            failed = f"{type(error).__name__}: {error}"
-        if failed is not None:
-            self._told.append(Done(action, failed))
+            refusal = "never", f"{type(error).__name__}: {error}"
+        if refusal is None:
+            return None
+        if refusal[0] == "not now":
+            return Done(action, *refusal)
+        self._told.append(Done(action, *refusal))
+        return None
 
-    def _do(self, action: Action) -> str | None:
+    def _do(self, action: Action) -> Refusal | None:
         """One arm an action; the reason when it cannot be."""
         match action:
             case Load(inst, way):
@@ -473,7 +499,7 @@ class Sim:
                 return self._limit(model, gpu, kv_bytes)
             case Admit(str(model), batch):
                 if batch.inst.model != model:
-                    return f"a batch of {batch.inst.model} cannot serve {model}"
+                    return "never", f"a batch of {batch.inst.model} cannot serve {model}"
                 self.S.route[self._model[model]] = self._batch_row(batch)
             case Admit(int(rid), batch):
                 return self._admit(rid, batch)
@@ -487,9 +513,9 @@ class Sim:
                 raise TypeError("timers are replay's")
         return None
 
-    def _load(self, action: Load, i: int, way: str) -> str | None:
+    def _load(self, action: Load, i: int, way: str) -> Refusal | None:
         if way not in self._ways:
-            return f'no way "{way}" to load'
+            return "never", f'no way "{way}" to load'
         S, now = self.S, self._weights.item(i)
         if now in (state.IN, state.QUEUED, state.LOADING):
             if self._begun and Load in self._hears and now == state.IN:
@@ -498,15 +524,17 @@ class Sim:
         if now in (state.DRAINING, state.LEAVING):
             evicted = self._evicted(i)
             kernel.set_weights(S.at, i, state.IN)
-            self._told.append(Done(evicted, "loaded again"))
+            self._told.append(Done(evicted, "gone", "loaded again"))
             if Load in self._hears:
                 self._told.append(Done(action))
             return None
         if kernel.never(S.at, i, 0):
-            return f"{action.inst.model} needs {S.insts[i]['footprint'] / GIB:.1f} GiB, more than the GPU has"
+            need = S.insts[i]["footprint"] / GIB
+            return "never", f"{action.inst.model} needs {need:.1f} GiB, more than the GPU has"
         if not self._begun:
             if not kernel.place(S.at, i):
-                return f"no room for {action.inst.model} on {list(self._places[i])}"
+                self._short = True
+                return "not now", f"no room for {action.inst.model} on {list(self._places[i])}"
         else:
             rung = self._ways[way]
             tail_s = rung.after_s(S.insts["weight_bytes"].item(i), self._machine.spec.h2d)
@@ -516,21 +544,23 @@ class Sim:
             self._loaded[g] = [*(k for k in here if k != i and self._weights.item(k) != state.OUT), i]
         return None
 
-    def _evict(self, action: Evict, i: int, drain: bool) -> str | None:
+    def _evict(self, action: Evict, i: int, drain: bool) -> Refusal | None:
         now = self._weights.item(i)
         if now == state.OUT or isinstance(action.inst.place, Host):
-            return "its weights are not in"
+            return "gone", "its weights are not in"
         if now == state.LOADING:
-            return "its weights are still on their way"
+            self._landing.add(action.inst)
+            self.S.actions["heard"][self.S.transfers["action"].item(self._coming(i))] = 1  # the end of its load is told
+            return "not now", "its weights are still on their way"
         if now == state.QUEUED:
-            self._withdraw(self._grant(i), "evicted")
+            self._withdraw(self._coming(i), "gone", "evicted")
             if Evict in self._hears:
                 self._told.append(Done(action))
             return None
         if now == state.LEAVING or (now == state.DRAINING and drain):
-            return "it is leaving already"
+            return "gone", "it is leaving already"
         if now == state.DRAINING:
-            self._told.append(Done(self._evicted(i), "evicted at its next boundary instead"))
+            self._told.append(Done(self._evicted(i), "gone", "evicted at its next boundary instead"))
         kernel.evict(self.S.at, i, int(drain), self._note(action))
         return None
 
@@ -540,46 +570,46 @@ class Sim:
         kernel.forget(self.S.at, a)
         return self._actions[a]
 
-    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> str | None:
+    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> Refusal | None:
         if model not in self._model or not 0 <= gpu < self.config.gpus:
-            return f"no {model} on GPU {gpu}"
+            return "never", f"no {model} on GPU {gpu}"
         self._limits[model, gpu] = kv_bytes
         for i in self._accounts(model, gpu):
             kernel.limit(self.S.at, i, self._cap(model, self._places[i]))
         return None
 
-    def _gone(self, rid: int) -> str | None:
+    def _gone(self, rid: int) -> Refusal | None:
         if not self.came(rid):
-            return f"no request {rid}"
-        return "the request has ended" if self._states.item(rid) >= state.DONE else None
+            return "never", f"no request {rid}"
+        return ("gone", "the request has ended") if self._states.item(rid) >= state.DONE else None
 
     def came(self, rid: int) -> bool:
         """Whether there is such a request, and it has arrived."""
         return 0 <= rid < len(self._states) and self._states.item(rid) != state.FUTURE
 
-    def _drop(self, rid: int) -> str | None:
+    def _drop(self, rid: int) -> Refusal | None:
         if failed := self._gone(rid):
             return failed
         kernel.on_request(self.S.at, rid, state.P_DROP, 0)
         return None
 
-    def _admit(self, rid: int, batch: Batch) -> str | None:
+    def _admit(self, rid: int, batch: Batch) -> Refusal | None:
         if failed := self._gone(rid):
             return failed
         if self.config.models[self._models.item(rid)].name != batch.inst.model:
-            return f"a batch of {batch.inst.model} cannot serve request {rid}"
+            return "never", f"a batch of {batch.inst.model} cannot serve request {rid}"
         kernel.on_request(self.S.at, rid, state.P_ADMIT, self._batch_row(batch))
         return None
 
-    def _run(self, order: Run) -> str | None:
+    def _run(self, order: Run) -> Refusal | None:
         if order.slice_layers is not None or order.op_s is not None:
-            return "no slices or kernel grains here"
+            return "never", "no slices or kernel grains here"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
-            return "a turn takes a time or a count of steps, none below 0"
+            return "never", "a turn takes a time or a count of steps, none below 0"
         if order.sms is not None and not 0 < order.sms <= self.S.gpus[0]["sms"]:
-            return f"no partition of {order.sms} SMs"
+            return "never", f"no partition of {order.sms} SMs"
         if isinstance(order.batch.inst.place, Host):
-            return "host memory runs nothing"
+            return "never", "host memory runs nothing"
         b = self._batch_row(order.batch)
         fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
         for_s = math.inf if order.for_s is None else float(order.for_s)
@@ -589,15 +619,15 @@ class Sim:
             self._orders[b, int(order.phase == "decode")] = order
         return None
 
-    def _move(self, action: Move) -> str | None:
+    def _move(self, action: Move) -> Refusal | None:
         S, who, to = self.S, action.who, action.to
         if action.attend:
-            return "no attention on another GPU here"
+            return "never", "no attention on another GPU here"
         if isinstance(who, Batch):
             b = self._batch_row(who)
             n = kernel.movables(S.at, b, int(to is None))
             if n == 0:
-                return "no KV to move"
+                return "gone", "no KV to move"
             model = self.config.models[self._model[who.inst.model]]
             parts = 2 * max(model.tp, *model.degrees, 1)
             self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
@@ -606,7 +636,7 @@ class Sim:
         if failed := self._gone(who):
             return failed
         if self._states.item(who) == state.HELD:
-            return "a request in no batch has no KV"
+            return "gone", "a request in no batch has no KV"
         model = self.config.models[self._models.item(who)].name
         kernel.move(S.at, who, self._account(model, to), self._note(action))
         return None

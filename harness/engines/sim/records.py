@@ -313,6 +313,7 @@ ACTION = record(
 
     left           i8  count     parts that are not over
     failed         i8  count     parts that failed
+    never          i8  count     parts that failed and can never succeed
     heard          i8  flag      its end is told even if nothing failed
     next           i8  row       of ACTION: the next that is free
     """

@@ -35,6 +35,7 @@ FREE, GRANT, LINK, TAIL = range(4)
 PCIE, SPREAD, DISK = range(3)
 # events, in the order in which an instant tells them
 E_DONE, E_FINISHED, E_PREFILLED, E_PREEMPTED, E_TURN, E_ARRIVED = range(6)
+OK, GONE, NEVER = range(3)  # how a part of an action ended
 # a lane's turn: none, waiting for its first step, or begun; and why it ended
 NO_TURN, ORDERED, BEGUN = range(3)
 TIME, STEPS, EMPTY, STUCK = range(4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import E_DONE, action_at, event_at, world
+from harness.engines.sim.state import E_DONE, NEVER, OK, action_at, event_at, world
 
 
 @jit
@@ -45,6 +45,7 @@ def note(S: int, parts: int, heard: int) -> int:
     W.action_spare -= 1
     A.left = parts
     A.failed = 0
+    A.never = 0
     A.heard = heard
     return a
 
@@ -59,20 +60,24 @@ def forget(S: int, a: int) -> None:
 
 
 @jit
-def over(S: int, a: int, failed: int) -> bool:
+def over(S: int, a: int, how: int) -> bool:
     """A part of an action is over: whether it was the last."""
     A = action_at(S, a)
     A.left -= 1
-    A.failed += failed
+    A.failed += int(how != OK)
+    A.never += int(how == NEVER)
     return A.left == 0
 
 
 @jit
-def done(S: int, a: int, failed: int) -> None:
-    """A part of an action (-1: of none) is over; the last one tells, if anybody hears of it or a part failed."""
-    if a >= 0 and over(S, a, failed):
+def done(S: int, a: int, how: int) -> None:
+    """A part of an action (-1: of none) is over; the last one tells, if anybody hears of it or a part failed.
+
+    Told are twice the parts that failed, and one more if some of them can never succeed.
+    """
+    if a >= 0 and over(S, a, how):
         A = action_at(S, a)
         if A.heard or A.failed > 0:
-            tell(S, E_DONE, a, -1, A.failed)
+            tell(S, E_DONE, a, -1, 2 * A.failed + int(A.never > 0))
         else:
             forget(S, a)

@@ -21,6 +21,7 @@ from harness.engines.sim.state import (
     LINK,
     LOAD,
     LOADING,
+    OK,
     OUT,
     QUEUED,
     SHIFT,
@@ -86,7 +87,7 @@ def leave(S: int, i: int) -> None:
         gpu_at(S, I.gpus[j]).used -= I.footprint
     keep(S, i, 0)
     W.evicts += 1
-    done(S, I.evict, 0)
+    done(S, I.evict, OK)
     freed(S, i)
 
 

@@ -18,6 +18,7 @@ from harness.engines.sim.state import (
     DROPPED,
     E_FINISHED,
     ELSEWHERE,
+    GONE,
     GRANT,
     HALF_NS,
     HELD,
@@ -26,6 +27,8 @@ from harness.engines.sim.state import (
     LOAD,
     MIXED,
     MOVE,
+    NEVER,
+    OK,
     OUT,
     P_ADMIT,
     P_DISCARD,
@@ -345,20 +348,20 @@ def on_request(S: int, r: int, what: int, arg: int) -> None:
 
 
 @jit
-def refuse(S: int, x: int) -> None:
-    """A move that cannot be."""
+def refuse(S: int, x: int, how: int) -> None:
+    """A move that cannot be: its KV is gone, or can never go there."""
     act_ = xfer_at(S, x).action
     release(S, x)
-    done(S, act_, 1)
+    done(S, act_, how)
 
 
 @jit
 def turn_down(S: int, what: int, arg: int) -> None:
     """Something asked of a request cannot be any more."""
     if what == P_MOVE:
-        refuse(S, arg)
+        refuse(S, arg, GONE)
     elif what == P_DISCARD:
-        done(S, arg, 1)
+        done(S, arg, GONE)
 
 
 @jit
@@ -440,7 +443,7 @@ def discard_now(S: int, r: int, act_: int) -> None:
     """Forget a member's KV; it recomputes from its old place in the queue."""
     W = world(S)
     q = req_at(S, r)
-    done(S, act_, int(q.home < 0))
+    done(S, act_, GONE if q.home < 0 else OK)
     if q.home < 0:
         return
     charge(S, r, W.now)
@@ -519,15 +522,18 @@ def move_now(S: int, r: int, x: int) -> None:
     if q.home == dst and q.state != WAIT:
         act_ = X.action
         release(S, x)
-        done(S, act_, 0)
+        done(S, act_, OK)
         return
     b = q.batch
     blocks = q.blocks
     if q.state == RUN:  # those taken since it joined are its own from when it leaves
         length = q.length + batch_at(S, b).tick - q.joined_tick
         blocks = max(blocks, (length - 1 + W.block_tokens - 1) // W.block_tokens)
-    if q.home < 0 or q.state == WAIT or never(S, dst, blocks):
-        refuse(S, x)
+    if q.home < 0 or q.state == WAIT:
+        refuse(S, x, GONE)
+        return
+    if never(S, dst, blocks):
+        refuse(S, x, NEVER)
         return
     charge(S, r, W.now)
     unlist(S, r)
@@ -551,7 +557,7 @@ def withdraw(S: int, x: int) -> bool:
     """Take back a transfer that still waits for memory; whether its action is over, which is not told."""
     X = xfer_at(S, x)
     i = X.inst
-    last = over(S, X.action, 1)
+    last = over(S, X.action, NEVER)
     for j in range(inst_at(S, i).gpu_count):
         gpu_at(S, inst_at(S, i).gpus[j]).waiting -= int(X.bytes)
     r = X.request
@@ -592,7 +598,7 @@ def arrive(S: int, x: int) -> None:
     if kind == LOAD:
         W.loads += 1
         set_weights(S, i, IN)
-        done(S, act_, 0)
+        done(S, act_, OK)
         return
     if r >= 0:
         q = req_at(S, r)
@@ -610,4 +616,4 @@ def arrive(S: int, x: int) -> None:
             back_from_move(S, r)
         freed(S, src)
         W.moves += 1
-    done(S, act_, 0)
+    done(S, act_, OK)

@@ -1,0 +1,115 @@
+"""What a log keeps of a replay: decisions with what was read for them, and what became of actions refused for now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
+from typing import Any, Literal, Protocol
+
+from harness.policy.actions import Action
+from harness.policy.events import Event
+from harness.policy.view import View
+
+Fate = Literal["refused", "issued", "withdrawn"]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What happened to an order that stands (harness/loop/standing.py).
+
+    It was refused, with the engine's reason; it was issued again and taken; or the policy spoke of the same thing.
+    """
+
+    now_s: float
+    action: Action
+    fate: Fate
+    why: str = ""
+
+
+class Log(Protocol):
+    """Hears each decision; may stand between a policy and its view."""
+
+    def watch(self, view: View) -> View:
+        """The view to hand to the policy."""
+        ...
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """One decision."""
+        ...
+
+    def stood(self, note: Note) -> None:
+        """What happened to an order that stands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One query of a policy and its answer."""
+
+    query: str
+    args: tuple[Any, ...]
+    answer: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """An event, what the policy read, and what it answered."""
+
+    now_s: float
+    event: Event
+    reads: tuple[Read, ...]
+    actions: tuple[Action, ...]
+
+
+def positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A query's arguments in order, whichever way a policy writes them."""
+    return signature(getattr(View, query)).bind(None, *args, **named).args[1:] if named else args
+
+
+class Watched:
+    """A view that notes each query and its answer."""
+
+    def __init__(self, view: View, reads: list[Read]) -> None:
+        self._view, self._reads = view, reads
+
+    @property
+    def now_s(self) -> float:
+        """The clock, noted like any query."""
+        now_s: float = self._note("now_s", ())
+        return now_s
+
+    def _note(self, query: str, args: tuple[Any, ...]) -> Any:
+        answer = getattr(self._view, query)
+        if query != "now_s":
+            answer = answer(*args)
+        self._reads.append(Read(query, args, answer))
+        return answer
+
+    def __getattr__(self, query: str) -> Callable[..., Any]:
+        if query.startswith("_") or not hasattr(self._view, query):
+            raise AttributeError(query)
+        return lambda *args, **named: self._note(query, positions(query, args, named))
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Keeps every decision with what was read for it: enough to ask a fresh policy again. Keeps every note."""
+
+    decisions: list[Decision] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    _reads: list[Read] = field(default_factory=list)
+
+    def watch(self, view: View) -> View:
+        """A watched view."""
+        watched: Any = Watched(view, self._reads)
+        return watched  # type: ignore[no-any-return]
+
+    def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
+        """Close the decision."""
+        self.decisions.append(Decision(now_s, event, tuple(self._reads), actions))
+        self._reads.clear()
+
+    def stood(self, note: Note) -> None:
+        """Keep the note."""
+        self.notes.append(note)

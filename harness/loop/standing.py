@@ -1,0 +1,75 @@
+"""Standing orders: actions that the engine refused "not now", issued again when something comes free.
+
+They are issued in order of first issue, never on a timer, until the engine takes them or the policy speaks of the same
+thing. The policy is told nothing of it; the log is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.loop.recorder import Fate, Log, Note
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
+from harness.policy.events import Done
+
+
+@dataclass(slots=True)
+class Standing:
+    """The orders that stand, oldest first."""
+
+    orders: list[Action]
+    log: Log | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.orders)
+
+    def add(self, action: Action, why: str, now_s: float) -> None:
+        """Keep an order that was refused for now."""
+        self.orders.append(action)
+        self._note(now_s, action, "refused", why)
+
+    def withdraw(self, said: Action, now_s: float) -> None:
+        """Forget the orders on whatever the policy speaks of now."""
+        for action in [action for action in self.orders if same_subject(said, action)]:
+            self.orders.remove(action)
+            self._note(now_s, action, "withdrawn")
+
+    def awaited(self, said: Action) -> bool:
+        """Whether an action is a turn on weights whose Load stands: issued before that it would end at once."""
+        return is_turn(said) and any(isinstance(a, Load) and a.inst == said.batch.inst for a in self.orders)  # type: ignore[union-attr]
+
+    def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
+        """Issue all orders again; those that are refused once more keep their places."""
+        orders, self.orders = self.orders, []
+        for action in orders:
+            if self.awaited(action):
+                self.orders.append(action)
+            elif (refusal := do(action)) is None:
+                self._note(now_s, action, "issued")
+            else:
+                self.orders.append(action)
+                self._note(now_s, action, "refused", refusal.why)
+
+    def _note(self, now_s: float, action: Action, fate: Fate, why: str = "") -> None:
+        if self.log is not None:
+            self.log.stood(Note(now_s, action, fate, why))
+
+
+def is_turn(action: Action) -> bool:
+    """Whether an action is a turn: an order that ends by itself."""
+    return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
+
+
+def same_subject(said: Action, stands: Action) -> bool:
+    """Whether an action speaks of what a standing one does, and so takes its place."""
+    match said, stands:
+        case (Load(one) | Evict(one), Load(other) | Evict(other)):
+            return one == other
+        case Limit(model, gpu), Limit():
+            return (model, gpu) == (stands.model, stands.gpu)
+        case (Admit(who) | Drop(who), Admit(other) | Drop(other)) | (Move(who) | Drop(who), Move(other)):
+            return who == other
+        case Run(batch, phase), Run():
+            return batch == stands.batch and (phase == stands.phase or "mixed" in {phase, stands.phase})
+    return False
