@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -164,6 +165,19 @@ def test_kv_is_cut_anew_between_degrees() -> None:
     until(sim, math.inf)
     assert sim.idle()
     assert [sim.view().kv("m", g).used_bytes for g in range(3)] == [0, 0, 0]
+
+
+def test_without_peer_links_kv_is_cut_anew_through_the_host() -> None:
+    sim = Sim(replace(config(), nvlink_gbps=0.0, pcie_gbps=8.0))
+    start(sim, jobs(0.0), phase="prefill")
+    until(sim, 1.0)
+    for begun, to in ((1.0, (1, 2)), (2.0, (0,))):
+        sim.do(Move(0, to))
+        (t, _), *_ = [x for x in until(sim, begun + 1.0) if isinstance(x[1], Done)]
+        assert t - begun == pytest.approx(7 * 16 * TOKEN[1] / 8e9)  # of GPU 0, whose link has all of it
+    busy_s = sim.S.links["busy_s"].reshape(-1, 4)[:3, :2]
+    whole_s = 7 * 16 * TOKEN[1] / 8e9  # in and out, of each GPU
+    np.testing.assert_allclose(busy_s, [[whole_s, whole_s], [whole_s / 2] * 2, [whole_s / 2] * 2])
 
 
 def test_a_degree_that_is_not_offered_is_refused() -> None:

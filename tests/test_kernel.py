@@ -171,7 +171,7 @@ def plain(*args: str) -> str:
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED):
+    for first in (0, TURNED, CUT):
         assert plain(str(first), str(first + 60)).split() == [digest(seed) for seed in range(first, first + 60)]
 
 
@@ -242,6 +242,22 @@ def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
 )
 def test_oracle_notices_a_wrong_wait_or_cap(pair: tuple[str, str]) -> None:
     assert plain(str(WILD), str(WILD + 30), *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (
+            "    size = float(blocks * J.block_bytes * J.gpu_count) / pairs\n",
+            "    size = float(blocks * J.block_bytes)\n",
+        ),
+        ("    batch_at(S, b).asking += 1\n", ""),
+        ("        transit = 1 if xfer_at(S, x).stage == GRANT else 2\n", "        transit = 2\n"),
+    ],
+)
+def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) -> None:
+    assert plain(str(CUT), str(CUT + 60), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
