@@ -126,7 +126,7 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
-	@$(BENCH) validate && cp plots/out/validate.png plots/out/staggered.png plots/gallery/
+	@$(BENCH) validate && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
 ci: ## what .ci/run runs
 	$(call stage,600,setup)

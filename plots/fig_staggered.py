@@ -22,8 +22,8 @@ TITLES = {"mean_ttft_s": "Mean TTFT over all", "p99_ttft_s": "P99 TTFT of the wo
 CAPTION = (
     "Six Qwen2.5-7B on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
     " Solid: measured (kvcached 88b6753, vLLM 0.14, an AMD card of 192 GB). Dashed: simulated. That the card is an"
-    " MI300X is a guess; its table is scaled to uncongested instances of these rows; the band is the interval of what"
-    " a process holds. No other measured run checks this card."
+    " MI300X is a guess, and its table is scaled to uncongested instances of these rows; the band is the interval of"
+    " what a process holds. No other measured run checks this card."
 )
 
 

@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
 # seaborn's "colorblind" palette (after Okabe and Ito); its pink and yellow vanish in print and are left to the last
 BLUE, ORANGE, GREEN, RED, PURPLE, BROWN, PINK, GREY, YELLOW, SKY = sns.color_palette("colorblind").as_hex()
-MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o")  # all filled: hollow means infeasible
+MARKERS = ("s", "^", "D", "v", "P", "X", "<", ">", "*", "d", "p", "o", "h")  # all filled: hollow means infeasible
 _SOLID: Line = "-"
 _DASHED: Line = (0.0, (4.0, 1.5))
 _LONG: Line = (0.0, (8.0, 1.2))

@@ -4,8 +4,8 @@ What users of kvcached run (ovg-project/kvcached 04e342f): an engine a model map
 gives them back, with no quota, priority or guarantee between engines. Its controller can put a model without traffic to
 sleep (weights to host memory), and wakes it on the next request; as released that is off.
 
-    idle_s    seconds without a request after which a model sleeps; 0: never (controller/sleep_manager.py, SleepConfig:
-              auto_sleep_enabled is False; where it is on, idle_threshold_seconds is 300: preset `sleep`)
+    idle_s    seconds without a request after which a model sleeps; 0: never (001b7b8, controller/sleep_manager.py,
+              SleepConfig: auto_sleep_enabled is False; where it is on, idle_threshold_seconds is 300: preset `sleep`)
     check_s   seconds between two looks at who is idle (the same, check_interval_seconds)
 
 The engine has the rest (`kv=elastic`): the page is 2 MiB for K and for V in each layer, and an engine keeps five of

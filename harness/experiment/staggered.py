@@ -1,8 +1,9 @@
 """Six equal models on one card, memory split or shared: a measured run (kvcached's, on an unnamed AMD card) and ours.
 
 A CSV with the columns of `COLUMNS` has a row an instance: `sweep...-baseline` is a static split, `sweep...-kvcached`
-elastic memory. Load, settings and engine are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit
-(bench-config-amd-7b-6inst.yaml and its -baseline): vLLM 0.14, .15 of the card each or .90 for all, no prefix cache.
+elastic memory. Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit; settings those of
+bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card each
+(gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization), no prefix cache.
 vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
 
 The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted here (`fit`)
