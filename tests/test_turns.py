@@ -9,13 +9,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from harness.experiment import turns
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute, recorded
 from harness.experiment.spec import asked, from_dict
 from harness.policy.actions import Load
 from harness.policy.events import TurnEnded
 from harness.policy.types import Batch, Inst, UserError
-from harness.rows import record, turns
+from harness.rows import record
 from plots import fig_switch, fig_turns
 
 

@@ -97,7 +97,7 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
     Nothing of loads is said for an engine without a cost table.
     """
     from harness.engines.costs import quantities
-    from harness.rows import turns
+    from harness.experiment import turns
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
