@@ -292,17 +292,25 @@ WRONG = [  # what a policy does when it first hears of a request, and what is sa
     ("yield Wake(float('nan'))", rf"answered Wake\(at_s=nan\); a field is of the wrong type, {AT}"),
 ]
 AT_ONCE = [  # a file that goes wrong before anything is run: what stands in it instead of what, and what is said
-    ("def __init__", "import no_such_module\n    def __init__", r"ModuleNotFoundError at mine\.py:\d+ \(No module"),
-    ("class Mine:", "raise SystemExit(0)\nclass Mine:", r"SystemExit at mine\.py:\d+ \(0\)"),
-    ("self.cluster = cluster", "1 / 0", r"ZeroDivisionError at mine\.py:\d+ \(division by zero\)"),
-    ("self.cluster = cluster", "raise SystemExit(0)", r"SystemExit at mine\.py:\d+ \(0\)"),
-    ("self.cluster = cluster", "\n        while True: pass", r"no answer within 0\.2 s at mine\.py:\d+"),
+    (
+        "def __post_init__",
+        "import no_such_module\n    def __post_init__",
+        r"ModuleNotFoundError at mine\.py:\d+ \(No module",
+    ),
+    ("@dataclass\nclass Mine:", "raise SystemExit(0)\n@dataclass\nclass Mine:", r"SystemExit at mine\.py:\d+ \(0\)"),
+    ("self.names = list(self.cluster.models)", "1 / 0", r"ZeroDivisionError at mine\.py:\d+ \(division by zero\)"),
+    ("self.names = list(self.cluster.models)", "raise SystemExit(0)", r"SystemExit at mine\.py:\d+ \(0\)"),
+    (
+        "self.names = list(self.cluster.models)",
+        "\n        while True: pass",
+        r"no answer within 0\.2 s at mine\.py:\d+",
+    ),
     ("hears = ", "heard = ", r"has no `hears`, a frozenset of event classes"),
     ("uses = frozenset(", "uses = set(", r"has no `uses`, a frozenset of names"),
     ('options = {"kv": "paged"}', "", r"has no `options`, a mapping of names to values"),
     ('presets = {"slow": {"tau": 9}}', "", r"has no `presets`, a mapping of names to fields"),
     ("DECISION_S = 0.004", "DECISION_S = 'fast'", r"DECISION_S is 'fast', not seconds"),
-    ("def __init__", "gpus_needed = 3\n    def __init__", r"TypeError \('int' object is not callable\)"),
+    ("def __post_init__", "gpus_needed = 3\n    def __post_init__", r"TypeError \('int' object is not callable\)"),
     (
         "on(self, event, view)",
         "on(self, event)",
@@ -346,9 +354,9 @@ def test_a_policy_that_does_not_start_costs_its_row(old: str, new: str, says: st
 
 def test_failures_reach_programs_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
-    path.write_text(HEARD.replace("self.cluster = cluster", "1 / 0"))
+    path.write_text(HEARD.replace("self.names = list(self.cluster.models)", "1 / 0"))
     both = ("--systems", f"static,{path}", "-o", tmp_path / "out")
-    told = f"mine: ZeroDivisionError at mine.py:20 (division by zero); bench check {path}"
+    told = f"mine: ZeroDivisionError at mine.py:26 (division by zero); bench check {path}"
     result = bench(*COMPARE, *both, "--json")
     assert (result.exit_code, result.stderr) == (2, told + "\n")
     assert json.loads(result.stdout)["failed"] == [told]

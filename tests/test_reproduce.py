@@ -548,7 +548,7 @@ def test_a_system_that_fails_leaves_the_figure(mine: Path, tmp_path: Path) -> No
     for systems in ((str(path), "chunked"), ("chunked", str(path))):  # whoever stands first
         heard = Heard()
         found = reproduce.reproduce(asked.only(systems=systems, seeds=1), tmp_path / "out", workers=1, teller=heard)
-        assert found.failed["bad"].startswith("ValueError at bad.py:27 (planted), t = -10 s, Woke(key='start')")
+        assert found.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
         assert found.about["systems"] == ["chunked"]
         assert set(found.table["label"].to_pylist()) == {"chunked", "dedicated", "ideal", "chunked (A/A)"}
         assert len(heard.said) == len(set(heard.said))

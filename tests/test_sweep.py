@@ -57,9 +57,12 @@ class Mine:
     uses = frozenset({"Load", "Run", "Admit"%s})
     options = {"kv": "paged"}
 
+    def __post_init__(self):
+        self.names = list(self.cluster.models)
+
     def on(self, event, view):
         if event == Woke("start"):
-            for name in self.cluster.models:
+            for name in self.names:
                 batch = Batch(Inst(name, (0,)))
                 yield Load(batch.inst)
                 yield Run(batch)
