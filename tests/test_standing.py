@@ -97,8 +97,8 @@ def test_orders_are_issued_again_oldest_first_when_something_comes_free() -> Non
 
 
 def test_an_order_stands_until_the_policy_speaks_of_the_same_thing() -> None:
-    said = {0.5: (ADMIT, LIMIT), 0.75: (Admit(0, B), Run(B))}
-    issued, _, log, _, sim = short(said, {ADMIT: 1.0, LIMIT: 1.0})
+    says: dict[float, Sequence[Action]] = {0.5: (ADMIT, LIMIT), 0.75: (Admit(0, B), Run(B))}
+    issued, _, log, _, sim = short(says, {ADMIT: 1.0, LIMIT: 1.0})
     assert issued[4:] == [(0.75, Admit(0, B), True), (0.75, Run(B), True), (1.0, LIMIT, True)]
     assert log.notes[2] == Note(0.75, ADMIT, "withdrawn")
     assert done_s(sim) == [1.75]
@@ -107,8 +107,9 @@ def test_an_order_stands_until_the_policy_speaks_of_the_same_thing() -> None:
 @pytest.mark.parametrize(("said_s", "decision_s", "control_s"), [(1.125, 0.125, 0.0), (1.0, 0.0, 0.125)])
 def test_what_lands_later_withdraws_as_soon_as_it_is_said(said_s: float, decision_s: float, control_s: float) -> None:
     """An answer is said when it has been thought of; where control takes time it lands after that."""
-    other, seconds = replace(LIMIT, kv_bytes=None), {"decision_s": decision_s, "control_s": control_s}
-    issued, _, log, *_ = short({0.5: (LIMIT, ADMIT), 1.0: (other,)}, {LIMIT: 1.25}, **seconds)
+    other = Limit("m0", 0, None)
+    says: dict[float, Sequence[Action]] = {0.5: (LIMIT, ADMIT), 1.0: (other,)}
+    issued, _, log, *_ = short(says, {LIMIT: 1.25}, decision_s=decision_s, control_s=control_s)
     assert log.notes == [Note(0.625, LIMIT, "refused", "it is short"), Note(said_s, LIMIT, "withdrawn")]
     assert issued[-1] == (1.125, other, True)
 
