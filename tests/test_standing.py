@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.shapes import weight_bytes
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.sim.engine import Sim
 from harness.loop.recorder import Note, Recorder
 from harness.loop.replay import Outcome, replay

@@ -247,7 +247,7 @@ class Stand:
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
-        self._stands: list[Action] = []  # refused for now, oldest first
+        self._stands: list[Action] = []  # refused for now, oldest first, without turns
         self._due: list[Action] = []  # of these, to be issued again before anything else
 
     def ready(self) -> None:
@@ -279,10 +279,12 @@ class Stand:
 
     def do(self, action: Action) -> Done | None:
         """See Engine."""
+        if is_turn(action):  # the loop holds it while the Load of its weights stands
+            return self._refusal(action)
         again = self._due[:1] == [action]
         if again:
             self._due.pop(0)
-        elif self._due and not is_turn(action):  # one may be issued that waited for its weights' Load
+        elif self._due:
             self._note("stands", f"{brief(action)} was issued when something came free, before {brief(self._due[0])}")
         self._stands = [one for one in self._stands if again or not same_subject(action, one)]
         refusal = self._refusal(action)

@@ -16,8 +16,8 @@ from harness.loop.guard import Fault, Watch, quiet, said
 from harness.loop.recorder import Log
 from harness.loop.standing import Standing, is_turn
 from harness.loop.system import System
-from harness.policy.actions import Action, Evict, Limit, Load, Move, Wake, brief
-from harness.policy.events import Arrived, Done, Event, Freed, Woke
+from harness.policy.actions import Action, Evict, Limit, Load, Move, Run, Wake, brief
+from harness.policy.events import Arrived, Done, Event, Freed, TurnEnded, Woke
 from harness.policy.types import Infeasible, Jobs, Unsupported
 
 MOST_ROUNDS = 1000  # decisions within one instant before it counts as a livelock
@@ -217,7 +217,7 @@ class Replay:
                 self.agenda.wake(max(action.at_s, self.view.now_s), action.key)
                 continue
             if self.standing:
-                self.standing.withdraw(action, self.view.now_s)
+                self.withdraw(action)
             if placing and (type(action) in PLACING or is_turn(action)):
                 self.agenda.later(self.view.now_s + delay_s, (action,))
             elif self.standing and self.standing.awaited(action):
@@ -225,6 +225,13 @@ class Replay:
             elif (refusal := self.engine.do(action)) is not None:
                 self.count(refusal)
                 self.standing.add(action, refusal.why, self.view.now_s)
+
+    def withdraw(self, said: Action) -> None:
+        """Forget the orders that stand on what the policy speaks of; a turn that it closes ends as in an engine."""
+        closes = isinstance(said, Run) and said.steps == 0 and TurnEnded in self.system.hears
+        for gone in self.standing.withdraw(said, self.view.now_s):
+            if closes and is_turn(gone):
+                self.heard.append(TurnEnded(gone.batch, gone.phase, "steps", 0, 0.0))
 
     def count(self, refusal: Done) -> None:
         """Note that an action was refused."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from harness.loop.recorder import Fate, Log, Note
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
@@ -29,15 +30,17 @@ class Standing:
         self.orders.append(action)
         self._note(now_s, action, "refused", why)
 
-    def withdraw(self, said: Action, now_s: float) -> None:
-        """Forget the orders on whatever the policy speaks of now."""
-        for action in [action for action in self.orders if same_subject(said, action)]:
+    def withdraw(self, said: Action, now_s: float) -> list[Action]:
+        """Forget, and return, the orders on whatever the policy speaks of now."""
+        gone = [action for action in self.orders if same_subject(said, action)]
+        for action in gone:
             self.orders.remove(action)
             self._note(now_s, action, "withdrawn")
+        return gone
 
     def awaited(self, said: Action) -> bool:
         """Whether an action is a turn on weights whose Load stands: issued before that it would end at once."""
-        return is_turn(said) and any(isinstance(a, Load) and a.inst == said.batch.inst for a in self.orders)  # type: ignore[union-attr]
+        return is_turn(said) and any(isinstance(a, Load) and a.inst == said.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
         """Issue all orders again; those that are refused once more keep their places."""
@@ -56,7 +59,7 @@ class Standing:
             self.log.stood(Note(now_s, action, fate, why))
 
 
-def is_turn(action: Action) -> bool:
+def is_turn(action: Action) -> TypeGuard[Run]:
     """Whether an action is a turn: an order that ends by itself."""
     return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
 
