@@ -117,7 +117,7 @@ def test_what_lands_later_withdraws_as_soon_as_it_is_said(said_s: float, decisio
 def test_a_turn_waits_for_the_load_of_its_weights() -> None:
     turn, load = Run(A, steps=1), Load(A.inst)
     issued, policy, log, outcome, sim = short({0.5: (ADMIT, load, turn)}, {load: 1.0}, start=())
-    assert sim.S.I["foot"].max() > 20.0  # a byte a second: it is under way at the end
+    assert sim.S.insts["footprint"].max() > 20.0  # a byte a second: it is under way at the end
     assert issued == [(0.5, ADMIT, True), (0.5, load, False), (1.0, load, True), (1.0, turn, True)]
     assert not any(isinstance(event, TurnEnded) for _, event in policy.heard)  # it did not end "stuck"
     assert outcome.refused == 1
