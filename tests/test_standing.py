@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 from harness.engines.costs.shapes import weight_bytes
+from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
+from harness.engines.torchcpu import TorchCpu
+from harness.engines.wallclock import Live
 from harness.loop.recorder import Note, Recorder
 from harness.loop.replay import Outcome, replay
 from harness.loop.standing import same_subject
@@ -162,6 +165,27 @@ def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
 )
 def test_what_speaks_of_the_same_thing(said: Action, stands: Action, same: bool) -> None:
     assert same_subject(said, stands) is same
+
+
+# ---------------------------------------------------------------- an engine in real time
+
+
+def test_blocks_that_come_free_are_told_once_after_a_refusal_for_now() -> None:
+    served = tuple(Served(f"m{k}", SHAPE) for k in range(64))
+    engine = TorchCpu(Config(served))  # not made ready: no tensor is touched
+    engine.master = {m.name: [] for m in served}
+    refusals = [engine.do(Load(Inst(m.name, (0,)))) for m in served]
+    first = next(refusal for refusal in refusals if refusal is not None)
+    assert first == Done(first.action, "not now", f"no room for {first.action.inst.model}")  # type: ignore[union-attr]
+    assert engine.idle()
+    for rid in (1, 2):
+        engine.blocks[rid] = [engine.free.pop()]
+        engine.release(Live(rid, "m0", 1, 1, 0.0))
+    assert [engine.poll(0.0), engine.poll(0.0)] == [Freed(), None]
+    engine.do(Load(Inst("m64", (0,))))
+    event = engine.poll(0.0)
+    assert isinstance(event, Done)
+    assert event.failed == "never"
 
 
 # ---------------------------------------------------------------- the simulator's own

@@ -124,7 +124,7 @@ def survives(trial: Trial) -> Iterator[Breach]:
 
 
 def stands(trial: Trial) -> Iterator[Breach]:
-    """What was refused for now is issued again when something comes free, in order of first issue."""
+    """What was refused for now is issued again when something comes free, in order of first issue (but for Run)."""
     yield from _noted(trial, "stands")
 
 

@@ -33,7 +33,7 @@ from harness.loop.guard import Fault
 from harness.loop.recorder import Decision, Read, positions
 from harness.loop.recorder import Note as StandingNote
 from harness.loop.replay import Livelock, replay
-from harness.loop.standing import is_turn, same_subject
+from harness.loop.standing import same_subject
 from harness.loop.system import System
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
 from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
@@ -247,7 +247,7 @@ class Stand:
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
         self._start_loads: list[Action] | None = []  # None: past the start
-        self._stands: list[Action] = []  # refused for now, oldest first, without turns
+        self._stands: list[Action] = []  # refused for now, oldest first; none of Run
         self._due: list[Action] = []  # of these, to be issued again before anything else
 
     def ready(self) -> None:
@@ -279,7 +279,7 @@ class Stand:
 
     def do(self, action: Action) -> Done | None:
         """See Engine."""
-        if is_turn(action):  # the loop holds it while the Load of its weights stands
+        if isinstance(action, Run):  # a turn that the loop holds, unseen here, may have taken the place of another
             return self._refusal(action)
         again = self._due[:1] == [action]
         if again:
