@@ -2,6 +2,8 @@
 
 No heap, no closed form, no running sums: every count is taken anew from the list of requests. Slow on purpose.
 It shares with the simulator only the harness's values and the layout of cost tables (`harness.engines.costs.coef`).
+
+Over 600 lines: it must be read beside nothing else to be believed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The command line: one screen that answers, help with examples, the same results again at once."""
+"""The command line: one screen that answers, help with examples, the same results again at once.
+
+Over 600 lines: one for each command and what it prints.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The kernel against its independent oracle, against itself as plain Python, and against the laws of time and work."""
+"""The kernel against its independent oracle, against itself as plain Python, and against the laws of time and work.
+
+Over 600 lines: each law has its random worlds, and each kind of wrong kernel its mutation.
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,9 @@ MOST_ARROWS = 45
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"experiment", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
-DEVICE = {f"harness.engines.probes.{name}" for name in ("driver", "kernels", "rig", "compute", "memory", "sharing")}
+DEVICE = {
+    f"harness.engines.probes.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")
+}
 
 
 def modules() -> dict[str, Path]:

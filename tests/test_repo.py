@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shutil
@@ -21,6 +22,7 @@ from harness.cli.app import load, main
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 500_000
+MAX_LINES = 600
 FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
 
 
@@ -53,6 +55,13 @@ def test_data_that_is_said_to_be_there_must_be_used(folder: str | None, outcome:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
     assert outcome in run.stdout.splitlines()[-1]
+
+
+def test_a_long_file_says_why() -> None:
+    long = [path for path in files() if path.suffix == ".py" and len(text(path).splitlines()) > MAX_LINES]
+    assert [
+        path.name for path in long if "Over 600 lines:" not in (ast.get_docstring(ast.parse(text(path))) or "")
+    ] == []
 
 
 def test_no_file_is_heavy() -> None:

@@ -1,4 +1,7 @@
-"""Specs become runs: the same bytes in any order and number of processes, redone only when their sources changed."""
+"""Specs become runs: the same bytes in any order and number of processes, redone only when their sources changed.
+
+Over 600 lines: what tests share (a tiny spec, a grid, a system) is made here once.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
-from harness.engines.probes import kernels, rig  # noqa: E402
+from harness.engines.probes import kernels, llama, rig  # noqa: E402
 
 SMS, SHARED, REGISTERS = 132, 113 * 1024, 255  # two programs' shared memory on an SM of 227 KiB; registers of a thread
 NAMES = [name for name, kernel in vars(kernels).items() if isinstance(kernel, triton.runtime.jit.JITFunction)]
@@ -42,7 +42,7 @@ class Case:
 
 
 def decode(dims: str, block: int, splits: int, stages: int, dtype: str = "bf16") -> Case:
-    m = rig.DIMS[dims]
+    m = llama.DIMS[dims]
     types = (
         f"q:{dtype}* kv:{dtype}* table:i32* ctx:i32* acc:fp32* ml:fp32* table_stride:=i32* layer:=i32* v_off:=i32*"
         " scale:=fp32"
@@ -51,9 +51,9 @@ def decode(dims: str, block: int, splits: int, stages: int, dtype: str = "bf16")
     return Case("decode", types, constants, 4, stages)
 
 
-B = {name: {"H": m.hidden, "BLOCK": triton.next_power_of_2(m.hidden)} for name, m in rig.DIMS.items()}
+B = {name: {"H": m.hidden, "BLOCK": triton.next_power_of_2(m.hidden)} for name, m in llama.DIMS.items()}
 CASES = [
-    *(decode(name, 64, s, 7) for name in rig.DIMS for s in (1, 32)),
+    *(decode(name, 64, s, 7) for name in llama.DIMS for s in (1, 32)),
     *(decode("8B", block, 8, stages) for block, stages in ((16, 7), (64, 3), (64, 5))),
     decode("8B", 64, 8, 7, "fp16"),
     *(Case("merge", "acc:fp32* ml:fp32* out:bf16*", {"G": 4, "D": 128, "S": s, "GP": 16}, 1) for s in (1, 8, 32)),
@@ -65,9 +65,9 @@ CASES = [
             {"HQ": m.heads, "HKV": m.kv, "D": m.d},
             1,
         )
-        for m in rig.DIMS.values()
+        for m in llama.DIMS.values()
     ),
-    *(Case("silu_mul", "both:bf16* out:bf16*", {"F": m.ffn, "BLOCK": 1024}) for m in rig.DIMS.values()),
+    *(Case("silu_mul", "both:bf16* out:bf16*", {"F": m.ffn, "BLOCK": 1024}) for m in llama.DIMS.values()),
     Case("gather", "src:i64* offset:i64* dst:i64*", {"N": 16384, "BLOCK": 1024}),
     Case("scatter", "src:i64* offset:i64* dst:i64*", {"N": 16384, "BLOCK": 1024}),
     Case("where", "out:i32* spin_ns:i64*", {"N": 4 * SMS}, 1),
@@ -160,9 +160,9 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                 monkeypatch.setattr(module, name, one)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
     torch.manual_seed(0)
-    rig.rotary.cache_clear()
+    llama.rotary.cache_clear()
     yield
-    rig.rotary.cache_clear()
+    llama.rotary.cache_clear()
 
 
 def error(got: Any, want: Any) -> float:
@@ -170,10 +170,10 @@ def error(got: Any, want: Any) -> float:
     return float((got.double() - want.double()).abs().max() / want.double().abs().max())
 
 
-TINY = rig.Dims("tiny", 2, 64, 4, 2, 32, 96, 128)
+TINY = llama.Dims("tiny", 2, 64, 4, 2, 32, 96, 128)
 
 
-def shape(group: int, d: int) -> rig.Dims:
+def shape(group: int, d: int) -> llama.Dims:
     return TINY._replace(heads=2 * group, d=d, hidden=64)
 
 
@@ -197,8 +197,8 @@ def test_paged_attention_is_attention(
     each = -(-longest // page)
     stride = m.layers * 2 * page * m.token + 512  # a page has room to spare
     data = rig.noise(torch.empty(len(lengths) * each * stride), 1.0).to(dtype)
-    kv = rig.Kv(m, data, page, stride)
-    a = rig.attend(kv, len(lengths), longest, 8, block, 3, split)
+    kv = llama.Kv(m, data, page, stride)
+    a = llama.attend(kv, len(lengths), longest, 8, block, 3, split)
     object.__setattr__(a, "q", a.q.to(dtype))
     object.__setattr__(a, "out", torch.empty_like(a.q))
     a.ctx.copy_(torch.tensor(lengths, dtype=torch.int32))
@@ -209,7 +209,7 @@ def test_paged_attention_is_attention(
                 data[first + ((n - 1) % block + 1 if n else 0) * m.token : first + block * m.token] = float("nan")
     for layer in range(m.layers):
         a.run(layer)
-        want = rig.reference(a, layer)
+        want = llama.reference(a, layer)
         rows = [i for i, n in enumerate(lengths) if n]
         assert error(a.out[rows], want[rows]) < {torch.float32: 2e-3, torch.float16: 4e-3, torch.bfloat16: 2e-2}[dtype]
         assert not a.out[[i for i, n in enumerate(lengths) if not n]].any()  # a padded row: zero, not NaN
@@ -254,7 +254,7 @@ def test_gather_then_scatter_is_nothing() -> None:
 def torch_step(model: Any, ids: Any, position: Any, past: list[tuple[Any, Any]]) -> tuple[Any, list[tuple[Any, Any]]]:
     """Logits of one token a row by plain torch in fp32, and the K, V that it adds, a (rows, heads, d) pair a layer."""
     m, w = model.m, {name: x.float() for name, x in model.w.items()}
-    cosine, sine = (table[position.long()][:, None, :] for table in rig.rotary(m.d, 1 << 14))
+    cosine, sine = (table[position.long()][:, None, :] for table in llama.rotary(m.d, 1 << 14))
     x, new = w["embedding"][ids], []
 
     def norm(x: Any) -> Any:
@@ -282,9 +282,9 @@ def torch_step(model: Any, ids: Any, position: Any, past: list[tuple[Any, Any]])
 
 @pytest.mark.usefixtures("cpu")
 def test_a_decode_step_is_a_llama() -> None:
-    model = rig.Model(TINY, rig.random(TINY.weight_bytes() // 2, 0.2))
+    model = llama.Model(TINY, rig.random(TINY.weight_bytes() // 2, 0.2))
     rows, ctx, block = 3, 70, 64
-    kv = rig.pool(TINY, (rows, 128), page=TINY.kv_bytes * 128, block=block)
+    kv = llama.pool(TINY, (rows, 128), page=TINY.kv_bytes * 128, block=block)
     decode = model.decode(kv, rows, ctx, 4)
     past = []
     for l in range(TINY.layers):
@@ -307,7 +307,7 @@ def test_a_decode_step_is_a_llama() -> None:
 
 @pytest.mark.usefixtures("cpu")
 def test_a_prefill_ends_as_decoding_its_tokens_would() -> None:
-    model, n = rig.Model(TINY, rig.random(TINY.weight_bytes() // 2, 0.2)), 9
+    model, n = llama.Model(TINY, rig.random(TINY.weight_bytes() // 2, 0.2)), 9
     prefill = model.prefill(n)
     empty = torch.empty(1, 0, TINY.kv, TINY.d)
     past, want = [(empty, empty)] * TINY.layers, torch.empty(0)
@@ -325,7 +325,7 @@ def test_a_prefill_ends_as_decoding_its_tokens_would() -> None:
 def test_a_block_table_names_each_token_once(page_tokens: int) -> None:
     m, rows, ctx, block = TINY, 5, 200, 16
     stride = m.layers * 2 * page_tokens * m.token + 128
-    kv = rig.Kv(m, torch.empty(rows * -(-ctx // page_tokens) * stride, dtype=torch.bfloat16), page_tokens, stride)
+    kv = llama.Kv(m, torch.empty(rows * -(-ctx // page_tokens) * stride, dtype=torch.bfloat16), page_tokens, stride)
     table = kv.table(rows, ctx, block)
     assert table.stride(0) % 16 == 0
     held = table[:, : -(-ctx // block)].long().flatten() * kernels.UNIT
@@ -336,11 +336,11 @@ def test_a_block_table_names_each_token_once(page_tokens: int) -> None:
     assert torch.equal(slot, table[:, (ctx - 1) // block].long() * kernels.UNIT + (ctx - 1) % block * m.token)
 
 
-@pytest.mark.parametrize("name", rig.DIMS)
+@pytest.mark.parametrize("name", llama.DIMS)
 def test_weights_are_views_of_all_of_the_blob(name: str) -> None:
-    m = rig.DIMS[name]._replace(layers=2)
+    m = llama.DIMS[name]._replace(layers=2)
     blob = torch.empty(m.weight_bytes() // 2, dtype=torch.bfloat16, device="meta")
-    views = rig.weights(m, blob)
+    views = llama.weights(m, blob)
     assert sum(w.numel() for w in views.values()) == blob.numel()
     assert views["1.gate_up"].shape == (2 * m.ffn, m.hidden)
 

@@ -21,14 +21,14 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.probes import compute, driver, kernels, memory, rig, sharing  # noqa: E402
+from harness.engines.probes import compute, driver, kernels, llama, memory, rig, sharing  # noqa: E402
 from harness.engines.probes.plan import PLAN  # noqa: E402
 from harness.engines.probes.worker import Box, Sample, find, key, record  # noqa: E402
 
 KIB = 1 << 10
 NORESERVE = 0x4000  # Linux; `mmap` names it from Python 3.13 on
-TINY = rig.Dims("8B", 2, 64, 4, 2, 32, 96, 128)
-DIMS = {name: TINY._replace(name=name) for name in rig.DIMS}
+TINY = llama.Dims("8B", 2, 64, 4, 2, 32, 96, 128)
+DIMS = {name: TINY._replace(name=name) for name in llama.DIMS}
 
 
 class Stream:
@@ -206,8 +206,8 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     monkeypatch.setattr(torch, "mm", mm)
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", lambda q, k, v, **_: q)
     monkeypatch.setattr(compute, "varlen", lambda q, k, v: q)
-    monkeypatch.setattr(rig, "reference", lambda a, layer: torch.ones_like(a.q).float())
-    monkeypatch.setattr(rig.Attend, "run", launched)
+    monkeypatch.setattr(llama, "reference", lambda a, layer: torch.ones_like(a.q).float())
+    monkeypatch.setattr(llama.Attend, "run", launched)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
     monkeypatch.setattr(rig, "DIMS", DIMS)
     monkeypatch.setattr(rig, "LARGE", 64 * KIB)
@@ -218,7 +218,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     monkeypatch.setattr(memory, "LOCKED", memory.Locked())
     duel = sharing.duel
     monkeypatch.setattr(sharing, "duel", lambda lanes, seconds: duel(lanes, 0.002))
-    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, rig.rotary)
+    cached = (rig.sms, rig.l2_bytes, rig.whole, rig.pair, llama.rotary)
     for one in cached:
         one.cache_clear()
     yield fake
@@ -226,10 +226,10 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
         one.cache_clear()
 
 
-run = rig.Attend.run
+run = llama.Attend.run
 
 
-def launched(a: rig.Attend, layer: int) -> None:
+def launched(a: llama.Attend, layer: int) -> None:
     """The real launch, and something to look at in its output."""
     assert 0 <= layer < a.kv.m.layers
     run(a, layer)

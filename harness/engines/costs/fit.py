@@ -8,7 +8,7 @@ Before a fit every measured row is clamped to physics: it may not beat 95 % of t
 On L40S, whose 96 MB cache holds what a benchmark repeats, rows whose bytes fit it are dropped unless HBM would take
 under a tenth of their time anyway: the layers of a model do not share that cache.
 
-Over 600 lines, since it is one offline tool that runs from its first line to its last: measured rows, the fit of each
+Over 600 lines: it is one offline tool that runs from its first line to its last: measured rows, the fit of each
 quantity, its errors, and the TOML that is written. What others need of it is the form of its rows (`Rows`, `dumps`).
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from harness.engines.probes import driver, kernels, rig
+from harness.engines.probes import driver, kernels, llama, rig
 from harness.engines.probes.worker import Box, Sample, Value, sample
 
 ATTRIBUTES = (
@@ -90,11 +90,11 @@ def splits(box: Box) -> Iterator[Sample]:
 
 def gemm(box: Box) -> Iterator[Sample]:
     """Each GEMM of a layer and the head of three models: tokens x SMs, in graphs over weights larger than the cache."""
-    largest = max(n * k for dims in rig.DIMS.values() for n, k in dims.gemms().values())
+    largest = max(n * k for dims in llama.DIMS.values() for n, k in dims.gemms().values())
     bank = rig.random(largest * 5 // 4)
 
     def one(name: str, of: str, m: int, p: rig.Part, seconds: float) -> list[float]:
-        n, k = rig.DIMS[name].gemms()[of]
+        n, k = llama.DIMS[name].gemms()[of]
         count = min(rig.rotation(n * k * rig.BF16), bank.numel() // (n * k))
         w = [bank[i * n * k : (i + 1) * n * k].view(n, k).t() for i in range(count)]
         x = rig.random(m * k, 1.0, 3).view(m, k)
@@ -103,7 +103,7 @@ def gemm(box: Box) -> Iterator[Sample]:
         return rig.timed(p, lambda i: torch.mm(x, w[i % count], out=out), calls, seconds)
 
     def case(name: str, of: str, m: int, ask: int, target: int = 0) -> Iterator[Sample]:
-        n, k = rig.DIMS[name].gemms()[of]
+        n, k = llama.DIMS[name].gemms()[of]
         params: dict[str, Value] = {"of": f"{name}.{of}", "m": m, "n": n, "k": k, "ask": ask, "target": target}
         if box.todo("gemm", **params) and box.todo("refused", call="gemm", **params):
             p = rig.part(ask)
@@ -116,7 +116,7 @@ def gemm(box: Box) -> Iterator[Sample]:
             facts = {"bytes": rig.BF16 * (m * k + n * k + m * n), "flops": 2 * m * n * k}
             yield sample("gemm", taken, "s", p.sms, facts, **params)
 
-    names = [(name, of) for name in ("8B", "1B", "3B") for of in rig.DIMS[name].gemms()]
+    names = [(name, of) for name in ("8B", "1B", "3B") for of in llama.DIMS[name].gemms()]
     for ask in rig.shares(SHARES):  # the whole card and the largest model first: a box may end anywhere
         for (name, of), m in product(names, (1, 8, 32, 64, 128, 256)):
             if ask == rig.sms() or name == "8B" or m in {1, 64}:
@@ -153,21 +153,21 @@ def sm_target(count: int) -> Iterator[None]:
 def attention(box: Box) -> Iterator[Sample]:
     """Paged decode attention of one layer: checked, rows x context x SMs, then splits, stages and page layouts."""
     if box.todo("attention_error"):
-        small = rig.DIMS["8B"]._replace(layers=2)
-        a = rig.attend(rig.pool(small, (5, 1000)), 5, 1000, rig.sms())
+        small = llama.DIMS["8B"]._replace(layers=2)
+        a = llama.attend(llama.pool(small, (5, 1000)), 5, 1000, rig.sms())
         a.ctx.copy_(torch.tensor([1000, 1, 64, 65, 777], dtype=torch.int32))
         a.run(1)
-        want = rig.reference(a, 1)
+        want = llama.reference(a, 1)
         worst = float((a.out.float() - want).abs().max() / want.abs().max())
         if worst > NEAR:
             raise RuntimeError(f"paged attention is wrong by {worst:.3g} of the largest number")
         yield sample("attention_error", worst, "1")
     for name in ("8B", "1B"):
-        m = rig.DIMS[name]
+        m = llama.DIMS[name]
         points = [(1, 8192), (8, 2048), (64, 2048), (128, 1024), (1, 512), (16, 512), (64, 256), (256, 512)]
         room = rig.free_bytes() // m.kv_bytes
         points = [(rows, ctx) for rows, ctx in points if rows * ctx * 1.2 < room]
-        kv = rig.pool(m, *points)
+        kv = llama.pool(m, *points)
         for ask, (rows, ctx) in product(rig.shares(SHARES if name == "8B" else (64, 32)), points):
             yield from one_attention(box, kv, rows, ctx, ask)
         if name == "8B":
@@ -180,7 +180,15 @@ def attention(box: Box) -> Iterator[Sample]:
 
 
 def one_attention(
-    box: Box, kv: rig.Kv, rows: int, ctx: int, ask: int, split: int = 0, stages: int = 7, page: int = 0, block: int = 64
+    box: Box,
+    kv: llama.Kv,
+    rows: int,
+    ctx: int,
+    ask: int,
+    split: int = 0,
+    stages: int = 7,
+    page: int = 0,
+    block: int = 64,
 ) -> Iterator[Sample]:
     """One point; layers rotate, so that no KV is in the cache."""
     m = kv.m
@@ -189,7 +197,7 @@ def one_attention(
     if not box.todo("attention", **params):
         return
     p = rig.part(ask)
-    a = rig.attend(kv, rows, ctx, p.sms, block, stages, split)
+    a = llama.attend(kv, rows, ctx, p.sms, block, stages, split)
     layers = min(m.layers, rig.rotation(2 * rig.BF16 * rows * ctx * m.token))
     calls = max(layers, 4)
     taken = rig.timed(p, lambda i: a.run(i % layers), calls, 0.03)
@@ -199,16 +207,16 @@ def one_attention(
 
 def paged(box: Box, page: int) -> Iterator[Sample]:
     """64 rows of 2,048 tokens of the 8B on driver pages of one size; a smaller page holds fewer tokens of a layer."""
-    m, rows, ctx = rig.DIMS["8B"], 64, 2048
+    m, rows, ctx = llama.DIMS["8B"], 64, 2048
     block = 64 if page >= 16 * rig.MIB else 16
-    tokens = rig.page_tokens(m, page, block)
+    tokens = llama.page_tokens(m, page, block)
     count = rows * -(-ctx // tokens)
     if not box.todo("attention", of="8B", B=rows, ctx=ctx, heads=m.heads, kv=m.kv, d=m.d, ask=rig.sms(), splits=0,
                     stages=7, page=page) or count * page > rig.free_bytes():  # fmt: skip
         return
     pages = rig.Pages(count, page).fill()
     try:
-        kv = rig.Kv(m, rig.noise(rig.at(pages.base, pages.size), 1.0), tokens, page // rig.BF16)
+        kv = llama.Kv(m, rig.noise(rig.at(pages.base, pages.size), 1.0), tokens, page // rig.BF16)
         yield from one_attention(box, kv, rows, ctx, rig.sms(), page=page, block=block)
     finally:
         pages.close()
@@ -218,7 +226,7 @@ def prefill(box: Box) -> Iterator[Sample]:
     """Four layers of the 8B over tokens x SMs, the attention alone, and whether torch's kernels mask as they should."""
     yield from masks(box)
     layers = 4
-    model = rig.Model(rig.DIMS["8B"], layers=layers)
+    model = llama.Model(llama.DIMS["8B"], layers=layers)
     asks = rig.shares((96, 64, 32))
     for ask, tokens in product(asks, (2048, 512, 128, 8192)):
         if box.todo("prefill", of="8B", layers=layers, tokens=tokens, ask=ask):
@@ -230,13 +238,13 @@ def prefill(box: Box) -> Iterator[Sample]:
         yield from causal(box, model, tokens, rig.sms(), "cudnn")
     del model
     for name in ("1B", "3B"):
-        other = rig.Model(rig.DIMS[name], layers=1)
+        other = llama.Model(llama.DIMS[name], layers=1)
         for tokens in (128, 512, 2048, 8192):
             yield from causal(box, other, tokens, rig.sms(), "flash")
         del other
 
 
-def causal(box: Box, model: rig.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
+def causal(box: Box, model: llama.Model, tokens: int, ask: int, backend: str) -> Iterator[Sample]:
     """Attention of one prompt in one layer."""
     m = model.m
     params: dict[str, Value] = {
@@ -271,7 +279,7 @@ def refused(what: str, error: Exception, **params: Value) -> Sample:
 
 def masks(box: Box) -> Iterator[Sample]:
     """Relative error of torch's causal attention with grouped heads against fp64, also where a prefix is cached."""
-    m = rig.DIMS["8B"]
+    m = llama.DIMS["8B"]
 
     def want(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         k, v = (x.double().repeat_interleave(m.heads // m.kv, 1) for x in (k, v))
@@ -304,13 +312,13 @@ def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 def step(box: Box) -> Iterator[Sample]:
     """One decode step of a whole model in a graph: its wall time, its launch, its capture, its small kernels."""
     for name, rows, ctx in (("8B", 1, 2048), ("8B", 64, 2048), ("1B", 1, 2048), ("1B", 64, 2048), ("3B", 1, 2048)):
-        m = rig.DIMS[name]
+        m = llama.DIMS[name]
         if not box.todo("step", of=name, B=rows, ctx=ctx):
             continue
         if m.weight_bytes() + rows * (ctx + 128) * m.kv_bytes > rig.free_bytes():
             continue
-        model, p = rig.Model(m), rig.whole()
-        decode = model.decode(rig.pool(m, (rows, ctx)), rows, ctx, p.sms)
+        model, p = llama.Model(m), rig.whole()
+        decode = model.decode(llama.pool(m, (rows, ctx)), rows, ctx, p.sms)
         rig.graph_of(p, decode.step)  # compiles; the second capture is the one that counts
         free, begun = driver.memory()[0], time.perf_counter()
         graph = rig.graph_of(p, decode.step)
@@ -324,7 +332,7 @@ def step(box: Box) -> Iterator[Sample]:
         del decode, model, graph
     for name, rows in product(("8B", "1B"), (1, 64, 256, 2048, 8192)):
         if box.todo("small", of=name, m=rows):
-            one, p = rig.Model(rig.DIMS[name], layers=1), rig.whole()
+            one, p = llama.Model(llama.DIMS[name], layers=1), rig.whole()
             f = one.prefill(rows)
             taken = rig.timed(p, lambda _: f.small(), 8, 0.03)
             yield sample("small", taken, "s", p.sms, of=name, m=rows)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from harness.engines.probes import driver, kernels, rig
+from harness.engines.probes import driver, kernels, llama, rig
 from harness.engines.probes.rig import GIB, MIB
 from harness.engines.probes.worker import Box, Sample, sample
 
@@ -247,9 +247,9 @@ def together(a: torch.Tensor, b: torch.Tensor, up: Any, down: Any) -> list[float
 
 def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
     """Decode steps of the 3B alone and beside copies each way."""
-    m, ctx = rig.DIMS["3B"], 1024
-    model, p = rig.Model(m), rig.whole()
-    decode = model.decode(rig.pool(m, (rows, ctx)), rows, ctx, p.sms)
+    m, ctx = llama.DIMS["3B"], 1024
+    model, p = llama.Model(m), rig.whole()
+    decode = model.decode(llama.pool(m, (rows, ctx)), rows, ctx, p.sms)
     graph = rig.graph_of(p, decode.step)
     buffer = torch.empty(GIB, dtype=torch.uint8, device=rig.DEVICE)
     for copy, move, stream in (("", None, None), ("h2d", upload, up), ("d2h", download, down)):
@@ -267,7 +267,7 @@ def under_decode(box: Box, rows: int, up: Any, down: Any) -> Iterator[Sample]:
 
 def evict(box: Box) -> Iterator[Sample]:
     """An 8B out and in again at the same addresses: seconds of each part, and whether its graph gives the same bits."""
-    m = rig.DIMS["8B"]
+    m = llama.DIMS["8B"]
     page = rig.LARGE
     pages = rig.Pages(-(-m.weight_bytes() // page), page)
     if 2 * pages.size > rig.free_bytes():
@@ -275,8 +275,8 @@ def evict(box: Box) -> Iterator[Sample]:
     pages.fill()
     other = rig.Pages(pages.count, page)
     blob = rig.noise(rig.at(pages.base, pages.size))
-    model, p = rig.Model(m, blob), rig.whole()
-    decode = model.decode(rig.pool(m, (1, 256)), 1, 256, p.sms)
+    model, p = llama.Model(m, blob), rig.whole()
+    decode = model.decode(llama.pool(m, (1, 256)), 1, 256, p.sms)
     graph = rig.graph_of(p, decode.step)
     ids = decode.ids.clone()
     stream = torch.cuda.Stream()
@@ -338,8 +338,8 @@ def evict(box: Box) -> Iterator[Sample]:
 
 def swap(box: Box) -> Iterator[Sample]:
     """A request's KV out to the host and in: gathered and copied as one, as a batch of pieces, or as whole pages."""
-    m, block = rig.DIMS["8B"], 64
-    kv = rig.pool(m, (1, 16384))
+    m, block = llama.DIMS["8B"], 64
+    kv = llama.pool(m, (1, 16384))
     stream = torch.cuda.Stream()
     words = block * m.token * rig.BF16 // 8  # of a piece: a block's K, or V, in one layer
     flat = kv.data.view(torch.int64)
@@ -396,9 +396,9 @@ def swap(box: Box) -> Iterator[Sample]:
 
 def unmap(box: Box) -> Iterator[Sample]:
     """Steps of one model while a thread changes another's pages; they share nothing but the device."""
-    m, ctx = rig.DIMS["1B"], 1024
-    model, p = rig.Model(m), rig.whole()
-    decode = model.decode(rig.pool(m, (8, ctx)), 8, ctx, p.sms)
+    m, ctx = llama.DIMS["1B"], 1024
+    model, p = llama.Model(m), rig.whole()
+    decode = model.decode(llama.pool(m, (8, ctx)), 8, ctx, p.sms)
     graph = rig.graph_of(p, decode.step)
     rig.replays(p, graph, 10)
     pages = rig.Pages(512).fill()

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from harness.engines.probes import driver, kernels, memory, rig
+from harness.engines.probes import driver, kernels, llama, memory, rig
 from harness.engines.probes.rig import GIB
 from harness.engines.probes.worker import Box, Sample, sample
 
@@ -64,11 +64,11 @@ def duel(lanes: list[Lane], seconds: float) -> list[list[float]]:
 class Side:
     """One of the two contestants: its own weights, KV, buffers and pages."""
 
-    def __init__(self, m: rig.Dims, seed: int) -> None:
+    def __init__(self, m: llama.Dims, seed: int) -> None:
         self.m = m
-        self.model = rig.Model(m, rig.random(m.weight_bytes() // rig.BF16, seed=seed))
-        self.kv = rig.pool(m, (64, CTX))
-        self.short = rig.Model(m, self.model.blob, layers=min(8, m.layers))
+        self.model = llama.Model(m, rig.random(m.weight_bytes() // rig.BF16, seed=seed))
+        self.kv = llama.pool(m, (64, CTX))
+        self.short = llama.Model(m, self.model.blob, layers=min(8, m.layers))
         self.host = torch.empty(memory.CHUNK, dtype=torch.uint8, pin_memory=True)
         self.device = torch.empty(memory.CHUNK, dtype=torch.uint8, device=rig.DEVICE)
         self.pages = rig.Pages(64).fill()
@@ -119,7 +119,7 @@ def interfere(box: Box) -> Iterator[Sample]:
     m = next(
         (
             d
-            for d in (rig.DIMS[name] for name in ("8B", "3B", "1B"))
+            for d in (llama.DIMS[name] for name in ("8B", "3B", "1B"))
             if 2 * (d.weight_bytes() + 64 * (CTX + 128) * d.kv_bytes + 6 * GIB) < room
         ),
         None,
@@ -159,12 +159,12 @@ def interfere(box: Box) -> Iterator[Sample]:
 
 def host(box: Box) -> Iterator[Sample]:
     """One Python thread that drives 1 to 8 models: host seconds a step, and how often it looks at each."""
-    m, rows, steps = rig.DIMS["1B"]._replace(layers=4), 8, 200
+    m, rows, steps = llama.DIMS["1B"]._replace(layers=4), 8, 200
     blob = rig.random(m.weight_bytes() // rig.BF16)
-    kv = rig.pool(m, (rows, 256))
+    kv = llama.pool(m, (rows, 256))
     runs = []
     for i in range(8):
-        decode = rig.Model(m, blob).decode(kv, rows, 256, rig.sms())
+        decode = llama.Model(m, blob).decode(kv, rows, 256, rig.sms())
         p = rig.whole(0, 10 + i)
         graph = rig.graph_of(p, decode.step)
         meta = torch.zeros(4096, dtype=torch.int32, pin_memory=True)
