@@ -267,6 +267,7 @@ class Oracle:
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
         self.grants: list[Grant] = []  # in order of issue
         self.asks = 0
+        self.short = False  # a load found no room before the start
         self.landing: set[Inst] = set()  # an eviction was refused while their weights were on a link
         self.transfers: list[Transfer] = []
         self.queues: dict[str, list[Part]] = {link: [] for link in self.setup.links}  # in order of issue
@@ -914,8 +915,9 @@ class Oracle:
         elif self.now == -math.inf:  # free and silent
             if state is None and real and any(size > self.free(g) for g in on(inst)):
                 done("not now", "no memory")
-                if Freed() not in self.news:  # once the clock runs, a load may wait
+                if not self.short:  # once the clock runs, a load may wait
                     self.news.append(Freed())
+                self.short = True
             else:
                 self.weights[inst] = "in"
         elif state == "in":

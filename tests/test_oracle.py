@@ -351,7 +351,7 @@ def test_a_waiting_grant_counts_against_kv() -> None:
     assert waits(out.requests[0]) == {"kv": 2.0, "solo": 0.125 + 8 * 17 / 64}  # B is in: 1 byte is left of 3
     out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B)), (2.0, Evict(B))])
     assert waits(out.requests[0]) == {"kv": 1.5, "solo": 0.125}
-    assert [e.failed for _, e in events(out, Done) if isinstance(e, Done)] == ["evicted", None]
+    assert [(e.failed, e.why) for _, e in events(out, Done) if isinstance(e, Done)] == [("gone", "evicted"), (None, "")]
     out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B))])
     assert waits(out.requests[0]) == {"solo": 0.125}  # nothing would ever free memory: the Load fails at once
 
@@ -359,16 +359,16 @@ def test_a_waiting_grant_counts_against_kv() -> None:
 def test_refusals() -> None:
     work = jobs((0.0, "a", 8, 1), (0.0, "b", 8, 1))
     big = Inst("a", (0,))
-    refused: list[Action] = [
-        Evict(A),
-        Admit(0, Batch(B)),
-        Admit("a", Batch(B)),
-        Move(0, (0,)),
-        Load(big),
-        Load(Inst("a", Host())),
-    ]
+    refused: dict[Action, str] = {
+        Evict(A): "gone",
+        Admit(0, Batch(B)): "never",
+        Admit("a", Batch(B)): "never",
+        Move(0, (0,)): "gone",
+        Load(big): "never",
+        Load(Inst("a", Host())): "never",
+    }
     out = Oracle(setup(gpu_bytes=(7,))).run(work, [(0.0, x) for x in refused])
-    assert [e.action for _, e in out.told if isinstance(e, Done) and e.failed] == refused
+    assert [(e.action, e.failed) for _, e in out.told if isinstance(e, Done) and e.failed] == [*refused.items()]
 
 
 def test_move_to_another_gpu() -> None:
