@@ -26,7 +26,7 @@ from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefi
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
+from tests.worlds import CUT, HEARD, NEVER, SHAPE, SLICED, TURNED, WILD, World, drive, looped, world
 
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -142,6 +142,11 @@ def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(SLICED, SLICED + 200, 50))
+def test_processes_that_take_turns_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
 def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
     assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
@@ -155,6 +160,7 @@ def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
         *range(TURNED + 120, TURNED + 1120, 100),
         *range(WILD + 200, WILD + 3200, 100),
         *range(CUT + 100, CUT + 1100, 100),
+        *range(SLICED + 200, SLICED + 1200, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -258,6 +264,20 @@ def test_oracle_notices_a_wrong_wait_or_cap(pair: tuple[str, str]) -> None:
 )
 def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) -> None:
     assert plain(str(CUT), str(CUT + 60), *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("    return max(own, W.quantum_s)\n", "    return own\n"),  # a short step keeps the GPU no longer than it takes
+        ("            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone gives its GPU away
+        ("        if y.process == n.process and (", "        if False and ("),  # lanes of a process one after the other
+        ("longest = max(longest, gpu_at(S, demand_at(S, d).gpu).round_s)", "longest = gpu_at(S, demand_at(S, d).gpu).round_s"),
+    ],
+)
+def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
+    assert plain(str(SLICED), str(SLICED + 60), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws

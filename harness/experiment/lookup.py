@@ -141,6 +141,7 @@ def config_of(spec: Spec) -> machine.Config:
         mem_fraction=spec.mem_fraction,
         process=spec.process,  # type: ignore[arg-type]  # checked by Spec
         process_bytes=spec.process_bytes,
+        sharing=spec.sharing,  # type: ignore[arg-type]  # checked by Spec
         **links_of(spec),
         noise=spec.noise or 0.0,
         seed=spec.seed,
