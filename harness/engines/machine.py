@@ -62,7 +62,7 @@ class Config:
     watermark: float = 0.01
     mem_fraction: float = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
-    sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: as the system's engine, or one way for all
+    sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0

@@ -102,7 +102,7 @@ class Spec:
     mem_fraction: float = _in(SHARE, 0.90)
     process: str = _of(PROCESSES, "own")  # processes as the system's engine has them, or one a model for all
     process_bytes: int | None = _in(NATURAL, None)  # what each holds beside weights; None: from its parts
-    sharing: str = _of(SHARINGS, "own")  # of a GPU by processes: as the system's engine, or one way for all
+    sharing: str = _of(SHARINGS, "own")  # of a GPU by processes: the system's way, or one for all
     decision_s: float | None = _in(NATURAL, None)  # None: DECISION_S of the system's file
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread
