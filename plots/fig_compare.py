@@ -63,7 +63,7 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    notes = " ".join(part for part in (_notes(frame), style.caps(table), note) if part)
+    notes = " ".join(part for part in (_notes(frame), style.caps(table), style.departs(about), note) if part)
     text = textwrap.fill(style.caption(about, frame["n"], notes), 92)
 
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))

@@ -37,7 +37,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 4.0  # between controls of one x
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-PROCESSES = {"model": "one process each", "own": "own processes"}  # of a row that names them
+WORDS = {  # of what a row names
+    "process": {"model": "one process each", "own": "own processes"},
+    "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
+}
 CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 
@@ -284,7 +287,7 @@ def _xlabel(panel: Mapping[str, Any]) -> str:
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['gpus']} GPUs"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
-    facts += [PROCESSES.get(panel["process"], panel["process"])] if panel.get("process") else []
+    facts += [words[panel[key]] for key, words in WORDS.items() if panel.get(key)]
     return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
 
 
@@ -292,7 +295,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     """The paper, the facts of all figures, what stands still in each row, and what a reader could be misled by."""
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     own = runs[~runs["label"].isin(facts["controls"])]
-    apart = {panel["panel"] for panel in facts["panels"] if panel.get("process")}  # their x label says so
+    apart = {panel["panel"] for panel in facts["panels"] if any(map(panel.get, WORDS))}  # their x label says so
     usual = own[~own["panel"].isin(apart)]
     fits = {key: " and ".join(sorted(x["fit"].dropna().unique())) for key, x in own.groupby("panel", observed=True)
             } if "fit" in own else {}  # fmt: skip
@@ -327,6 +330,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         "Markers without a line: controls, at the ends.",
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
         style.caps(table),
+        style.departs(own),
         *facts["notes"],
         note,
         style.TAILS if "simulated" in set(own["fidelity"]) else "",

@@ -205,6 +205,14 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     return " ".join(part for part in told if part)
 
 
+def departs(runs: pd.DataFrame) -> str:
+    """Say whose engine is not its paper's, and how."""
+    if "departs" not in runs:
+        return ""
+    pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
+    return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
+
+
 def caps(table: pa.Table) -> str:
     """Say which caps of the engine bound more than 1 % of a system's steps, and how many at most."""
     bound = tidy.bound(table)

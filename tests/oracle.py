@@ -59,7 +59,9 @@ class Setup:
     prefill_tokens: int = 16384
     piece_bytes: float = math.inf
     watermark: float = 0.01
-    sharing: Literal["fluid", "none"] = "fluid"
+    sharing: Literal["fluid", "turns", "none"] = "fluid"
+    quantum_s: float = 0.0  # of a turn of a process, at least
+    pairs: bool = False  # prefill and decode of an instance are processes of their own
     memory: Literal["real", "unlimited"] = "real"
     preempt: Literal["recompute", "swap"] = "recompute"
     sigma: float = 0.0
@@ -120,6 +122,8 @@ class Step:
     demand: tuple[float, float]  # compute, HBM at rate 1
     turn: Turn | None
     bound: set[str]  # the engine's caps that kept out what it would else have had
+    process: tuple[Inst, int]
+    turn_s: float  # the step in its process's turn
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -220,6 +224,19 @@ def max_min(steps: Sequence[Step]) -> list[float]:
         level = min(stop.values())
         rates |= {i: level for i in stop if stop[i] == level}
     return [rates[i] for i in range(len(steps))]
+
+
+def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
+    """Rates: the processes of a GPU go round, each for its longest step; within a process all rise together."""
+    longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
+    rates = dict[int, float]()
+    for process in longest:
+        own = [s for s in steps if s.process == process]
+        beside = [{s.process for s in steps if gpu in s.place} for gpu in own[0].place]
+        rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
+        part = longest[process] / max(rounds) if rounds else 1.0
+        rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
+    return [rates[id(s)] for s in steps]
 
 
 class Oracle:
@@ -329,7 +346,9 @@ class Oracle:
                     self.end_turn(lane, why)
                 self.tell()
             steps = list(self.steps.values())
-            rates = max_min(steps) if self.setup.sharing == "fluid" else [s.top for s in steps]
+            rates = {"fluid": max_min(steps), "turns": turns(steps, self.setup.quantum_s)}.get(
+                self.setup.sharing, [s.top for s in steps]
+            )
             for s, rate in zip(steps, rates, strict=True):
                 if rate != s.rate:  # a step whose rate stays keeps its end
                     s.progress, s.since, s.rate = s.progress + (self.now - s.since) * s.rate, self.now, rate
@@ -784,8 +803,9 @@ class Oracle:
         area = sum(c * (r.prefilled + c / 2) for r, c in pieces)
         out = B + sum(r.prefilled + c == r.length for r, c in pieces)
         solo, *demand = price(t, row, B, C, p, len(pieces), area, out)
-        if not pieces:  # demands at the power of two below, so that they change seldom
-            _, *demand = price(t, row, B, 1 << C.bit_length() - 1, 0, 0, 0.0, B)
+        usual = solo
+        if not pieces:  # demands, and its part of a round, at the power of two below, so that they change seldom
+            usual, *demand = price(t, row, B, 1 << C.bit_length() - 1, 0, 0, 0.0, B)
         index = self.ticks[lane[0], 1] if pieces else self.ticks[lane[0], 0] // 64
         solo *= noise(setup.sigma, setup.seed, [*setup.models].index(inst.model), lane[0].tag, lane[1], kind, index)
         top = 1.0
@@ -796,7 +816,10 @@ class Oracle:
         if turn and turn.begun != turn.begun:
             turn.begun = self.now
         demands = demand[0], demand[1]
-        step = Step(place, order.phase, decodes, pieces, solo, top, demands, turn, bound, since=self.now)
+        process = inst, lane[1] if setup.pairs else 0
+        step = Step(
+            place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, since=self.now
+        )
         self.steps[lane], self.fresh = step, True
         for r in decodes + [r for r, _ in pieces]:
             r.step = step

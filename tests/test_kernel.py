@@ -29,7 +29,7 @@ from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefi
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
+from tests.worlds import CUT, HEARD, NEVER, SHAPE, SLICED, TURNED, WILD, World, drive, looped, world
 
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -145,6 +145,11 @@ def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(SLICED, SLICED + 200, 50))
+def test_processes_that_take_turns_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
 def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
     assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
@@ -158,6 +163,7 @@ def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
         *range(TURNED + 120, TURNED + 1120, 100),
         *range(WILD + 200, WILD + 3200, 100),
         *range(CUT + 100, CUT + 1100, 100),
+        *range(SLICED + 200, SLICED + 1200, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -261,6 +267,26 @@ def test_oracle_notices_a_wrong_wait_or_cap(pair: tuple[str, str]) -> None:
 )
 def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) -> None:
     assert plain(str(CUT), str(CUT + 60), *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        (
+            "    return max(own, W.quantum_s)\n",
+            "    return own\n",
+        ),  # a short step keeps the GPU no longer than it takes
+        ("            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone gives its GPU away
+        ("        if y.process == n.process and (", "        if False and ("),  # lanes of a process one after the other
+        (
+            "longest = max(longest, gpu_at(S, demand_at(S, d).gpu).round_s)",
+            "longest = gpu_at(S, demand_at(S, d).gpu).round_s",
+        ),
+    ],
+)
+def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
+    assert plain(str(SLICED), str(SLICED + 60), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
@@ -408,6 +434,42 @@ def test_models_that_share_a_gpu_share_it_equally() -> None:
     S, rho, n, models = 0.5, 0.5, 20_000, 60
     got = latency(one(S, rho / S, n, models=models))
     assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
+
+
+@pytest.mark.parametrize(
+    ("layout", "quantum_s", "ends_s"),
+    [
+        ("model", 0.0, (0.75, 0.75)),  # a round is .25 + .5: one step of each
+        ("model", 0.375, (0.875, 0.875)),  # the shorter keeps the GPU for the quantum: .375 + .5
+        ("model", 1.0, (2.0, 2.0)),
+        ("gpu", 1.0, (0.5, 0.75)),  # one process: nobody to take turns with, so fluid
+    ],
+)
+def test_processes_take_turns_by_step_of_at_least_a_quantum(
+    layout: str, quantum_s: float, ends_s: tuple[float, float]
+) -> None:
+    """Steps of .25 and .5 s begin together; one of .5 s comes when nobody else is left."""
+    w = one(0.25, 1.0, 3, models=2)
+    w.machine.tables.cost["pre0"] = 0.25, 0.5
+    jobs = replace(w.jobs, arrival_s=np.array([0.0, 0.0, 5.0]), model=np.array([0, 1, 1], np.int32))
+    options = {"sharing": "turns", "process": layout}
+    w = replace(w, jobs=jobs, options=options, machine=w.machine._replace(quantum_s=quantum_s))
+    sim, _ = drive(w)
+    assert sim.S.requests["done"].tolist() == pytest.approx([*ends_s, 5.5])
+    assert sim.S.requests["slow"].tolist() == pytest.approx([ends_s[0] - 0.25, ends_s[1] - 0.5, 0.0])
+
+
+def test_a_run_that_says_how_a_gpu_is_shared_says_it_for_all_but_who_leaves_it_out() -> None:
+    w = one(0.5, 1.0, 2, models=2)
+    w = replace(w, jobs=replace(w.jobs, arrival_s=np.zeros(2), model=np.arange(2, dtype=np.int32)))
+    w = replace(w, machine=w.machine._replace(quantum_s=2.0))
+
+    def ends_s(asked: Any, **options: str) -> float:
+        return float(latency(replace(w, config=replace(w.config, sharing=asked), options=options)).max())
+
+    assert ends_s("own") == ends_s("fluid", sharing="turns") == pytest.approx(1.0)
+    assert ends_s("turns") == ends_s("own", sharing="turns") == pytest.approx(4.0)
+    assert ends_s("turns", sharing="none") == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("part", [0.25, 0.5, 1.0])

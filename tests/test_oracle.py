@@ -285,6 +285,26 @@ def test_two_co_runners_at_half_speed() -> None:
     assert [r.done_s for r in alone.requests] == [4 / 64, 8 / 64]
 
 
+@pytest.mark.parametrize(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])
+def test_two_processes_take_turns(quantum: int, turns: tuple[int, int]) -> None:
+    s = setup(sharing="turns", quantum_s=quantum / 64)
+    out = Oracle(s).run(jobs((0.0, "a", 4, 1), (0.0, "b", 8, 2)), resident(A, B))
+    first = sum(turns) / 64  # a step of each, in a round of both turns
+    assert [r.first_s for r in out.requests] == pytest.approx([first, first])
+    assert out.requests[1].done_s == pytest.approx(first + 17 / 64)  # alone, for as long as its step takes
+    assert waits(out.requests[0]) == pytest.approx({"solo": 4 / 64, "slow": first - 4 / 64})
+
+
+def test_lanes_of_a_process_share_its_turn() -> None:
+    script = [*resident(A, B, phase="prefill"), (NEVER, Run(Batch(A), "decode"))]
+    work = jobs((0.0, "a", 4, 3), (0.0, "b", 22, 1), (4 / 64, "a", 8, 1))
+    # a's prompt of 4 beside b's of 22: rounds of 26/64. At 26/64 b's is done, and a's next steps are alone
+    one = Oracle(setup(sharing="turns")).run(work, script).requests
+    assert [r.first_s for r in one] == pytest.approx([26 / 64, 26 / 64, 34 / 64])
+    two = Oracle(setup(sharing="turns", pairs=True)).run(work, script).requests
+    assert two[2].first_s == pytest.approx((26 + 8 + 17) / 64)  # its prompt of 8 and a step of 17 go round
+
+
 def test_demands_of_decodes_are_those_of_a_power_of_two() -> None:
     # a decode step takes C / 4 s and moves 8 + C bytes at 8 bytes/s: 16 / (8 x 2) = 1 at C = 8, 17 / 18 at 9 itself
     cost = {"att0": 0.0, "dec2": 0.25, "pre1": TOKEN, "kbytes": 1.0, "wbytes": 8.0, "hbm": 8.0}

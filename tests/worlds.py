@@ -24,6 +24,7 @@ NEVER = -math.inf
 TURNED = 1_000_000  # worlds from here on run in turns
 WILD = 2_000_000  # and from here on anything happens at any time
 CUT = 3_000_000  # and from here on models are on one, two and four GPUs at a time
+SLICED = 4_000_000  # and from here on processes take turns on a GPU, in worlds of all these kinds
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -54,7 +55,7 @@ class World:
         models, ways = dict[str, ModelSetup](), {}
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
-            foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0)
+            foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
             found = ModelSetup(k, foot, size, size)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
@@ -83,6 +84,8 @@ class World:
             piece_bytes=c.piece_bytes,
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
+            quantum_s=self.machine.quantum_s,
+            pairs=text.get("process") == "pair",
             memory=text.get("memory", "real"),
             preempt=text.get("preempt", "recompute"),
             sigma=c.noise,
@@ -154,6 +157,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= SLICED:
+        return sliced(seed)
     if seed >= TURNED:
         return turned(seed) if seed < WILD else wild(seed, cut=seed >= CUT)
     rng = np.random.default_rng(seed)
@@ -285,6 +290,17 @@ def looped(seed: int) -> World:
     )
     host = w.machine.host._replace(api_out_s=float(rng.choice([0.0, 0.0625])))
     return replace(w, jobs=loop, machine=w.machine._replace(host=host), end_s=min(w.end_s, 60.0))
+
+
+def sliced(seed: int) -> World:
+    """Another world, in which processes take turns on a GPU: one an instance, or one for each of its lanes."""
+    k, rng = seed - SLICED, np.random.default_rng(seed)
+    w = world(k + (0, TURNED, WILD, CUT)[k % 4])
+    options = {**w.options, "sharing": "turns", "process": str(rng.choice(["model", "pair"]))}
+    spec = w.machine.spec  # a second process an instance has room of its own
+    spec = spec._replace(mem_bytes=spec.mem_bytes + len(w.config.models) * (w.config.process_bytes or 0))
+    machine = w.machine._replace(spec=spec, quantum_s=float(rng.choice([0.0, 0.003, 0.02])))
+    return replace(w, options=options, machine=machine, end_s=min(w.end_s, 60.0))
 
 
 def turned(seed: int) -> World:

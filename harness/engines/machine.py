@@ -62,6 +62,7 @@ class Config:
     watermark: float = 0.01
     mem_fraction: float = 0.90
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
+    sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0
@@ -72,12 +73,13 @@ class Config:
 
 
 class Machine(NamedTuple):
-    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs."""
+    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs, a quantum."""
 
     tables: Tables
     spec: quantities.GpuSpec
     ladder: Mapping[str, quantities.Way]
     host: quantities.HostProfile
+    quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
 
 
 def machine(config: Config) -> Machine:
@@ -91,6 +93,7 @@ def machine(config: Config) -> Machine:
         spec._replace(**links),
         quantities.ladder(config.gpu),
         quantities.host(config.host, config.gpu),
+        quantities.quantum_s(),
     )
 
 
@@ -112,14 +115,14 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
     """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
     processes = [(_parts(config, m), m.tp) for m in config.models]
-    return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, _layout(config, layout))
+    return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, laid_out(config, layout))
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
     """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
     every = {m.name: _parts(config, m) for m in config.models}
     at, own = _parts(config, model), every[model.name]
-    held = process.process_bytes(at, own, list(every.values()), _layout(config, layout))
+    held = process.process_bytes(at, own, list(every.values()), laid_out(config, layout))
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 
@@ -130,7 +133,8 @@ def _parts(config: Config, model: Served) -> process.Parts:
     return process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
 
 
-def _layout(config: Config, layout: process.Layout) -> process.Layout:
+def laid_out(config: Config, layout: process.Layout) -> process.Layout:
+    """The processes that there are, of a system whose engine has this layout."""
     if config.process == "model":
         return "kept" if layout == "gpu" else "model"
     return layout

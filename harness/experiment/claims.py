@@ -68,7 +68,8 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
-            anywhere = panel["row"] + 1 if panel.get("process") else 0  # the papers' rows have processes of their own
+            apart = panel.get("process") or panel.get("sharing")  # the papers' rows have engines of their own
+            anywhere = panel["row"] + 1 if apart else 0
             if claim.row not in {anywhere, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
             here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])

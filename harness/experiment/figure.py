@@ -21,6 +21,9 @@ AXES = ("rate_scale", "slo_scale", "gpus", "models")
 WORDS = ("reached", "never")
 
 
+MACHINES = ("process", "sharing")  # what a row may have of its own, as words
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """Panels that share what runs along x; the others of rate, SLO scale, GPUs and number of models stand still."""
@@ -34,6 +37,7 @@ class Row:
     traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
     systems: tuple[str, ...] = ()  # of the figure's, its first among them; none: all
     process: str = ""  # processes on a GPU, as in a spec; "": the figure's
+    sharing: str = ""  # of a GPU by processes, as in a spec; "": the figure's
 
     def along(self, full: bool = False) -> tuple[Any, ...]:
         """What is asked for along the axis; no rates: they are searched."""
@@ -94,6 +98,7 @@ class Figure:
     host: str = "vllm-0.15"  # costs of the engine's host side
     process: str = "own"  # how many processes hold memory beside weights, as in a spec; so the bytes and rates below
     process_bytes: int | None = None
+    sharing: str = "own"  # of a GPU by processes, as in a spec
     pcie_gbps: float | None = None
     nvlink_gbps: float | None = None
     net_gbps: float | None = None
@@ -174,7 +179,7 @@ def figure(name: str) -> Figure:
 
 def _row(i: int, data: Mapping[str, Any]) -> Row:
     lists = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
-    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis", "process") if key in data}})
+    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis", *MACHINES) if key in data}})
     if row.axis not in AXES:
         raise UserError(f'row {i}: axis is "{row.axis}"{meant(row.axis, AXES)} ({", ".join(AXES)})')
     for key in ("gpus", "slo_scale", "rate_scale"):
@@ -197,9 +202,10 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
     return claim
 
 
-def _process(i: int, asked: Any) -> None:
+def _known(i: int, asked: Mapping[str, str]) -> None:
+    """UserError where a row asks for processes, or their way of sharing, that no spec has."""
     try:
-        from_dict({"system": "", "process": asked})
+        from_dict({"system": "", **asked})
     except UserError as error:
         raise UserError(f"row {i}: {error}") from None
 
@@ -211,8 +217,7 @@ def _whole(found: Figure) -> None:
     if len(found.titles) not in {0, len(found.traces)}:
         raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):
-        if row.process:
-            _process(i, row.process)
+        _known(i, {key: asked for key in MACHINES if (asked := getattr(row, key))})
         if len(row.traces) not in {0, len(found.traces)}:
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
         if unknown := next((one for one in row.systems if one not in found.systems), None):

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.experiment.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
 from harness.experiment.compare import AA
+from harness.experiment.figure import MACHINES
 from harness.experiment.reproduce import Reproduced
+from harness.experiment.sentences import departures
 from harness.report import table
 from harness.rows import statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
@@ -24,6 +26,7 @@ def lines(found: Reproduced) -> Iterator[str]:
     for row in sorted({panel["row"] for panel in found.about["panels"]}):
         yield from _block(found, [panel for panel in found.about["panels"] if panel["row"] == row])
         yield ""
+    yield from departures(found.table)
     yield from _claims(found)
     yield from _copies(found)
 
@@ -36,8 +39,8 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
     level = f"{100 * about['level']:g} %"
     holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
-    processes = f", processes: {process}" if (process := panels[0].get("process")) else ""
-    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{processes})"
+    machine = "".join(f", {key}: {word}" for key in MACHINES if (word := panels[0].get(key)))
+    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{machine})"
     given = axis != "rate_scale"
     head = ["trace", "models", *["req/s each" if axis == "models" else "req/s"] * given, "system"]
     head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %")]

@@ -141,6 +141,7 @@ def config_of(spec: Spec) -> machine.Config:
         mem_fraction=spec.mem_fraction,
         process=spec.process,  # type: ignore[arg-type]  # checked by Spec
         process_bytes=spec.process_bytes,
+        sharing=spec.sharing,  # type: ignore[arg-type]  # checked by Spec
         **links_of(spec),
         noise=spec.noise or 0.0,
         seed=spec.seed,
@@ -209,3 +210,14 @@ def assemble(spec: Spec) -> tuple[system.System, engines.Engine]:
     if (found.cluster.gpus, found.cluster.models) != (cluster.gpus, cluster.models):
         policy = system.build(make, found.cluster, keywords)  # options decide the pages and processes it may know of
     return policy, found
+
+
+def departs(spec: Spec, options: Mapping[str, Option]) -> str | None:
+    """How the engine of a run is not that of its system's paper; None where it is, or the paper needs none of its own.
+
+    A system whose `options` name a way of sharing needs it; "none" is kept whatever a run says.
+    """
+    own = options.get("sharing", "none")
+    if own == "none" or spec.sharing in ("own", own):
+        return None
+    return f"its paper has sharing={own}, this run sharing={spec.sharing}"

@@ -159,6 +159,7 @@ class Grid:
             window_s=panel.window_s if cut else None,
             warmup_s=self.figure.warmup_s if cut else None,
             process=row.process or entry.spec.process,
+            sharing=row.sharing or entry.spec.sharing,
         )
         if not traits(spec).reads_slo:  # one run for all scales of the row: it drains as long as the largest needs
             scales = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
@@ -219,6 +220,7 @@ class Grid:
             "note": trace.note,
             "models": panel.name,
             "process": row.process,
+            "sharing": row.sharing,
             "count": None if sized else panel.size,
             "gpus": None if row.axis == "gpus" else row.gpus[0],
             "slo_scale": None if row.axis == "slo_scale" else row.slo_scale[0],

@@ -10,7 +10,17 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, served_of, trace_of
+from harness.experiment.lookup import (
+    assemble,
+    blamed,
+    cluster_of,
+    departs,
+    engine_of,
+    fit_of,
+    models_of,
+    served_of,
+    trace_of,
+)
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
@@ -143,6 +153,8 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
             with blamed(spec):
                 policy, engine = assemble(spec)
                 stack.callback(engine.close)
+                if said := departs(spec, policy.options):
+                    about["departs"] = said
                 end_s = float("inf") if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
                 outcome = replay(
                     policy, engine, jobs, end_s=end_s, decision_s=spec.decision_s or 0.0,

@@ -18,7 +18,7 @@ from harness.policy.types import Inst, Unsupported
 from harness.report import table
 from harness.report.commands import again, explain_command, short_path
 from harness.report.table import View
-from harness.rows import record
+from harness.rows import record, tidy
 from harness.rows.checked import checked, note
 from workloads.build import closed, idle_to_swap, plan
 
@@ -41,9 +41,10 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
         fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
+    machine = f" · {said}" if (said := tidy.machine(as_dict(spec))) else ""
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'} · {fidelity} · "
+        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
         f"SLO {found.judge.rule}{base} · {seeds}{plans}"
     )
     rates = ", ".join(f"{rate:g}" for rate in found.rates)
@@ -76,6 +77,7 @@ def _name(text: str) -> str:
 def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     """What stands under the table: who is not in it, what qualifies it, and what it says."""
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    yield from departures(found.table)
     yield from _refused(found, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
@@ -93,6 +95,11 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
 def failures(failed: Mapping[str, str]) -> list[str]:
     """One line a system that left a comparison: what its policy did."""
     return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def departures(rows: pa.Table) -> list[str]:
+    """One line a label whose engine is not its paper's."""
+    return [line.replace("departs:", "not as published:", 1) for line in _gone(rows, "departs")]
 
 
 def _gone(rows: pa.Table, column: str) -> list[str]:
@@ -156,6 +163,7 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
         "rates": found.rates,
         "seeds": found.seeds,
         "folder": str(found.folder),
+        "departs": departures(found.table),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": failures(found.failed),

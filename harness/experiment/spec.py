@@ -25,8 +25,9 @@ SCALINGS = ("none", "rotate", "replicate", "time", "clients")
 PLANS = ("trace", "prefix")
 WORKLOADS = ("trace", "base")
 PROCESSES = ("own", "model")
+SHARINGS = ("own", "fluid", "turns")
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
-MACHINE = ("gpu", "host", "process", "process_bytes", *LINKS)  # what a figure may name
+MACHINE = ("gpu", "host", "process", "process_bytes", "sharing", *LINKS)  # what a figure may name
 HASH_CHARS = 8
 
 
@@ -101,6 +102,7 @@ class Spec:
     mem_fraction: float = _in(SHARE, 0.90)
     process: str = _of(PROCESSES, "own")  # processes as the system's engine has them, or one a model for all
     process_bytes: int | None = _in(NATURAL, None)  # what each holds beside weights; None: from its parts
+    sharing: str = _of(SHARINGS, "own")  # of a GPU by processes: the system's way, or one for all
     decision_s: float | None = _in(NATURAL, None)  # None: DECISION_S of the system's file
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread
@@ -149,6 +151,8 @@ def as_dict(spec: Spec) -> dict[str, Any]:
         del plain["measured_on"]  # a simulated run is the same wherever it is made
     if spec.served is None:
         del plain["served"]  # as it was before there was a choice
+    if spec.sharing == "own":
+        del plain["sharing"]  # the same
     return plain | {
         "fields": dict(spec.fields),
         "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},

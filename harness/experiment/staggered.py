@@ -9,6 +9,8 @@ vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
 The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted here (`fit`)
 on the first instance of elastic memory at the peaks of `ALONE`, which is by itself nearly all of its time. What a
 process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an interval.
+The models are plain processes, without MPS, so they take turns on the card (`sharing=turns`); the quantum of a turn is
+what explains the TPOT of all instances at the peak of `BESIDE`, where steps are the shortest (`fit_quantum`).
 Nothing else is fitted, least of all the reserve and the size of pages.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,7 +32,7 @@ from harness.engines.costs import coefficients, quantities
 from harness.engines.machine import Config, Served, machine
 from harness.loop import system
 from harness.loop.replay import replay
-from harness.policy.types import GIB, Jobs, Option, Plan, UserError
+from harness.policy.types import GIB, Jobs, Plan, UserError
 from traces.ramps import ramps
 from workloads.models import shape
 
@@ -43,6 +45,8 @@ METRICS = {"mean_ttft_s": "mean_ttft_ms", "median_ttft_s": "median_ttft_ms", "p9
 MODEL, MODELS, PROMPT, CAP = "qwen-2.5-7b", 6, 256, 1024
 GPU, HOST = "mi300x", "vllm-0.14"
 ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
+BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
+TPOT_PEAKS = (("elastic", 5), ("elastic", 25), ("elastic", 33), ("static", 25))
 FEW = range(25, 30)  # ... and of the static split: the first one's queue has gone before its neighbours count
 LOW_S = 1.0  # a P99 or median TTFT above it is congestion
 AIM = 0.30  # of the static split's mean TTFT at:
@@ -114,31 +118,34 @@ def ours(
     *,
     models: int = MODELS,
     host: quantities.HostProfile | None = None,
-    options: Mapping[str, Option] | None = None,
+    sharing: Literal["turns", "fluid"] = "turns",
+    quantum_s: float | None = None,
 ) -> pd.DataFrame:
     """Replay a peak under `static` or `elastic`: a row an instance, with `METRICS`.
 
     Fewer `models` than were there leave the later ones out. A `host` replaces the committed profile, in steps without
-    noise, and `options` change the engine's.
+    noise, and a `quantum_s` the committed one.
     """
     its = shape(MODEL)
     names = tuple(f"m{k}" for k in range(1, MODELS + 1))
     plan = {m: Plan(peak / 2, PROMPT, output, "ramps") for m in names}
     config = Config(
         tuple(Served(m, its) for m in names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192, mem_fraction=0.90,
-        process_bytes=round(process_bytes), noise=quantities.noise(GPU, HOST), plan=plan,
+        process_bytes=round(process_bytes), sharing=sharing, noise=quantities.noise(GPU, HOST), plan=plan,
     )  # fmt: skip
     priced = machine(config)
     if host is not None:
         config = replace(config, noise=0.0)
         tables = coefficients.coefficients([(its, 1)] * MODELS, quantities.quantities(GPU), priced.spec, host)
         priced = priced._replace(tables=tables, host=host)
+    if quantum_s is not None:
+        priced = priced._replace(quantum_s=quantum_s)
     load = ramps(peak, models, PROMPT, CAP, output)
     never = np.full(len(load.arrival_s), np.inf)
     jobs = Jobs(names, load.arrival_s, load.model, load.prompt_tokens, load.output_tokens, never, never)
     make: Any = system.find(name)
-    asked = make(sim.make(config, {}, priced).cluster, **FIELDS[name]).options
-    engine = sim.make(config, {**asked, **(options or {})}, priced)
+    options = make(sim.make(config, {}, priced).cluster, **FIELDS[name]).options
+    engine = sim.make(config, options, priced)
     replay(make(engine.cluster, **FIELDS[name]), engine, jobs)
     return _measures(pa.Table.from_batches(engine.rows())).assign(system=name, peak=peak)
 
@@ -192,6 +199,17 @@ def fit(measured: pd.DataFrame) -> quantities.HostProfile:
     return with_(least_squares(residuals, np.ones(3), diff_step=np.full(3, 0.03), max_nfev=12).x)
 
 
+def fit_quantum(measured: pd.DataFrame) -> float:
+    """The quantum, to a tenth of a millisecond, whose TPOTs come nearest to all instances of elastic memory."""
+    output, want = mean_output(measured), tpot_s(measured.assign(who="measured"), "measured", "elastic", BESIDE)
+
+    def error(ms: float) -> float:
+        got = ours("elastic", BESIDE, output, GIB, quantum_s=ms / 1e3).assign(who="ours")
+        return float(np.square(np.log(tpot_s(got, "ours", "elastic", BESIDE) / want)).mean())
+
+    return min((k / 10 for k in range(1, 201)), key=error) / 1e3
+
+
 def process(measured: pd.DataFrame) -> Interval:
     """Bytes that a process holds beside weights: those that give the static split's first mean TTFT, by peak."""
     output, found = mean_output(measured), []
@@ -206,25 +224,23 @@ def process(measured: pd.DataFrame) -> Interval:
 
 
 def points(measured: pd.DataFrame, held: Interval, tell: Tell | None = None) -> pd.DataFrame:
-    """Measured and ours: the columns of `ours`, and `who`: measured, ours, low, high (of `held`), alone.
+    """Measured and ours: the columns of `ours`, and `who`: measured, ours, low, high (of `held`), fluid.
 
-    `alone` is ours without what neighbours on the GPU cost each other (`sharing=none`).
+    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns.
     """
     output = mean_output(measured)
     cases = measured[["system", "peak"]].drop_duplicates().itertuples(index=False)
     todo = [
-        (name, peak, who, size, options)
+        (name, peak, who, size)
         for name, peak in cases
-        for who, size, options in (
-            ("ours", held.mean, {}), ("low", held.low, {}), ("high", held.high, {}),
-            ("alone", held.mean, {"sharing": "none"}),
-        )
-    ]  # fmt: skip
+        for who, size in (("ours", held.mean), ("low", held.low), ("high", held.high), ("fluid", held.mean))
+    ]
     parts = [measured.drop(columns=["requests", "output_tokens"]).assign(who="measured")]
-    for done, (name, peak, who, size, options) in enumerate(todo):
+    for done, (name, peak, who, size) in enumerate(todo):
         if tell is not None:
             tell(done, len(todo))
-        parts.append(ours(name, peak, output, size, options=options).assign(who=who))
+        sharing: Literal["turns", "fluid"] = "fluid" if who == "fluid" else "turns"
+        parts.append(ours(name, peak, output, size, sharing=sharing).assign(who=who))
     if tell is not None:
         tell(len(todo), len(todo))
     return pd.concat(parts, ignore_index=True)
@@ -237,6 +253,12 @@ def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
     """Over all instances, which were asked equally often."""
     own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
     return float(own["mean_ttft_s"].mean())
+
+
+def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
+    """The mean TPOT of each instance, in their order."""
+    own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
+    return own.sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
 def congested(frame: pd.DataFrame, who: str, peak: int) -> int:
@@ -256,14 +278,16 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
     there = set(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     gib = " GiB beside weights [".join((f"{held.mean / GIB:.1f}", f"{held.low / GIB:.1f} - {held.high / GIB:.1f}]"))
     card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to these rows"
-    lines = [f"{MODELS} x {MODEL} on {card}; processes hold {gib}"]
+    lines = [
+        f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and take turns of {1e3 * quantities.quantum_s():g} ms"
+    ]
 
     def said(name: str, peak: int) -> str:
-        got, low, high, alone = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "alone"))
+        got, low, high, fluid = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "fluid"))
         want = mean_ttft_s(frame, "measured", name, peak)
         return (
             f"{name} mean TTFT at peak {peak}: measured {want:.1f} s, ours {got:.1f} [{min(low, high):.1f} - "
-            f"{max(low, high):.1f}], without interference {alone:.1f}"
+            f"{max(low, high):.1f}], fluid {fluid:.1f}"
         )
 
     missed = 0
@@ -281,12 +305,14 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
                 f" {verdict(abs(got - want) <= 1)} (within 1)"
             )
     lines += [f"{said('elastic', peak)}: no aim" for peak in REPORTED if ("elastic", peak) in there]
+    for name, peak in TPOT_PEAKS:
+        if (name, peak) in there:
+            each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
+            said_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in one)}" for who, one in each.items())
+            lines.append(f"{name} TPOT at peak {peak}, by instance: {said_ms} ms: no aim")
     lines.append(f"elastic knee: measured {knee(frame, 'measured')}, ours {knee(frame, 'ours')}: no aim")
     if missed:
-        lines.append(
-            "not modelled here: processes without MPS take turns on a GPU, and do not share it fluidly; kvcached keeps"
-            " up to 20 freed pages mapped in each process, not 5"
-        )
+        lines.append("not modelled here: kvcached keeps up to 20 freed pages mapped in each process, not 5")
     return lines
 
 
@@ -302,3 +328,4 @@ if __name__ == "__main__":
         rows = read(file)
         host = fit(rows)
         print({name: float(f"{getattr(host, name):.3g}") for name in ("scale_decode", "scale_prefill", "api_in_s")})
+        print({"quantum_s": fit_quantum(rows)})

@@ -78,6 +78,7 @@ RUN_SCHEMA = [
     ("tier", _WORD),
     ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
     ("fidelity", _WORD),
+    ("departs", _WORD),  # how its engine is not its paper's; null: as published
     ("skipped", _WORD),  # reason; its rows have no value
     ("infeasible", _WORD),  # reason; its attainment is 0
 ]
@@ -94,12 +95,16 @@ TABLE_SCHEMA = pa.schema(
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
 
 
+SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
+
+
 def machine(spec: Mapping[str, Any]) -> str | None:
     """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held = spec.get("process_bytes")
     facts = [
         "one process a model for all" if spec.get("process") == "model" else "",
+        SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
         *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
     ]
@@ -134,6 +139,7 @@ def score(run: Run, *, by_model: bool = True) -> pa.Table:
         "fit": run.meta.get("fit"),
         "machine": machine(spec),
         "fidelity": run.meta.get("fidelity"),
+        "departs": run.meta.get("departs"),
         "skipped": skipped,
         "infeasible": infeasible,
     }

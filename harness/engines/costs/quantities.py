@@ -228,6 +228,11 @@ def noise(kind: str, host: str) -> float:
     return float(_host(host, kind).get("sigma", sigma.get(_kind(kind), sigma["other"])["value"]))
 
 
+def quantum_s() -> float:
+    """Seconds that a process keeps a GPU at least, where plain processes take turns on it."""
+    return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
+
+
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
     """Every quantity that `tables` with the same arguments rests on."""
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)

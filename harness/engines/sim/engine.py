@@ -26,6 +26,7 @@ from harness.engines.machine import (
     cluster,
     footprint_bytes,
     granule_bytes,
+    laid_out,
     machine,
     memory,
     priced_models,
@@ -103,13 +104,15 @@ class Sim:
         self.offers: Mapping[str, tuple[Option, ...]] = {
             "kv": ("paged", "elastic"),
             "preempt": ("recompute", "swap"),
-            "sharing": ("fluid", "none"),
+            "sharing": ("fluid", "turns", "none"),
             "memory": ("real", "unlimited"),
             "process": process.LAYOUTS,
         }
         self._elastic = options.get("kv", "paged") == "elastic"
         layout: Any = options.get("process", "model")
         self._layout: process.Layout = layout
+        own = options.get("sharing", "fluid")
+        self._sharing = own if config.sharing == "own" or own == "none" else config.sharing
         self.cluster = cluster(config, self._elastic, self._machine, self._layout)
         self._memory = memory(config, self._machine.spec, self._layout)
         self._ways = self._machine.ladder
@@ -163,7 +166,10 @@ class Sim:
         w["formed_s"], w["end"] = -math.inf, math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
-        w["alone"] = options.get("sharing", "fluid") == "none"
+        w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
+        w["sliced"] = (
+            self._sharing == "turns" and laid_out(c, self._layout) != "gpu"
+        )  # one process has no turns to take
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus
@@ -280,6 +286,7 @@ class Sim:
         for slot in (0, 1):
             k = first + slot * len(places)
             N["demand"][slot - 2] = k if places else -1
+            N["process"][slot - 2] = 2 * i + slot * (laid_out(self.config, self._layout) == "pair")
             D["gpu"][k : k + len(places)] = places
             D["next"][k : k + len(places)] = [*range(k + 1, k + len(places)), -1][: len(places)]
         S.put(batches=B, lanes=N, demands=D)

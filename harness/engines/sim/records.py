@@ -16,6 +16,7 @@ WORLD = record(
     formed_s         f8   s         the latest instant at which lanes were formed
     watermark        f8   ratio     of an account's KV blocks: kept free when a prompt is let in beside others
     sigma            f8   ratio     standard deviation of the noise on a step's time
+    quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
     round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
     gpus             i8   address   GPU
@@ -48,6 +49,7 @@ WORLD = record(
     log_tokens       i8   flag      token times are asked for
     unlimited        i8   flag      memory never runs short
     alone            i8   flag      lanes of a GPU do not slow each other down
+    sliced           i8   flag      processes of a GPU run one at a time, a slice each in a round; else all at once
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
     block_tokens     i8   tokens    of a KV block
@@ -111,6 +113,7 @@ GPU = record(
     kv_byte_s      f8  bytes*s   of KV held, up to `kv_since`
     kv_since       f8  s         when its KV last changed
     level          f8  ratio     the common rate of lanes at which it is used up, while rates are shared out
+    round_s        f8  s         in which each process that is busy on it has a slice, while rates are shared out
     head           i8  row       of LANE: the first busy in the pool
     lane           i8  row       of LANE: whose step ends first in the pool
     touched        i8  flag      the pool's rates are to be shared out again
@@ -235,6 +238,7 @@ LANE = record(
     end            f8  s         when the step or span ends at this rate
     started_s      f8  s         when it began
     max_rate       f8  ratio     its rate when nobody competes
+    slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
     new_rate       f8  ratio     its rate once all are shared out
     quota          f8  s         of a turn; infinite: it is a turn of steps
     turn_began     f8  s         when the turn's first step began
@@ -262,6 +266,7 @@ LANE = record(
     ran            i8  steps     of the lane that are over
     own            i8  bits      BY_*: caps on a step that are the engine's own, not the order's
     bound          i8  bits      BY_*: the engine's own caps that bind the step in flight
+    process        i8  number    of the process that runs it: the slices of a round are each process's
     demand         i8  row       of DEMAND: the first of its list: each GPU of its instance in order, then any others
     """
 )

@@ -225,8 +225,9 @@ def demand_on(S: int, lane: int, g: int) -> int:
 
 
 @jit
-def ask(S: int, lane: int, compute: float, hbm: float) -> None:
-    """Demand as much of each GPU of a lane's instance."""
+def ask(S: int, lane: int, solo: float, compute: float, hbm: float) -> None:
+    """Demand as much of each GPU of a lane's instance, and a slice of as many solo seconds."""
+    lane_at(S, lane).slice_s = solo
     d = lane_at(S, lane).demand
     for _ in range(inst_at(S, batch_at(S, lane >> 1).inst).gpu_count):
         demand_at(S, d).compute = compute
@@ -258,7 +259,7 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 @jit
 def share(S: int, p: int) -> None:
-    """Max-min: raise all rates of a pool together; a lane stops at its cap or where a GPU is used up."""
+    """Share the GPUs of a pool out to its lanes."""
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
@@ -267,13 +268,87 @@ def share(S: int, p: int) -> None:
         while lane >= 0:
             set_rate(S, lane, lane_at(S, lane).max_rate)
             lane = lane_at(S, lane).next
-        next_end(S, p)
-        return
-    left = P.lanes
-    lane = P.head
+    elif W.sliced:
+        take_turns(S, p)
+    else:
+        lane = P.head
+        while lane >= 0:
+            lane_at(S, lane).frozen = 0
+            lane = lane_at(S, lane).next
+        raise_rates(S, p, P.lanes)
+        lane = P.head
+        while lane >= 0:
+            set_rate(S, lane, lane_at(S, lane).new_rate)
+            lane = lane_at(S, lane).next
+    next_end(S, p)
+
+
+@jit
+def slice_of(S: int, p: int, lane: int) -> float:
+    """The slice of a lane's process in a round if its own step takes longest there; else 0, as another lane has it."""
+    W = world(S)
+    n = lane_at(S, lane)
+    own = n.slice_s / n.max_rate
+    x = gpu_at(S, p).head
+    while x >= 0:
+        y = lane_at(S, x)
+        if y.process == n.process and (y.slice_s / y.max_rate > own or (y.slice_s / y.max_rate == own and x < lane)):
+            return 0.0
+        x = y.next
+    return max(own, W.quantum_s)
+
+
+@jit
+def take_turns(S: int, p: int) -> None:
+    """Give each process of a pool its steps' share of a round, on the GPU with the longest; its lanes share that.
+
+    Max-min within a process, as if it were alone. One without others on its GPUs has them all the time.
+    """
+    W = world(S)
+    for g in range(W.n_gpus):
+        if gpu_at(S, g).pool == p:
+            gpu_at(S, g).round_s = 0.0
+    lane = gpu_at(S, p).head
     while lane >= 0:
-        lane_at(S, lane).frozen = 0
+        turn = slice_of(S, p, lane)
+        d = lane_at(S, lane).demand
+        while d >= 0:
+            gpu_at(S, demand_at(S, d).gpu).round_s += turn
+            d = demand_at(S, d).next
         lane = lane_at(S, lane).next
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        turn = slice_of(S, p, lane)
+        if turn > 0.0:
+            longest = turn
+            d = n.demand
+            while d >= 0:
+                longest = max(longest, gpu_at(S, demand_at(S, d).gpu).round_s)
+                d = demand_at(S, d).next
+            part = n.slice_s / n.max_rate / longest if longest > turn else 1.0
+            left = 0
+            x = gpu_at(S, p).head
+            while x >= 0:
+                y = lane_at(S, x)
+                y.frozen = int(y.process != n.process)
+                y.new_rate = 0.0
+                left += 1 - y.frozen
+                x = y.next
+            raise_rates(S, p, left)
+            x = gpu_at(S, p).head
+            while x >= 0:
+                if lane_at(S, x).process == n.process:
+                    set_rate(S, x, lane_at(S, x).new_rate * part)
+                x = lane_at(S, x).next
+        lane = n.next
+
+
+@jit
+def raise_rates(S: int, p: int, left: int) -> None:
+    """Max-min: raise the rates of a pool's `left` lanes not yet frozen; each stops at its cap or where a GPU is full."""
+    W = world(S)
+    P = gpu_at(S, p)
     while left > 0:
         level = INF
         lane = P.head
@@ -301,11 +376,6 @@ def share(S: int, p: int) -> None:
                     n.frozen = 1
                     left -= 1
             lane = n.next
-    lane = P.head
-    while lane >= 0:
-        set_rate(S, lane, lane_at(S, lane).new_rate)
-        lane = lane_at(S, lane).next
-    next_end(S, p)
 
 
 @jit

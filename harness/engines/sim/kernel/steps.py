@@ -366,7 +366,7 @@ def form(S: int, T: Tables, lane: int) -> None:
         C = float(B.context) if run > 0 else 0.0
         solo = step_s(T, c, run, C, tokens, pieces, area, out)
         compute = (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
-        ask(S, lane, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo)))
+        ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo)))
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
         B.prefills += 1
@@ -430,7 +430,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     q = power_below(B.context)
     solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
     compute = (k.fl_tok * run) / (k.flops * solo)
-    ask(S, lane, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo)))
+    ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
         steps = min(steps, n.turn_max - n.turn_steps)
