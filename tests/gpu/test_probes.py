@@ -209,7 +209,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Memory]:
     monkeypatch.setattr(llama, "reference", lambda a, layer: torch.ones_like(a.q).float())
     monkeypatch.setattr(llama.Attend, "run", launched)
     monkeypatch.setattr(rig, "DEVICE", "cpu")
-    monkeypatch.setattr(rig, "DIMS", DIMS)
+    monkeypatch.setattr(llama, "DIMS", DIMS)
     monkeypatch.setattr(rig, "LARGE", 64 * KIB)
     monkeypatch.setattr(rig, "MIB", 4 * KIB)
     for module in (rig, memory, sharing):
