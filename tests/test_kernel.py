@@ -25,7 +25,7 @@ from harness.policy.events import Done, Event, Finished, Preempted, Prefilled, T
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle
-from tests.worlds import CUT, HEARD, NEVER, SHAPE, TURNED, WILD, World, drive, looped, world
+from tests.worlds import CUT, HEARD, NEVER, SHAPE, SHARED, TURNED, WILD, World, drive, looped, world
 
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
 END_S = 60.0
@@ -77,6 +77,8 @@ def apart(w: World) -> list[str]:
         if (got, int(r["made"]), int(r["preemptions"])) != (q.state, q.made, q.preemptions):
             want_ = f"{q.state}, {q.made} made, {q.preemptions} times preempted"
             found.append(f"request {q.id} is {got}, {r['made']} made, {r['preemptions']} times preempted; not {want_}")
+        if int(r["found"]) != q.found:
+            found.append(f"request {q.id} found {r['found']} tokens, not {q.found}")
         for name, at in (("admit", q.admit_s), ("first", q.first_s), ("done", q.done_s)):
             if not same(float(r[name]), at):
                 found.append(f"request {q.id} {name} at {r[name]}, not {at}")
@@ -111,8 +113,13 @@ def test_wild_worlds_are_the_oracles(first: int) -> None:
 
 
 @pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
-def test_closed_loops_and_cached_prompts_are_the_oracles(first: int) -> None:
+def test_closed_loops_are_the_oracles(first: int) -> None:
     assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
+
+
+@pytest.mark.parametrize("first", range(SHARED, SHARED + 400, 50))
+def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
 @pytest.mark.slow
