@@ -793,8 +793,8 @@ class Oracle:
             if r.blocks == 0 and self.never(batch.inst, need):
                 self.finish(r, "failed")
                 continue
-            new = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
-            if stop := r.blocks == 0 and not self.fits(batch.inst, new):
+            asked = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
+            if stop := r.blocks == 0 and not self.fits(batch.inst, asked):
                 break
             if r.blocks == 0:
                 self.shed(batch.inst)
@@ -819,7 +819,9 @@ class Oracle:
         lost = False
         while True:
             short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
-            gone = sum(r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst)
+            gone = sum(
+                r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst
+            )
             if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
                 break
             if self.fits(batch.inst, len(short) - gone, growth=True):
@@ -906,7 +908,12 @@ class Oracle:
                 self.weights[inst] = "draining" if drain else "leaving"
                 self.empty_leaving()
             case Limit(model, gpu, kv_bytes):
+                accounts = dict.fromkeys(a for a, _ in self.line if a.model == model and gpu in on(a))
+                for account in accounts:
+                    self.shed(account)
                 self.limits[model, gpu] = kv_bytes
+                for account in accounts:
+                    self.shed(account)
             case Admit(str() as model, batch) if model == batch.inst.model:
                 self.batches.setdefault(batch, len(self.batches))
                 self.routes[model] = batch

@@ -45,7 +45,6 @@ from harness.policy.types import (
     Phase,
     Prefix,
     Request,
-    UserError,
 )
 from harness.policy.view import BatchState, KvState, RequestState, View, Weights
 
@@ -328,14 +327,13 @@ class Sim:
         """Keep a prefix cache of each model's ids in each of its accounts on GPUs."""
         S, tokens = self.S, self.config.block_tokens
         if prefix.block_tokens % tokens:
-            raise UserError(
-                f"block_tokens is {tokens}: no prefix cache for ids of blocks of {prefix.block_tokens} tokens; take a "
-                "divisor, or --no-prefix-cache"
+            raise ValueError(
+                f"block_tokens, {tokens}, is no divisor of the {prefix.block_tokens} that an id stands for"
             )
         R["ids"], R["chain"] = np.diff(prefix.offsets), prefix.offsets[:-1]
         chains, owner = np.zeros(len(prefix.ids), records.CHAIN), np.repeat(model, R["ids"])
         for k in range(len(self._model)):
-            found, chains["id"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
+            found, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
             self._ids.append(len(found))
         S.s["reuse"], S.s["id_blocks"] = 1, prefix.block_tokens // tokens
         S.put(chains=chains, entries=np.zeros(len(R), records.ENTRY))

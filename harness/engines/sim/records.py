@@ -331,15 +331,15 @@ ACTION = record(
 CHAIN = record(
     """A leading block of a prompt, in the blocks of the trace; those of a request lie in a row.
 
-    id             i8  number    of its content and of all before it, counted from 0 for each model
+    entry          i8  number    of its id among those of its model, from 0: which of an account's entries it is
     """
 )
 
 ENTRY = record(
-    """KV that outlives its request: the leading blocks of an id in an account, or blocks without id that a request left.
+    """Cached KV of an account: the leading blocks of an id, or the private blocks that a request left.
 
-    The first rows are of requests, in their order: what each left that no other can use, which keeps its place among
-    what is cached until that is needed. Behind them each account has a row for each id of its model.
+    The first rows are of requests, in their order. No prompt finds private blocks, but they are forgotten in their
+    turn, as an engine's own pool has it. Behind them each account has a row for each id of its model.
 
     inst           i8  row       of INST: the account
     blocks         i8  blocks    of it that are there, from the first on

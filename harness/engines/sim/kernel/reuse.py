@@ -1,10 +1,12 @@
-"""The prefix cache: what requests leave in free memory, what later prompts find of it, and what goes first.
+"""The prefix cache: what requests leave in free memory, what later prompts find of it, and what is forgotten first.
 
 As in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at 002f349): a
-prompt's blocks can be found from the step on that is to fill them; who leaves gives them back last block first; what was
-given back first goes first. Memory in use is what somebody holds, blocks that several hold once. What nobody holds is
-no part of it and lies in what is free, so that it never keeps anybody waiting. It is brought within that, by `shed`,
-only before a prompt looks for hits and before memory in use shrinks: in between it could only have to be less.
+prompt's blocks can be found from the step on that is to fill them; a request frees its blocks from the last to the
+first; of blocks that nobody holds, those freed first are forgotten first.
+
+Memory in use is what requests hold, and a block that several hold counts once. What nobody holds lies in free memory:
+it keeps nobody waiting and is forgotten before anybody is preempted. `shed` forgets what has lost its room. It runs
+before hits are looked up and before memory in use shrinks: between two such points the room only gets less.
 """
 
 from __future__ import annotations
@@ -19,19 +21,19 @@ from harness.engines.sim.state import SPAN, batch_at, chain_at, entry_at, gpu_at
 @jit
 def entry_of(S: int, i: int, r: int, k: int) -> int:
     """The entry of a request's k-th id in an account."""
-    return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).id)
+    return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).entry)
 
 
 @jit
 def entries_of(S: int, r: int) -> int:
-    """How many entries a request holds: it shares the leading blocks of the last one at least."""
+    """How many entries a request holds; of the last one it may use the leading blocks alone."""
     per = world(S).id_blocks
     return int((req_at(S, r).shared + per - 1) // per)
 
 
 @jit
 def enqueue(S: int, i: int, x: int) -> None:
-    """Nobody holds an entry any more: its blocks go last, among those that are there now."""
+    """Put an entry that nobody holds any more behind those of its account that were released before."""
     W = world(S)
     I, E = inst_at(S, i), entry_at(S, x)
     W.released += 1
@@ -49,7 +51,7 @@ def enqueue(S: int, i: int, x: int) -> None:
 
 @jit
 def dequeue(S: int, x: int) -> None:
-    """Take an entry out of what nobody holds."""
+    """Take an entry out of those that nobody holds."""
     E = entry_at(S, x)
     I = inst_at(S, E.inst)
     E.stamp = 0
@@ -103,7 +105,7 @@ def note_unbegun(S: int, g: int) -> None:
 
 @jit
 def shed_gpu(S: int, g: int) -> None:
-    """On one GPU: the oldest of the accounts beyond their limits and, if the GPU has too little, of all; tails first."""
+    """Forget the oldest on a GPU, last blocks first, until each account is within its limit and all have room."""
     W = world(S)
     note_unbegun(S, g)
     over = gpu_at(S, g).used - gpu_at(S, g).kv_bytes - gpu_at(S, g).cap
@@ -113,10 +115,9 @@ def shed_gpu(S: int, g: int) -> None:
     while True:
         x = -1
         for i in range(W.n_insts):
-            first = inst_at(S, i).oldest
-            if first >= 0 and is_on(S, i, g) and (over > 0 or over_limit(S, i)):
-                if x < 0 or entry_at(S, first).stamp < entry_at(S, x).stamp:
-                    x = first
+            y = inst_at(S, i).oldest
+            if y >= 0 and is_on(S, i, g) and (over > 0 or over_limit(S, i)):
+                x = y if x < 0 or entry_at(S, y).stamp < entry_at(S, x).stamp else x
         if x < 0:
             return
         E = entry_at(S, x)
@@ -132,7 +133,7 @@ def shed_gpu(S: int, g: int) -> None:
 
 @jit
 def shed(S: int, i: int) -> None:
-    """Forget what is cached on an instance's GPUs and has no room beside what is held."""
+    """Forget what is cached on an instance's GPUs and has no room beside what requests hold."""
     W = world(S)
     if inst_at(S, i).entries >= 0 and not W.unlimited:
         for j in range(inst_at(S, i).gpu_count):
@@ -141,7 +142,7 @@ def shed(S: int, i: int) -> None:
 
 @jit
 def forget_cached(S: int, i: int) -> None:
-    """An instance's weights go, and with them what nobody holds."""
+    """Forget all that an instance has cached: its weights go."""
     while inst_at(S, i).oldest >= 0:
         x = inst_at(S, i).oldest
         dequeue(S, x)
@@ -150,7 +151,7 @@ def forget_cached(S: int, i: int) -> None:
 
 @jit
 def held_hits(S: int, r: int, i: int) -> int:
-    """Blocks that a prompt would find and that others hold, so that they take no more memory."""
+    """Count the blocks that a prompt would find and that others hold: these take no more memory."""
     n = 0
     for k in range(req_at(S, r).ids):
         E = entry_at(S, entry_of(S, i, r, k))
@@ -164,7 +165,7 @@ def held_hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hits(S: int, r: int, i: int) -> int:
-    """Blocks that a prompt finds: the leading ones that are there."""
+    """Count the blocks that a prompt finds: its leading ones, up to the first that is not there."""
     shed(S, i)
     n = 0
     for k in range(req_at(S, r).ids):
@@ -177,7 +178,7 @@ def hits(S: int, r: int, i: int) -> int:
 
 @jit
 def hold(S: int, r: int, i: int, n: int) -> None:
-    """A request holds the n leading blocks that it found, and the rest of the last entry with them."""
+    """Let a request hold the n leading blocks that it found."""
     q = req_at(S, r)
     q.shared = n
     for k in range(entries_of(S, r)):
@@ -189,7 +190,7 @@ def hold(S: int, r: int, i: int, n: int) -> None:
 
 @jit
 def publish(S: int, r: int) -> None:
-    """The blocks of a prompt that its step is to fill can be found, unless another's are, up to the first that can."""
+    """Let others find the blocks that a prompt fills in its step; a copy of one that is there stays private."""
     W = world(S)
     q = req_at(S, r)
     last = min((q.prefilled + q.piece) // W.block_tokens, q.ids * W.id_blocks)
@@ -205,10 +206,10 @@ def publish(S: int, r: int) -> None:
 
 @jit
 def give_up(S: int, r: int) -> None:
-    """A request gives up its blocks: what it shared stays with the others, and the rest is cached where weights are in.
+    """Free the blocks of a request at home; where weights are in, they stay cached until their room is needed.
 
-    What others cannot use is first in line, then its prompt from the last block to the first. Its blocks of an earlier
-    time, if they are still in line, are free.
+    Its private blocks are released first, then its prompt's from the last to the first. Private blocks that it left
+    earlier, before a preemption, are free memory from now on.
     """
     q = req_at(S, r)
     i = q.home
