@@ -32,7 +32,7 @@ from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
 from harness.policy.types import GIB, Batch, Inst, Jobs, Prefix, Unsupported, UserError
 from harness.rows import attainment, record, requests
 from tests.oracle import CAUSES
-from tests.test_kernel import ADMIT, END_S, FAR, M0, SERVE, agreed, small
+from tests.test_kernel import ADMIT, END_S, FAR, M0, OTHER, SERVE, agreed, small
 from tests.test_prefix import chains, converted, lines, lru_tokens
 from tests.worlds import SHAPE, SHARED, WILD, World, drive, world
 from traces import schema
@@ -173,6 +173,21 @@ def test_a_prompt_finds_what_the_same_step_is_to_compute_and_takes_no_memory_for
     assert (R["found"].tolist(), R["kv"].tolist(), R["done"].tolist()) == ([0, 8], [0.0, 0.0], [0.25, 0.25])
     R, _ = agreed(w)
     assert (R["kv"].tolist(), R["done"].tolist()) == ([0.0, 0.125], [0.125, 0.25])
+
+
+def test_of_a_block_that_two_compute_the_cache_has_one() -> None:
+    # in pieces of a block, side by side in two batches: the second finds the first block and is ahead from then on
+    start: list[tuple[float, Action]] = [
+        *ADMIT,
+        (-math.inf, Run(M0, chunk_tokens=4)),
+        (0.0, Run(OTHER, chunk_tokens=4)),
+    ]
+    rows = [(0.0, 0, 21, 1), (0.0, 0, 21, 1), (5.0, 0, 21, 1)]
+    w = with_ids(small(rows, [*start, (0.0, Admit(1, OTHER))]), *[range(5)] * 3)
+    R, _ = agreed(w)
+    assert R["found"].tolist() == [0, 4, 20]
+    sim, _ = drive(w)
+    assert sim.S.entries["blocks"][3:].tolist() == [1] * 5
 
 
 def test_a_request_that_lost_its_kv_finds_what_is_left_of_its_prompt() -> None:
