@@ -27,6 +27,7 @@ Refuse = Callable[[Failed, str], None]
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
 HOST: Gpus = ()  # the host as a home of KV
 HALF_NS = 0.5e-9  # what ends or comes within it belongs to the instant
+Kept = tuple[Inst, "int | Req"]  # an account, and an id or the request that left what nobody can find
 Lane = tuple[Batch, int]  # slot 0: mixed or prefill, 1: decode
 
 
@@ -73,9 +74,11 @@ class Setup:
 class Req:
     """A request: where it stands, and what happened to it (seconds; nan: never)."""
 
-    def __init__(self, id: int, model: str, prompt: int, output: int, hits: int = 0) -> None:  # noqa: A002
+    def __init__(self, id: int, model: str, prompt: int, output: int, ids: tuple[int, ...] = ()) -> None:  # noqa: A002
         self.id, self.model, self.prompt, self.output = id, model, prompt, output
-        self.hits = self.prefilled = min(hits, prompt - 1)  # tokens of which a prefix cache has the KV
+        self.ids = ids  # of the leading blocks of its prompt
+        self.shared = self.prefilled = 0  # blocks of its KV that others can find, and tokens of it that are there
+        self.found = -1  # tokens that were there when it was first let in
         self.then: list[tuple[float, Req]] = []  # think time, and the request that its client sends next
         self.where, self.state = "future", "unfinished"
         self.batch: Batch | None = None
@@ -256,10 +259,15 @@ class Oracle:
 
         `answer` is asked for actions at each event told after the start.
         """
-        hits = np.zeros(len(jobs), np.int32) if jobs.cached_tokens is None else jobs.cached_tokens
-        columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), hits.tolist(),
-                      strict=True)  # fmt: skip
-        reqs = [Req(i, jobs.models[m], p, o, h) for i, (m, p, o, h) in enumerate(columns)]
+        columns = zip(jobs.model.tolist(), jobs.prompt_tokens.tolist(), jobs.output_tokens.tolist(), strict=True)
+        reqs = [Req(i, jobs.models[m], p, o) for i, (m, p, o) in enumerate(columns)]
+        self.per = 0  # blocks of an id; 0: no prefix cache
+        self.there: dict[Kept, int] = {}  # blocks that can be found, or that a request left and nobody can
+        self.line: list[Kept] = []  # those of them that nobody holds, the first released first
+        if jobs.prefix is not None:
+            self.per = jobs.prefix.block_tokens // self.setup.block_tokens
+            for r, first, last in zip(reqs, jobs.prefix.offsets[:-1], jobs.prefix.offsets[1:], strict=True):
+                r.ids = tuple(jobs.prefix.ids[first:last].tolist())
         if jobs.after is not None and jobs.think_s is not None:
             for r, before, think_s in zip(reqs, jobs.after.tolist(), jobs.think_s.tolist(), strict=True):
                 if before >= 0:
@@ -410,6 +418,9 @@ class Oracle:
             steps = any(lane[0].inst == inst for lane in self.steps)
             members = any(r.batch and r.batch.inst == inst for r in self.live)
             if (state == "leaving" and not steps) or (state == "draining" and not members):
+                self.shed(inst)
+                for key in [key for key in self.line if key[0] == inst]:
+                    self.forget(key)
                 del self.weights[inst]
                 self.news.append(Done(self.leaving.pop(inst)))
 
@@ -477,7 +488,8 @@ class Oracle:
         return max(0, m.granule_bytes * -(-blocks * (1024 + m.frag) // (1024 * m.granule_blocks)) - reserve)
 
     def blocks(self, account: Inst) -> int:
-        return sum(r.blocks * ((r.home == account) + (r.to == account)) for r in self.live)
+        own = sum((r.blocks - r.shared) * (r.home == account) + r.blocks * (r.to == account) for r in self.live)
+        return own + sum(n for key, n in self.there.items() if key[0] == account and key not in self.line)
 
     def free(self, gpu: int) -> int:
         there = [i for i, state in self.weights.items() if state != "waiting" and gpu in on(i)]
@@ -506,6 +518,71 @@ class Oracle:
             self.held(account, self.blocks(account) + n) <= self.limit(account)
             and all(self.more(account, n) + (0 if growth else self.promised(g)) <= self.free(g) for g in on(account))
         )
+
+    # the prefix cache
+
+    def hits(self, r: Req, account: Inst, *, held: bool = False) -> int:
+        """Blocks of a prompt that are there, from the first on, or those of them that somebody holds."""
+        n = 0
+        for key in ((account, i) for i in r.ids):
+            if held and key in self.line:
+                break
+            n += self.there.get(key, 0)
+            if self.there.get(key, 0) < self.per:
+                break
+        return n
+
+    def holds(self, r: Req) -> list[Kept]:
+        """What a request has of what others can find."""
+        return [(r.home, i) for i in r.ids[: math.ceil(r.shared / self.per)]] if r.home and r.shared else []
+
+    def beside(self, account: Inst) -> int:
+        """Bytes that an account would take with what nobody holds beside what somebody does."""
+        return self.held(account, self.blocks(account) + sum(self.there[key] for key in self.line if key[0] == account))
+
+    def shed(self, account: Inst) -> None:
+        """Forget what nobody holds and has no room: the first released first, and its last block first."""
+        for gpu in on(account) if self.setup.memory == "real" else ():
+            while True:
+                there = {a for a, _ in self.line if gpu in on(a)}
+                more = sum(self.beside(a) - self.held(a, self.blocks(a)) for a in there)
+                over = {a for a in there if more > self.free(gpu) or self.beside(a) > self.limit(a)}
+                first = next((key for key in self.line if key[0] in over), None)
+                if first is None:
+                    break
+                self.there[first] -= 1
+                if not self.there[first]:
+                    self.forget(first)
+
+    def forget(self, key: Kept) -> None:
+        self.line = [x for x in self.line if x != key]
+        self.there.pop(key, None)
+
+    def publish(self, r: Req, tokens: int) -> None:
+        """Others can find the blocks that a step fills, up to so many tokens; never one of which there is another."""
+        while r.home and r.shared < min(tokens // self.setup.block_tokens, len(r.ids) * self.per):
+            key = r.home, r.ids[r.shared // self.per]
+            if self.there.get(key, 0) != r.shared % self.per:
+                break
+            self.there[key] = self.there.get(key, 0) + 1
+            r.shared += 1
+
+    def part(self, r: Req) -> None:
+        """A request lets go of its blocks; as long as the weights are in they stay until their room is needed."""
+        if r.home and on(r.home):
+            self.shed(r.home)
+            stays = self.per and self.weights.get(r.home) in ("in", "draining", "leaving")
+            if stays:
+                for key in [key for key in self.there if key[1] is r]:
+                    self.forget(key)
+                self.there[r.home, r] = r.blocks - r.shared
+                self.line.append((r.home, r))
+            for key in reversed(self.holds(r)):
+                if not any(key in self.holds(other) for other in self.live if other is not r):
+                    self.line.append(key)
+                    if not stays:
+                        self.forget(key)
+        r.shared = 0
 
     def never(self, account: Inst, n: int) -> bool:
         """Whether the account could not hold n blocks even alone."""
@@ -586,6 +663,7 @@ class Oracle:
         r.to, r.where, self.fresh = to, "moving", True
 
         def effect() -> None:
+            self.part(r)
             r.home, r.to = r.to, None
             self.rest(r)
             done(None)
@@ -638,8 +716,9 @@ class Oracle:
 
     def release(self, r: Req) -> None:
         """Free its blocks: back to the queue, to be computed again."""
+        self.part(r)
         r.blocks, r.home, r.to, r.swapped, r.whole = 0, None, None, False, False
-        r.prefilled, r.where = r.hits, "waiting"
+        r.prefilled, r.where = 0, "waiting"
 
     def finish(self, r: Req, state: Literal["done", "dropped", "failed"]) -> None:
         self.release(r)
@@ -668,7 +747,7 @@ class Oracle:
         self.counted.update({"all", *step.bound})
         for r in members:
             r.step = None
-        for r in step.decodes:
+        for r in sorted(step.decodes, key=lambda r: r.id):  # who ends first at an instant is released first
             self.token(r)
         for r, c in step.pieces:
             r.prefilled += c
@@ -732,7 +811,7 @@ class Oracle:
         waiting, pieces = self.at(batch, "waiting"), list[tuple[Req, int]]()
         stop = any(r.swapped for r in waiting)  # the engine's own victims come first
         for r in waiting if not stop else []:
-            size, need = r.length - r.prefilled, math.ceil((r.length + 1) / self.setup.block_tokens)
+            need, found = math.ceil((r.length + 1) / self.setup.block_tokens), 0
             if ahead and self.ended[batch, 0] < r.joins:  # this step was scheduled before it came
                 break
             if len(pieces) >= room or budget <= 0:
@@ -744,12 +823,22 @@ class Oracle:
             if r.blocks == 0 and self.never(batch.inst, need):
                 self.finish(r, "failed")
                 continue
-            if stop := r.blocks == 0 and not self.fits(batch.inst, need + self.watermark(batch.inst)):
+            asked = need - self.hits(r, batch.inst, held=True) + self.watermark(batch.inst)
+            if stop := r.blocks == 0 and not self.fits(batch.inst, asked):
                 break
+            if r.blocks == 0:
+                self.shed(batch.inst)
+                found = self.hits(r, batch.inst)
+            known = r.prefilled or self.setup.block_tokens * min(found, (r.length - 1) // self.setup.block_tokens)
+            size = r.length - known
             self.full |= {"chunk"} if size > budget and (pieces or not whole) else set()
             if whole and pieces and size > budget:
                 break
-            r.blocks, r.home = r.blocks or need, batch.inst
+            if r.blocks == 0:
+                r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, found
+                r.found = known if r.found < 0 and self.per else r.found
+                self.line = [key for key in self.line if key not in self.holds(r)]
+            self.publish(r, r.prefilled + min(size, budget) if not whole else r.length)
             pieces.append((r, size if whole else min(size, budget)))
             budget -= pieces[-1][1]
         (self.kv_stops.add if stop else self.kv_stops.discard)(batch)
@@ -760,7 +849,9 @@ class Oracle:
         lost = False
         while True:
             short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
-            gone = sum(r.blocks for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst)
+            gone = sum(
+                r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst
+            )
             if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
                 break
             if self.fits(batch.inst, len(short) - gone, growth=True):
@@ -768,7 +859,7 @@ class Oracle:
             partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
             lost = True
             victim = max(self.at(batch, "running") + self.at(batch, "parked") + partly, key=lambda r: r.seq)
-            if self.blocks(batch.inst) == victim.blocks:  # alone in its account
+            if not any(batch.inst in (r.home, r.to) for r in self.live if r is not victim):  # alone in its account
                 self.finish(victim, "failed")
                 continue
             victim.preemptions += 1
@@ -851,7 +942,12 @@ class Oracle:
                 self.weights[inst] = "draining" if drain else "leaving"
                 self.empty_leaving()
             case Limit(model, gpu, kv_bytes):
+                accounts = dict.fromkeys(a for a, _ in self.line if a.model == model and gpu in on(a))
+                for account in accounts:
+                    self.shed(account)
                 self.limits[model, gpu] = kv_bytes
+                for account in accounts:
+                    self.shed(account)
             case Admit(str() as model, batch) if model == batch.inst.model:
                 self.batches.setdefault(batch, len(self.batches))
                 self.routes[model] = batch

@@ -1,4 +1,4 @@
-"""Closed loops and prompts that are hits of a prefix cache: worked cases, and the laws of both."""
+"""Closed loops: worked cases, and their laws."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from harness.engines.machine import Config, Served, machine
-from harness.engines.sim import state
+from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.kernel import cost as kernel_cost
 from harness.experiment.lookup import config_of, models_of, trace_of
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute, jobs_of
@@ -25,9 +23,9 @@ from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Admit, Load, Run
-from harness.policy.events import Arrived, Event, Finished, Prefilled
+from harness.policy.events import Arrived, Event, Finished
 from harness.policy.types import Batch, Inst, Jobs, UserError
-from harness.rows import attainment, record, requests
+from harness.rows import record, requests
 from traces import synthetic
 from traces.load import sized
 from workloads.base import base
@@ -208,55 +206,3 @@ def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
     assert (np.diff(rows.arrival_s) >= 0).all()
     assert record.read(execute(spec, tmp_path / "again", "")).equals(record.read(folder))
     assert models_of(spec.models).names == rows.models
-
-
-# ------------------------------------------------------------------ hits of a prefix cache
-
-
-def hits(cached: int, n: int = 4, prompt: int = 1000, output: int = 30) -> Jobs:
-    one, never = np.ones(n, np.int32), np.full(n, math.inf)
-    when, hit = np.arange(n).astype(np.float64), cached * one
-    return Jobs(("m",), when, 0 * one, prompt * one, output * one, never, never, cached_tokens=hit)
-
-
-def test_hits_are_attended_to_but_not_computed() -> None:
-    """The first token takes one step: of the tokens that are no hits, each of which attends to all before it."""
-    priced = machine(CONFIG)
-    host, tables = priced.host, state.Tables(*priced.tables, np.full(1, -1))
-    for cached, computed in ((0, 1000), (900, 100), (999, 1), (1000, 1), (5000, 1)):
-        area = computed * (1000 - computed + computed / 2)
-        step_s = kernel_cost.step_s(tables, 0, 0, 0.0, computed, 1, area, 1)
-        first_s = ran(hits(cached)).ttft_s
-        np.testing.assert_allclose(first_s, host.api_in_s + step_s + host.api_out_s, rtol=1e-6)
-
-
-def test_hits_hold_the_same_kv() -> None:
-    held = []
-    for cached in (0, 640):
-        sim = Sim(CONFIG)
-        for action in (Load(INST), Run(Batch(INST)), Admit("m", Batch(INST))):
-            sim.do(action)
-        sim.begin(hits(cached), frozenset({Prefilled}), oracle=False)
-        seen = []
-        while (event := sim.poll(math.inf)) is not None:
-            assert isinstance(event, Prefilled)
-            seen.append(sim.view().kv("m", 0).used_bytes)
-        held.append(seen)
-        assert (sim.S.requests["state"] == state.DONE).all()
-        assert sim.view().kv("m", 0).used_bytes == 0
-    assert held[0] == held[1]
-    assert min(held[0]) > 0
-
-
-def test_decodes_are_the_same_after_hits() -> None:
-    a, b = ran(hits(0)), ran(hits(900))
-    np.testing.assert_allclose(attainment.tpot_s(a), attainment.tpot_s(b), rtol=1e-6)
-    assert (b.ttft_s < a.ttft_s).all()
-
-
-def test_no_hits_are_no_hits() -> None:
-    with_zeros = hits(0)
-    bare = replace(with_zeros, cached_tokens=None)
-    a, b = ran(with_zeros), ran(bare)
-    assert np.array_equal(a.ttft_s, b.ttft_s)
-    assert np.array_equal(a.e2e_s, b.e2e_s)

@@ -12,11 +12,12 @@ from click.testing import CliRunner
 
 from harness.cli.app import main
 from harness.engines.costs import quantities
-from harness.experiment.measured import ENGINES, Batch, Case, Closed, Poisson, Setting, cases
+from harness.experiment.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting, cases
 from harness.experiment.validate import AIMS, ours, points, refits, scores, slow, within
 from harness.policy.types import UserError
 from harness.rows import checked
 from plots import fig_validate, style
+from traces.prefix import seen_tokens
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"
 LOOP = "vllm,0.12.0,llama-3.1-8b,h100_sxm,512,32,4.0,1,50,8"
@@ -52,7 +53,7 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
     loop, stage, batch, pool = cases(tmp_path)
     assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
     assert loop.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008, "e2e": 0.05 + 31 * 0.008})
-    assert stage.setting.load == Poisson(((2.0, 20.0), (4.0, 30.0)), 200, 51, 192)
+    assert stage.setting.load == Poisson(((2.0, 20.0), (4.0, 30.0)), 100, 200, 51)
     assert (stage.setting.config.chunk_tokens, stage.setting.config.batch_cap, stage.stage) == (2048, 128, 0)
     assert stage.measured == pytest.approx({"ttft": 0.02, "tpot": 0.48 / 50, "e2e": 0.5})
     assert batch.setting.load == Batch(8, 64, 64)
@@ -116,23 +117,18 @@ def test_rows_that_a_profile_was_fitted_on(tmp_path: Path, monkeypatch: pytest.M
     assert [case.fitted for case in cases(path)] == [True] * 3
 
 
-@pytest.mark.parametrize(
-    ("system", "question", "output", "cached"),
-    [
-        (100, 100, 51, 192),  # all but the last block, and at least a token to compute
-        (100, 101, 51, 192),
-        (100, 108, 51, 192),
-        (100, 109, 51, 208),
-        (100, 5000, 5000, 96),  # 50 of these are more than an H100 holds beside 8B: only what all prompts share
-    ],
-)
-def test_prompts_are_hits_as_long_as_the_cache_holds_them(
-    tmp_path: Path, system: int, question: int, output: int, cached: int
-) -> None:
-    row = STAGE.replace("100,100,51,", f"{system},{question},{output},")
-    (one,) = cases(file(tmp_path, POISSON, row))
-    assert isinstance(one.setting.load, Poisson)
-    assert one.setting.load.cached == cached
+def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
+    jobs = Poisson(((10.0, 20.0),), 100, 200, 51).jobs()
+    assert jobs.prefix is not None
+    assert jobs.prefix.block_tokens == BLOCK_TOKENS
+    ids = jobs.prefix.ids.reshape(len(jobs), 200 // BLOCK_TOKENS)
+    assert (ids[PROMPTS:] == ids[:-PROMPTS]).all()
+    assert (ids[:, :6] == ids[0, :6]).all()  # 96 tokens of the 100 with which all begin
+    assert len(np.unique(ids[:, 6:])) == PROMPTS * 6
+    seen = seen_tokens(jobs.prefix, jobs.prompt_tokens)
+    assert seen[0] == 0
+    assert set(seen[1:PROMPTS].tolist()) == {96}
+    assert set(seen[PROMPTS:].tolist()) == {192}
 
 
 def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
@@ -169,11 +165,9 @@ def test_throughput_of_a_batch_is_its_tokens_over_its_time() -> None:
 
 
 def test_stages_make_the_whole() -> None:
-    setting = Setting("vllm-0.15", "h100", "llama-3.1-8b", 1, Poisson(((2.0, 30.0), (8.0, 30.0)), 200, 50, 192))
+    setting = Setting("vllm-0.15", "h100", "llama-3.1-8b", 1, Poisson(((2.0, 30.0), (8.0, 30.0)), 100, 200, 50))
     assert setting.load is not None
     jobs = setting.load.jobs()
-    assert jobs.cached_tokens is not None
-    assert set(jobs.cached_tokens.tolist()) == {192}
     early = int((jobs.arrival_s < 30.0).sum())
     whole, *stages = ours([case(setting, stage) for stage in (None, 0, 1)])
     for metric, value in whole.items():

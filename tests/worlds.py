@@ -17,7 +17,7 @@ from harness.engines.machine import Config, Machine, Served, priced_models
 from harness.engines.sim.engine import PIECE_BYTES, Sim, granule_bytes, memory
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Shape
+from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst, Jobs, Option, Prefix, Shape
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
@@ -25,6 +25,7 @@ TURNED = 1_000_000  # worlds from here on run in turns
 WILD = 2_000_000  # and from here on anything happens at any time
 CUT = 3_000_000  # and from here on models are on one, two and four GPUs at a time
 SLICED = 4_000_000  # and from here on processes take turns on a GPU, in worlds of all these kinds
+SHARED = 5_000_000  # and from here on prompts begin alike, in all of the worlds before
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -157,6 +158,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= SHARED:
+        return shared(seed)
     if seed >= SLICED:
         return sliced(seed)
     if seed >= TURNED:
@@ -271,7 +274,7 @@ def script(
 
 
 def looped(seed: int) -> World:
-    """The same world, most of whose requests are sent by clients that had an end, and partly hits of a prefix cache."""
+    """The same world, most of whose requests are sent by clients that had an end."""
     w, rng = world(seed), np.random.default_rng([seed, 3])
     jobs, n = w.jobs, len(w.jobs)
     opened = int(rng.integers(1, max(2, n // 3)))
@@ -284,7 +287,6 @@ def looped(seed: int) -> World:
     loop = replace(
         jobs,
         arrival_s=np.where(after < 0, jobs.arrival_s, math.inf),
-        cached_tokens=(rng.integers(0, 2, n) * rng.integers(0, jobs.prompt_tokens + 2)).astype(np.int32),
         after=after,
         think_s=think_s,
     )
@@ -301,6 +303,25 @@ def sliced(seed: int) -> World:
     spec = spec._replace(mem_bytes=spec.mem_bytes + len(w.config.models) * (w.config.process_bytes or 0))
     machine = w.machine._replace(spec=spec, quantum_s=float(rng.choice([0.0, 0.003, 0.02])))
     return replace(w, options=options, machine=machine, end_s=min(w.end_s, 60.0))
+
+
+def shared(seed: int) -> World:
+    """A world most of whose prompts begin as an earlier one of their model does, for as long as a draw says."""
+    n, rng = seed - SHARED, np.random.default_rng(seed)
+    w = world((0, TURNED, WILD, CUT)[n % 4] + n // 4)
+    tokens = w.config.block_tokens * int(rng.choice([1, 2, 4]))
+    said: dict[int, list[list[int]]] = {}
+    rows, fresh = [list[int]()], 0
+    for model, prompt in zip(w.jobs.model.tolist(), w.jobs.prompt_tokens.tolist(), strict=True):
+        before = said.setdefault(model, [[]])
+        like = before[-int(rng.integers(1, min(len(before), 4) + 1))]
+        kept = like[: int(rng.integers(0, len(like) + 2))][: prompt // tokens] if rng.random() < 0.9 else []
+        own = kept + list(range(fresh, fresh + prompt // tokens - len(kept)))
+        fresh += len(own)
+        rows.append(own if rng.random() < 0.9 else [])
+        before.append(own)
+    prefix = Prefix(tokens, np.cumsum([len(row) for row in rows]), np.array([i for row in rows for i in row], np.int64))
+    return replace(w, jobs=replace(w.jobs, prefix=prefix), end_s=min(w.end_s, 60.0))
 
 
 def turned(seed: int) -> World:

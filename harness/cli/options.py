@@ -138,6 +138,8 @@ SETTING = grouped(
     click.option("--served", type=click.IntRange(2), metavar="N",
                  help="Longest prompt + output that is served, in tokens.  [default: what the model can and the trace "
                  "needs]"),
+    click.option("--prefix-cache/--no-prefix-cache", default=None,
+                 help="Prompts find what earlier ones left of their KV.  [default: where the trace tells]"),
     click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
     click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU."),

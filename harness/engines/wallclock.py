@@ -25,7 +25,7 @@ from harness.engines import rows
 from harness.engines.machine import Config, Refusal
 from harness.policy.actions import Action, Admit
 from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
-from harness.policy.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported, UserError
+from harness.policy.types import Batch, Cluster, Fidelity, Gpus, Host, Jobs, Request, Unsupported
 from harness.policy.view import BatchState, RequestState
 from harness.rows.record import SCHEMA
 
@@ -111,8 +111,8 @@ class WallClock:
 
     def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Take the workload and start the clock."""
-        if jobs.cached_tokens is not None:
-            raise UserError("prefix hits can be simulated, not forced on an engine in real time")
+        if jobs.prefix is not None:
+            raise Unsupported("a prefix cache (--no-prefix-cache)")
         n = len(jobs)
         self.jobs, self._hears, self.oracle, self._end_s = jobs, hears, oracle, end_s
         self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()

@@ -11,7 +11,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.engines.costs import process, quantities
 from harness.engines.machine import Config, Served, cluster
-from harness.policy.types import Jobs, Shape, UserError
+from harness.policy.types import Jobs, Prefix, Shape, UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 16
 SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
 WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
-PROMPTS = 50  # of a Poisson run, which come again and again
+PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
 MODELS = {  # as sources name them; other names are shapes' own
     "Qwen/Qwen3-32B": "qwen-3-32b",
     "meta-llama/Llama-2-7b-hf": "llama-2-7b",
@@ -67,18 +67,22 @@ class Poisson(NamedTuple):
     """Independent arrivals, a rate after the other."""
 
     stages: tuple[tuple[float, float], ...]  # requests per second, for so many seconds
+    system: int  # tokens with which all prompts begin
     prompt: int
     output: int
-    cached: int  # tokens of each prompt that are found in the prefix cache
 
     def jobs(self) -> Jobs:
-        """All stages, drawn from seed 0."""
+        """All stages, drawn from seed 0; prompts share what the system says, and each comes again."""
         draw, start_s, parts = np.random.default_rng(0), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
             parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
             start_s += seconds
-        return _alike(np.concatenate(parts), self.prompt, self.output, cached=self.cached)
+        jobs = _alike(np.concatenate(parts), self.prompt, self.output)
+        whole, common = self.prompt // BLOCK_TOKENS, self.system // BLOCK_TOKENS
+        own = np.arange(len(jobs))[:, None] % PROMPTS * whole + np.arange(whole)  # by prompt and place in it
+        ids = np.where(np.arange(whole) < common, np.arange(whole), own)
+        return replace(jobs, prefix=Prefix(BLOCK_TOKENS, whole * np.arange(len(jobs) + 1), ids.ravel()))
 
     def __str__(self) -> str:
         return f"{'/'.join(f'{rate:g}' for rate, _ in self.stages)} req/s, {self.prompt}+{self.output}"
@@ -122,14 +126,13 @@ def _alike(
     prompt: int,
     output: int,
     *,
-    cached: int = 0,
     after: NDArray[np.int32] | None = None,
 ) -> Jobs:
     n = len(arrival_s)
     each, never = np.ones(n, np.int32), np.full(n, np.inf)
     return Jobs(
         ("model",), arrival_s, 0 * each, prompt * each, output * each, never, never,
-        cached_tokens=cached * each if cached else None, after=after, think_s=None if after is None else np.zeros(n),
+        after=after, think_s=None if after is None else np.zeros(n),
     )  # fmt: skip
 
 
@@ -259,12 +262,8 @@ def _poisson(row: Row) -> Found:
         "mem_fraction": row.number("mem"),
         "batch_cap": row.count("max_num_seqs"),
     }
-    bare = Setting("vllm-0.15", row.gpu("gpu"), row.model("model"), row.count("tp"), None, tuple(flags.items()))
-    # All of a prompt but its last block is a hit, unless the cache turns over before the prompt comes again: then only
-    # what all prompts share is. One run is of that kind, and its first token takes as long as its prompts computed.
-    kept = PROMPTS * (prompt + output) <= bare.kv_blocks * BLOCK_TOKENS
-    hits = (prompt - 1 if kept else system) // BLOCK_TOKENS * BLOCK_TOKENS
-    setting = bare._replace(load=Poisson(stages, prompt, output, hits))
+    load = Poisson(stages, system, prompt, output)
+    setting = Setting("vllm-0.15", row.gpu("gpu"), row.model("model"), row.count("tp"), load, tuple(flags.items()))
     ttft_s, e2e_s = row.number("real_ttft_mean") / 1e3, row.number("real_e2e_mean") / 1e3
     measured = {"ttft": ttft_s, "tpot": (e2e_s - ttft_s) / max(1, output - 1), "e2e": e2e_s}
     text = row.values["stage"]

@@ -116,6 +116,7 @@ def resolve(spec: Spec) -> Spec:
     return replace(
         spec,
         trace_sha256=trace.sha256,
+        prefix_cache=None if trace.prefix is None else spec.prefix_cache is not False,
         gpus=known.gpus,
         scaling=scaling,
         window_s=window_s if spec.window_s is None else spec.window_s,

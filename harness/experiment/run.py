@@ -7,6 +7,7 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +47,7 @@ def jobs_of(spec: Spec) -> Jobs:
 
     trace, models = trace_of(spec.trace), served_of(spec)
     if spec.workload == "base":
-        return base(trace, models, spec.seed)
+        return _cached(base(trace, models, spec.seed), spec)
     jobs = build(
         trace,
         models,
@@ -60,6 +61,18 @@ def jobs_of(spec: Spec) -> Jobs:
     rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":
         jobs = slo.own(jobs, rule, *solo_s(spec, jobs.model, jobs.prompt_tokens, jobs.output_tokens))
+    return _cached(jobs, spec)
+
+
+def _cached(jobs: Jobs, spec: Spec) -> Jobs:
+    """The workload with what a prefix cache may find, where the spec has one."""
+    if jobs.prefix is None or not spec.prefix_cache:
+        return replace(jobs, prefix=None)
+    if jobs.prefix.block_tokens % spec.block_tokens:
+        raise UserError(
+            f"block_tokens is {spec.block_tokens}, no divisor of the {jobs.prefix.block_tokens} of which the trace has "
+            "ids: no prefix cache (--no-prefix-cache)"
+        )
     return jobs
 
 

@@ -42,10 +42,13 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
     machine = f" · {asked}" if (asked := tidy.machine(as_dict(spec))) else ""
+    cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
+    if spec.prefix_cache is None and any(entry.spec.prefix_cache for entry in found.entries):
+        cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
         f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
-        f"SLO {found.judge.rule}{base} · {seeds}{plans}"
+        f"SLO {found.judge.rule}{base} · {seeds}{plans}{cache}"
     )
     rates = ", ".join(f"{rate:g}" for rate in found.rates)
     of = f", of {rates}" if len(found.rates) > 1 else ""

@@ -34,8 +34,9 @@ DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 def base_specs(spec: Spec) -> list[Spec]:
     """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
     one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
-               served=spec.served, host=spec.host, table=spec.table, process_bytes=spec.process_bytes, workload="base",
-               slo="", **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+               served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
+               process_bytes=spec.process_bytes, workload="base", slo="",
+               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(one, seed=seed) for seed in TUNING_SEEDS]
 
 

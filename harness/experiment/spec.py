@@ -2,8 +2,8 @@
 
 A `Spec` holds plain values only; whether a system, trace or GPU of that name exists is asked where it is looked up.
 `None` stands for "not decided yet" (the trace's whole span, the profile's noise, ...); a resolved spec has none left
-but the preset, the cost table, a closed loop's window, the longest request, and the memory and link rates that are the
-card's and the process's own; only a resolved one is hashed into results.
+but the preset, the cost table, a closed loop's window, the longest request, a prefix cache where no ids are known, and
+the memory and link rates that are the card's and the process's own; only a resolved one is hashed into results.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Spec:
     trace: str = "arena-chat"  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
     served: int | None = _in(Bound(2), None)  # longest prompt + output that is served; None: as the trace needs
+    prefix_cache: bool | None = None  # None: on where the trace tells ids of prompts' blocks; else there is none
     workload: str = _of(WORKLOADS, "trace")  # "base": as SLO bases are measured
     rate_scale: float = _in(POSITIVE, 1.0)
     scaling: str = _of(SCALINGS, "rotate")
@@ -149,8 +150,9 @@ def as_dict(spec: Spec) -> dict[str, Any]:
     plain = dataclasses.asdict(spec)
     if not spec.measured_on:
         del plain["measured_on"]  # a simulated run is the same wherever it is made
-    if spec.served is None:
-        del plain["served"]  # as it was before there was a choice
+    for name in ("served", "prefix_cache"):
+        if plain[name] is None:
+            del plain[name]  # as it was before there was a choice
     if spec.sharing == "own":
         del plain["sharing"]  # the same
     return plain | {

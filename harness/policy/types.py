@@ -104,10 +104,9 @@ class Jobs:
     output_tokens: NDArray[np.int32]  # >= 1
     ttft_slo_s: NDArray[np.float64]  # inf where no SLO applies
     tpot_slo_s: NDArray[np.float64]
-    cached_tokens: NDArray[np.int32] | None = None  # hits of a prefix cache: held and attended, not computed
     after: NDArray[np.int32] | None = None  # an earlier row, of which it is the only successor; -1: arrives by itself
     think_s: NDArray[np.float64] | None = None  # where `after` is given
-    prefix: Prefix | None = field(default=None, kw_only=True)  # what a model's prompts have in common, where known
+    prefix: Prefix | None = field(default=None, kw_only=True)  # what a prefix cache may find; None: there is no cache
 
     def __len__(self) -> int:
         return len(self.arrival_s)

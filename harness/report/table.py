@@ -56,6 +56,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s"),
         Column("tpot_p50_s", "TPOT ms", "P50", "ms", 1e3, False, "tpot_p50_s"),
         Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s"),
+        Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS),
         Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
         Column("loads", "weights", "loads", "", 1, None, "loads"),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
@@ -143,7 +144,7 @@ def view(
     return View(
         shown,
         sum(peers) / len(peers) if peers else math.nan,
-        tuple(c for c in wanted if c.definition or any(row.values[c.key] for row in rows)),
+        tuple(c for c in wanted if (c.definition and c.key != tidy.HITS) or any(row.values[c.key] for row in rows)),
         rows,
         max(set(common), key=common.count) if common else 0,
         max(undefined, default=0.0),

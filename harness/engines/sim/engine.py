@@ -48,6 +48,7 @@ from harness.policy.types import (
     Jobs,
     Option,
     Phase,
+    Prefix,
     Request,
 )
 from harness.policy.view import BatchState, KvState, RequestState, Transit, View, Weights
@@ -151,6 +152,7 @@ class Sim:
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
         self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
+        self._ids: list[int] = []  # of prompts, by model; none: there is no prefix cache
 
     # ------------------------------------------------------------ set-up
 
@@ -243,6 +245,7 @@ class Sim:
         i["state"] = state.IN if host else state.OUT
         i["limit"] = self._cap(inst.model, gpus)
         i["evict"], i["left_s"] = -1, -math.inf
+        i["entries"] = i["oldest"] = i["youngest"] = -1
         i["gpus"][: len(places)] = places
         if not host:
             kin = self._of.setdefault(inst.model, [])
@@ -250,6 +253,7 @@ class Sim:
             i["kin"] = kin[0]
             I[kin[-2:][0]]["kin"] = row
         S.put(insts=I)
+        self._cache(row)
         for g in gpus[1:]:
             kernel.tie(S.at, gpus[0], g)
         self._weights = S.insts.view(np.ndarray)["state"]
@@ -305,9 +309,7 @@ class Sim:
         R = np.zeros(n, records.REQUEST)
         R["arrival"] = jobs.arrival_s + self._host.api_in_s
         R["model"], R["prompt"], R["output"] = jobs.model, jobs.prompt_tokens, jobs.output_tokens
-        R["state"], R["heir"] = state.FUTURE, -1
-        if jobs.cached_tokens is not None:  # the last token is computed, or there would be nothing to go on from
-            R["cached"] = np.minimum(jobs.cached_tokens, jobs.prompt_tokens - 1)
+        R["state"], R["heir"], R["found"] = state.FUTURE, -1, -1
         opened = n
         if jobs.after is not None and jobs.think_s is not None:
             opened = self._closed(R, jobs.after, jobs.think_s)
@@ -331,8 +333,34 @@ class Sim:
         w["opened"], w["round_trip_s"] = opened, self._host.api_in_s + self._host.api_out_s
         w["end"] = end_s
         w["heard"] = sum(1 << code for kind, code in TELLS.items() if kind in hears) | 1 << state.E_DONE
+        if jobs.prefix is not None:
+            self._reuse(R, jobs.model, jobs.prefix)
         self.S.put(requests=R)
         self._states, self._models = self.S.requests.view(np.ndarray)["state"], jobs.model
+
+    def _reuse(self, R: NDArray[Any], model: NDArray[np.int32], prefix: Prefix) -> None:
+        """Keep a prefix cache of each model's ids in each of its accounts on GPUs."""
+        S, tokens = self.S, self.config.block_tokens
+        if prefix.block_tokens % tokens:
+            raise ValueError(
+                f"block_tokens, {tokens}, is no divisor of the {prefix.block_tokens} that an id stands for"
+            )
+        R["ids"], R["chain"] = np.diff(prefix.offsets), prefix.offsets[:-1]
+        chains, owner = np.zeros(len(prefix.ids), records.CHAIN), np.repeat(model, R["ids"])
+        for k in range(len(self._model)):
+            found, chains["entry"][owner == k] = np.unique(prefix.ids[owner == k], return_inverse=True)
+            self._ids.append(len(found))
+        S.s["reuse"], S.s["id_blocks"] = 1, prefix.block_tokens // tokens
+        S.put(chains=chains, entries=np.zeros(len(R), records.ENTRY))
+        for row in range(len(self._insts)):
+            self._cache(row)
+
+    def _cache(self, row: int) -> None:
+        """Entries for the ids of an account's model, if there is a prefix cache and the account is on GPUs."""
+        S = self.S
+        if self._ids and not S.insts[row]["is_host"]:
+            S.insts["entries"][row] = len(S.entries)
+            S.put(entries=more(S.entries, self._ids[S.insts[row]["model"]]))
 
     @staticmethod
     def _closed(R: NDArray[Any], after: NDArray[np.int32], think_s: NDArray[np.float64]) -> int:
@@ -679,6 +707,7 @@ class Sim:
             "cap_bound": float(w["by_cap"]) / steps,
             "chunk_bound": float(w["by_chunk"]) / steps,
             "prefill_bound": float(w["by_prefill"]) / steps,
+            **self._hit_share(),
             "gpu_busy_s": float(gpus["busy_s"].sum()),
             "gpu_hbm_s": float(gpus["hbm_s"].sum()),
             "gpu_flop_s": float(gpus["flop_s"].sum()),
@@ -688,6 +717,13 @@ class Sim:
             "gpus": float(n),
             "span_s": float(w["now"] - self.config.start_s),
         }
+
+    def _hit_share(self) -> dict[str, float]:
+        """The share of prompts' tokens that the prefix cache had when they were first let in; nothing without one."""
+        R = self.S.requests
+        came = R["found"] >= 0
+        asked = int(R["prompt"][came].sum())
+        return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0} if self._ids else {}
 
     def finish(self) -> None:
         """Close the books at the clock's time: the waits of whatever has not ended."""

@@ -31,8 +31,11 @@ WORLD = record(
     transfers        i8   address   TRANSFER
     actions          i8   address   ACTION
     log              i8   address   LOG
+    chains           i8   address   CHAIN
+    entries          i8   address   ENTRY
     n_gpus           i8   count     rows of GPU
     n_links          i8   count     rows of LINK
+    n_insts          i8   count     rows of INST
     n_models         i8   count     rows of MODEL
     n_batches        i8   count     rows of BATCH
     n_lanes          i8   count     rows of LANE
@@ -53,6 +56,9 @@ WORLD = record(
     swap             i8   flag      a preempted request's KV goes to host memory, if there is room
     elastic          i8   flag      KV memory is mapped in pages that the models of a GPU share
     block_tokens     i8   tokens    of a KV block
+    reuse            i8   flag      prompts find what earlier ones left in the prefix cache
+    id_blocks        i8   blocks    of KV that an id of a prompt stands for
+    released         i8   order     of the latest release of cached blocks
     batch_cap        i8   count     sequences in a step, at most
     chunk_tokens     i8   tokens    of a step with pieces of prompts, at most; 0: prompts go whole, without decodes
     prefill_tokens   i8   tokens    of a step of whole prompts, at most; a longer prompt goes alone
@@ -171,6 +177,11 @@ INST = record(
     reserve        i8   bytes    on each GPU that an elastic account keeps while its weights are in
     kept           i8   bytes    of that reserve that it has now
     holders        i8   count    requests with KV in the account
+    entries        i8   row      of ENTRY: the first of the account's ids; -1: it caches nothing
+    cached         i8   blocks   that nobody holds and that are still there, in free memory
+    oldest         i8   row      of ENTRY: of those, the first that was released
+    youngest       i8   row      of ENTRY: the last
+    unbegun        i8   blocks   that spans hold for steps not begun, when the account was last looked at
     gone           i8   blocks   of preempted requests, on their way to host memory
     evict          i8   row      of ACTION: the eviction that is under way
     host           i8   row      of INST: the model's account on the node's host; -1: this is one
@@ -324,6 +335,28 @@ ACTION = record(
     """
 )
 
+CHAIN = record(
+    """A leading block of a prompt, in the blocks of the trace; those of a request lie in a row.
+
+    entry          i8  number    of its id among those of its model, from 0: which of an account's entries it is
+    """
+)
+
+ENTRY = record(
+    """Cached KV of an account: the leading blocks of an id, or the private blocks that a request left.
+
+    The first rows are of requests, in their order. No prompt finds private blocks, but they are forgotten in their
+    turn, as an engine's own pool has it. Behind them each account has a row for each id of its model.
+
+    inst           i8  row       of INST: the account
+    blocks         i8  blocks    of it that are there, from the first on
+    refs           i8  count     requests that hold it; while there are any it stays
+    stamp          i8  order     of its release, if nobody holds it; 0: it is held, or empty
+    prev           i8  row       of ENTRY: the one of the account that was released before
+    next           i8  row       of ENTRY: the one released after
+    """
+)
+
 LOG = record(
     """What token times are made of: a segment of a lane's steps, a request's stay among the running, or a lone token.
 
@@ -371,7 +404,10 @@ REQUEST = record(
     last_tick      i8  ticks     of its batch with which it finishes
     model          i8  row       of MODEL
     prompt         i8  tokens    of its prompt
-    cached         i8  tokens    of its prompt that a prefix cache has
+    ids            i8  count     of its prompt's leading blocks whose content is known
+    chain          i8  row       of CHAIN: the id of the first of them
+    shared         i8  blocks    of its KV, from the start, that belong to entries of the cache, as do others'
+    found          i8  tokens    of its prompt that the cache had when it was first let in; -1: not yet
     output         i8  tokens    that it asks for
     heir           i8  row       of REQUEST: which its client sends next
     made           i8  tokens    of output that are made; those of decode steps once it leaves the running members

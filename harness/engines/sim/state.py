@@ -65,10 +65,13 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "transfers": records.TRANSFER,
     "actions": records.ACTION,
     "log": records.LOG,
+    "chains": records.CHAIN,
+    "entries": records.ENTRY,
 }
-gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at = (
-    rows_at(dtype, _offset(name)) for name, dtype in TABLES.items()
-)
+(
+    gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at,
+    chain_at, entry_at,
+) = (rows_at(dtype, _offset(name)) for name, dtype in TABLES.items())  # fmt: skip
 world = rows_at(records.WORLD)
 
 

@@ -8,6 +8,7 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.events import done
 from harness.engines.sim.kernel.lanes import cut, freed, give_back, wake
 from harness.engines.sim.kernel.memory import asked_bytes, held_bytes, keep, put
+from harness.engines.sim.kernel.reuse import forget_cached, shed
 from harness.engines.sim.kernel.waits import clocks, loaded, out_s, usable
 from harness.engines.sim.state import (
     DISK,
@@ -79,8 +80,10 @@ def place(S: int, i: int) -> bool:
 
 @jit
 def leave(S: int, i: int) -> None:
-    """Weights go; KV stays."""
+    """Weights go; KV that somebody holds stays."""
     W = world(S)
+    shed(S, i)
+    forget_cached(S, i)
     set_weights(S, i, OUT)
     I = inst_at(S, i)
     for j in range(I.gpu_count):

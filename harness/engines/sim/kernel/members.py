@@ -11,6 +11,7 @@ from harness.engines.sim.kernel.lanes import cut, cut_at, dirty, freed, step_of,
 from harness.engines.sim.kernel.links import leave, new_transfer, release, route_kv, set_weights
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
 from harness.engines.sim.kernel.memory import never, put
+from harness.engines.sim.kernel.reuse import give_up
 from harness.engines.sim.kernel.waits import charge, mark
 from harness.engines.sim.state import (
     AWAY,
@@ -67,20 +68,23 @@ def drop_blocks(S: int, r: int) -> None:
     if q.home >= 0:
         i = q.home
         inst_at(S, i).holders -= 1
-        put(S, i, -q.blocks)
+        if world(S).reuse:
+            give_up(S, r)
+        else:
+            put(S, i, -q.blocks)
         freed(S, i)
     q.home = -1
     q.blocks = 0
 
 
 @jit
-def take_blocks(S: int, r: int, i: int, n: int) -> None:
-    """Give a request its first n blocks in an account."""
+def take_blocks(S: int, r: int, i: int, n: int, held: int) -> None:
+    """Give a request its first n blocks in an account, of which others hold so many."""
     q = req_at(S, r)
     q.home = i
     q.blocks = n
     inst_at(S, i).holders += 1
-    put(S, i, n)
+    put(S, i, n - held)
 
 
 @jit
@@ -210,7 +214,7 @@ def queue(S: int, b: int, r: int, front: int) -> None:
     """A member without KV, out of any list, waits for its prefill."""
     q = req_at(S, r)
     q.state = WAIT
-    q.prefilled = q.cached
+    q.prefilled = 0
     q.piece = 0
     batch_at(S, b).left += target(S, r) - q.prefilled
     push(S, b, WAITING, r, front)
@@ -604,11 +608,15 @@ def arrive(S: int, x: int) -> None:
         q = req_at(S, r)
         charge(S, r, W.now)
         inst_at(S, src).holders -= 1
-        put(S, src, -q.blocks)
+        if kind == SWAP_OUT:
+            inst_at(S, src).gone -= q.blocks - q.shared
+        if W.reuse:
+            give_up(S, r)
+        else:
+            put(S, src, -q.blocks)
         q.blocks = blocks
         q.home = i
         if kind == SWAP_OUT:
-            inst_at(S, src).gone -= blocks
             inst_at(S, i).holders += 1
             swapped_out(S, r)
             mark(S, r, W.now)

@@ -24,6 +24,7 @@ from harness.engines.sim.kernel.members import (
     unlist,
 )
 from harness.engines.sim.kernel.memory import fits, needs, never, put, shares_gpu, watermark
+from harness.engines.sim.kernel.reuse import held_hits, hits, hold, publish
 from harness.engines.sim.kernel.waits import charge, flag, mark, usable
 from harness.engines.sim.state import (
     ANY,
@@ -104,7 +105,7 @@ def preempt(S: int, b: int, r: int) -> None:
     if W.swap and whole and fits(S, host, q.blocks, 1):
         q.state = MOVE
         push(S, b, ELSEWHERE, r, 1)
-        inst_at(S, i).gone += q.blocks
+        inst_at(S, i).gone += q.blocks - q.shared  # others may hold what it shares
         put(S, host, q.blocks)
         transfer(S, SWAP_OUT, r, i, host, q.blocks)
     else:
@@ -208,13 +209,22 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
                 r = nxt
                 continue
             extra = watermark(S, i) if inst_at(S, i).blocks > 0 else 0
-            if not room(S, i, need + extra, 0):
+            held = held_hits(S, r, i) if W.reuse else 0
+            if not room(S, i, need - held + extra, 0):
                 blocked = 1
                 break
-            if whole and count > 0 and tokens + goal - q.prefilled > budget:
+            found = hits(S, r, i) if W.reuse else 0
+            known = min(found, (goal - 1) // W.block_tokens) * W.block_tokens  # the last token is computed
+            if whole and count > 0 and tokens + goal - known > budget:
                 short = 1
                 break
-            take_blocks(S, r, i, need)
+            take_blocks(S, r, i, need, held)
+            if W.reuse:
+                hold(S, r, i, found)
+                q.prefilled = known
+                B.left -= known
+                if q.found < 0:
+                    q.found = known
             B.started += 1
         c = goal - q.prefilled
         if whole:
@@ -228,6 +238,8 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         charge(S, r, W.now)
         q.piece = c
         q.next_piece = -1
+        if W.reuse:
+            publish(S, r)
         if last < 0:
             n.pieces = r
         else:

@@ -7,6 +7,7 @@ from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.lanes import cut, dirty, freed, wake
 from harness.engines.sim.kernel.members import rest
 from harness.engines.sim.kernel.memory import shares_gpu
+from harness.engines.sim.kernel.reuse import shed
 from harness.engines.sim.kernel.waits import flag, usable
 from harness.engines.sim.state import (
     BEGUN,
@@ -221,10 +222,14 @@ def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, s
 
 @jit
 def limit(S: int, i: int, nbytes: int) -> None:
-    """Cap the growth of an account; nothing is taken back."""
+    """Cap the growth of an account; nothing is taken back but what nobody holds."""
     W = world(S)
+    if inst_at(S, i).cached > 0:  # what has no room now has none under the new limit
+        shed(S, i)
     was = inst_at(S, i).limit
     inst_at(S, i).limit = nbytes
+    if inst_at(S, i).cached > 0:
+        shed(S, i)
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
     for lane in range(W.n_lanes):  # steps not begun lose what they held; prompts that fit no more fail

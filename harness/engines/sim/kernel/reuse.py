@@ -1,0 +1,235 @@
+"""The prefix cache: what requests leave in free memory, what later prompts find of it, and what is forgotten first.
+
+As in vLLM's v1/core (kv_cache_manager.py and single_type_kv_cache_manager.py at 003df29, block_pool.py at 002f349): a
+prompt's blocks can be found from the step on that is to fill them; a request frees its blocks from the last to the
+first; of blocks that nobody holds, those freed first are forgotten first.
+
+Memory in use is what requests hold, and a block that several hold counts once. What nobody holds lies in free memory:
+it keeps nobody waiting and is forgotten before anybody is preempted. `shed` forgets what has lost its room. It runs
+before hits are looked up and before memory in use shrinks: between two such points the room only gets less.
+"""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.lanes import step_of
+from harness.engines.sim.kernel.memory import held_bytes, needs, put
+from harness.engines.sim.kernel.waits import loaded
+from harness.engines.sim.state import SPAN, batch_at, chain_at, entry_at, gpu_at, inst_at, lane_at, req_at, world
+
+
+@jit
+def entry_of(S: int, i: int, r: int, k: int) -> int:
+    """The entry of a request's k-th id in an account."""
+    return int(inst_at(S, i).entries + chain_at(S, req_at(S, r).chain + k).entry)
+
+
+@jit
+def entries_of(S: int, r: int) -> int:
+    """How many entries a request holds; of the last one it may use the leading blocks alone."""
+    per = world(S).id_blocks
+    return int((req_at(S, r).shared + per - 1) // per)
+
+
+@jit
+def enqueue(S: int, i: int, x: int) -> None:
+    """Put an entry that nobody holds any more behind those of its account that were released before."""
+    W = world(S)
+    I, E = inst_at(S, i), entry_at(S, x)
+    W.released += 1
+    E.stamp = W.released
+    E.inst = i
+    E.prev = I.youngest
+    E.next = -1
+    if I.youngest >= 0:
+        entry_at(S, I.youngest).next = x
+    else:
+        I.oldest = x
+    I.youngest = x
+    I.cached += E.blocks
+
+
+@jit
+def dequeue(S: int, x: int) -> None:
+    """Take an entry out of those that nobody holds."""
+    E = entry_at(S, x)
+    I = inst_at(S, E.inst)
+    E.stamp = 0
+    I.cached -= E.blocks
+    if E.prev >= 0:
+        entry_at(S, E.prev).next = E.next
+    else:
+        I.oldest = E.next
+    if E.next >= 0:
+        entry_at(S, E.next).prev = E.prev
+    else:
+        I.youngest = E.prev
+
+
+@jit
+def is_on(S: int, i: int, g: int) -> bool:
+    """Whether an instance is on a GPU."""
+    for j in range(inst_at(S, i).gpu_count):
+        if inst_at(S, i).gpus[j] == g:
+            return True
+    return False
+
+
+@jit
+def full_bytes(S: int, i: int) -> int:
+    """What an account takes on each GPU for the steps begun so far, and for what is cached beside."""
+    I = inst_at(S, i)
+    return held_bytes(S, i, I.blocks - I.unbegun + I.cached)
+
+
+@jit
+def over_limit(S: int, i: int) -> bool:
+    """Whether an account has something cached beyond its limit."""
+    I = inst_at(S, i)
+    return I.cached > 0 and I.limit >= 0 and full_bytes(S, i) > I.limit
+
+
+@jit
+def note_unbegun(S: int, g: int) -> None:
+    """Note what the accounts of a GPU hold for steps not begun."""
+    for i in range(world(S).n_insts):
+        inst_at(S, i).unbegun = 0
+    for b in range(world(S).n_batches):
+        i = batch_at(S, b).inst
+        for lane in (2 * b, 2 * b + 1):
+            n = lane_at(S, lane)
+            if n.busy == SPAN and is_on(S, i, g):
+                d = batch_at(S, b).tick
+                inst_at(S, i).unbegun += needs(S, b, d, n.steps) - needs(S, b, d, step_of(S, lane))
+
+
+@jit
+def shed_gpu(S: int, g: int) -> None:
+    """Forget the oldest on a GPU, last blocks first, until each account is within its limit and all have room."""
+    W = world(S)
+    note_unbegun(S, g)
+    over = gpu_at(S, g).used - gpu_at(S, g).kv_bytes - gpu_at(S, g).cap
+    for i in range(W.n_insts):
+        if is_on(S, i, g):
+            over += full_bytes(S, i)
+    while True:
+        x = -1
+        for i in range(W.n_insts):
+            y = inst_at(S, i).oldest
+            if y >= 0 and is_on(S, i, g) and (over > 0 or over_limit(S, i)):
+                x = y if x < 0 or entry_at(S, y).stamp < entry_at(S, x).stamp else x
+        if x < 0:
+            return
+        E = entry_at(S, x)
+        i = E.inst
+        while E.blocks > 0 and (over > 0 or over_limit(S, i)):
+            over -= full_bytes(S, i)
+            E.blocks -= 1
+            inst_at(S, i).cached -= 1
+            over += full_bytes(S, i)
+        if E.blocks == 0:
+            dequeue(S, x)
+
+
+@jit
+def shed(S: int, i: int) -> None:
+    """Forget what is cached on an instance's GPUs and has no room beside what requests hold."""
+    W = world(S)
+    if inst_at(S, i).entries >= 0 and not W.unlimited:
+        for j in range(inst_at(S, i).gpu_count):
+            shed_gpu(S, inst_at(S, i).gpus[j])
+
+
+@jit
+def forget_cached(S: int, i: int) -> None:
+    """Forget all that an instance has cached: its weights go."""
+    while inst_at(S, i).oldest >= 0:
+        x = inst_at(S, i).oldest
+        dequeue(S, x)
+        entry_at(S, x).blocks = 0
+
+
+@jit
+def held_hits(S: int, r: int, i: int) -> int:
+    """Count the blocks that a prompt would find and that others hold: these take no more memory."""
+    n = 0
+    for k in range(req_at(S, r).ids):
+        E = entry_at(S, entry_of(S, i, r, k))
+        if E.refs == 0:
+            break
+        n += E.blocks
+        if E.blocks < world(S).id_blocks:
+            break
+    return n
+
+
+@jit
+def hits(S: int, r: int, i: int) -> int:
+    """Count the blocks that a prompt finds: its leading ones, up to the first that is not there."""
+    shed(S, i)
+    n = 0
+    for k in range(req_at(S, r).ids):
+        blocks = entry_at(S, entry_of(S, i, r, k)).blocks
+        n += blocks
+        if blocks < world(S).id_blocks:
+            break
+    return n
+
+
+@jit
+def hold(S: int, r: int, i: int, n: int) -> None:
+    """Let a request hold the n leading blocks that it found."""
+    q = req_at(S, r)
+    q.shared = n
+    for k in range(entries_of(S, r)):
+        x = entry_of(S, i, r, k)
+        if entry_at(S, x).refs == 0:
+            dequeue(S, x)
+        entry_at(S, x).refs += 1
+
+
+@jit
+def publish(S: int, r: int) -> None:
+    """Let others find the blocks that a prompt fills in its step; a copy of one that is there stays private."""
+    W = world(S)
+    q = req_at(S, r)
+    last = min((q.prefilled + q.piece) // W.block_tokens, q.ids * W.id_blocks)
+    while q.shared < last:
+        E = entry_at(S, entry_of(S, q.home, r, q.shared // W.id_blocks))
+        if E.blocks != q.shared % W.id_blocks:
+            break
+        if E.blocks == 0:
+            E.refs = 1
+        E.blocks += 1
+        q.shared += 1
+
+
+@jit
+def give_up(S: int, r: int) -> None:
+    """Free the blocks of a request at home; where weights are in, they stay cached until their room is needed.
+
+    Its private blocks are released first, then its prompt's from the last to the first. Private blocks that it left
+    earlier, before a preemption, are free memory from now on.
+    """
+    q = req_at(S, r)
+    i = q.home
+    n = q.blocks - q.shared
+    shed(S, i)
+    keeps = inst_at(S, i).entries >= 0 and loaded(S, i)
+    if keeps:
+        if entry_at(S, r).stamp > 0:
+            dequeue(S, r)
+        entry_at(S, r).blocks = n
+        enqueue(S, i, r)
+    for k in range(entries_of(S, r) - 1, -1, -1):
+        x = entry_of(S, i, r, k)
+        E = entry_at(S, x)
+        E.refs -= 1
+        if E.refs == 0:
+            n += E.blocks
+            if keeps:
+                enqueue(S, i, x)
+            else:
+                E.blocks = 0
+    q.shared = 0
+    put(S, i, -n)
