@@ -171,6 +171,7 @@ def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
         *range(WILD + 200, WILD + 3200, 100),
         *range(CUT + 100, CUT + 1100, 100),
         *range(SLICED + 200, SLICED + 1200, 100),
+        *range(SHARED + 400, SHARED + 2400, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
