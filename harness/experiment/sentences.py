@@ -41,7 +41,7 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
         fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
     plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
-    machine = f" · {said}" if (said := tidy.machine(as_dict(spec))) else ""
+    machine = f" · {own}" if (own := tidy.machine(as_dict(spec))) else ""
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
         f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "

@@ -346,7 +346,7 @@ def take_turns(S: int, p: int) -> None:
 
 @jit
 def raise_rates(S: int, p: int, left: int) -> None:
-    """Max-min: raise the rates of a pool's `left` lanes not yet frozen; each stops at its cap or where a GPU is full."""
+    """Max-min: raise the rates of a pool's `left` lanes not yet frozen up to their caps, or until a GPU is full."""
     W = world(S)
     P = gpu_at(S, p)
     while left > 0:
