@@ -273,10 +273,7 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) 
         ("    return max(own, W.quantum_s)\n", "    return own\n"),  # knows no quantum
         ("            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone gives its GPU away
         ("        if y.process == n.process and (", "        if False and ("),  # lanes of a process one after the other
-        (
-            "                longest = max(longest, ",
-            "                longest = min(longest, ",
-        ),  # a group waits for no GPU
+        ("                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
     ],
 )
 def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
