@@ -236,11 +236,7 @@ class MuxServe:
 
     def __post_init__(self) -> None:
         process = "pair" if self.lanes == "shares" else "model"
-        self.options = {
-            "kv": self.kv,
-            "process": process,
-            "sharing": "fluid",
-        }  # a process has a share of the SMs by MPS
+        self.options = {"kv": self.kv, "process": process, "sharing": "fluid"}  # under MPS
         if not self.quotas:
             self.adapt_s, self.hard = 0.0, False
         self.uses |= {"Limit"} if self.hard else {"Run.seqs"} if self.quotas else set()

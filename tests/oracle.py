@@ -233,11 +233,11 @@ def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
     """Rates: the processes of a GPU go round, each for its longest step; within a process all rise together."""
     longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
     rates = dict[int, float]()
-    for process, most in longest.items():
+    for process, turn_s in longest.items():
         own = [s for s in steps if s.process == process]
         beside = [{s.process for s in steps if gpu in s.place} for gpu in own[0].place]
         rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
-        part = most / max(rounds) if rounds else 1.0
+        part = turn_s / max(rounds) if rounds else 1.0
         rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
     return [rates[id(s)] for s in steps]
 

@@ -303,16 +303,10 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) 
 @pytest.mark.parametrize(
     "pair",
     [
-        (
-            "    return max(own, W.quantum_s)\n",
-            "    return own\n",
-        ),  # a short step keeps the GPU no longer than it takes
+        ("    return max(own, W.quantum_s)\n", "    return own\n"),  # knows no quantum
         ("            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone gives its GPU away
         ("        if y.process == n.process and (", "        if False and ("),  # lanes of a process one after the other
-        (
-            "longest = max(longest, gpu_at(S, demand_at(S, d).gpu).round_s)",
-            "longest = gpu_at(S, demand_at(S, d).gpu).round_s",
-        ),
+        ("                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
     ],
 )
 def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:

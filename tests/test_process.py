@@ -17,14 +17,18 @@ from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
+from harness.experiment import score
 from harness.experiment.figure import HERE, figure
 from harness.experiment.lookup import cluster_of
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute
+from harness.experiment.sentences import departures
+from harness.experiment.slo import judge
 from harness.experiment.spec import Spec, as_dict
 from harness.policy.types import GIB, MIB, Inst, UserError
-from harness.rows import record
+from harness.rows import record, tidy
 from harness.rows.tidy import machine
+from plots import style
 from workloads.models import shape
 
 SHAPES = {"llama-3.1-70b": "llama-3.3-70b"}  # equal dimensions
@@ -184,6 +188,30 @@ def test_processes_and_links_are_part_of_a_run() -> None:
             replace(base, **one)
 
 
+@pytest.mark.parametrize(
+    ("system", "sharing", "departs"),
+    [
+        ("muxserve", "own", None),
+        ("muxserve", "fluid", None),
+        ("muxserve", "turns", "its paper has sharing=fluid, this run sharing=turns"),
+        ("static", "turns", None),  # needs none of its own
+        ("ideal", "turns", None),  # leaves it out in any run
+    ],
+)
+def test_a_run_says_where_its_engine_is_not_the_papers(
+    system: str, sharing: str, departs: str | None, tmp_path: Path
+) -> None:
+    spec = Spec(system, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing)
+    folder = execute(resolve(spec), tmp_path, "code")
+    assert record.meta(folder).get("departs") == departs
+    rows = tidy.scores([score.scorable("one", folder, judge(spec, "absolute:ttft=1,tpot=1", tmp_path))])
+    assert set(rows["departs"].to_pylist()) == {departs}
+    assert departures(rows) == ([f"not as published: one, {departs}"] if departs else [])
+    said = style.departs(rows.to_pandas())
+    assert said == (f"Not as published: one ({departs})." if departs else "")
+    assert ("processes take turns on a GPU" in set(rows["machine"].to_pylist())) == (sharing == "turns")
+
+
 def test_a_figure_names_them(tmp_path: Path) -> None:
     """A figure's TOML may name what a spec has; a value that a spec refuses is told with the file."""
     text = (HERE / "aegaeon.toml").read_text("utf-8")
@@ -191,6 +219,12 @@ def test_a_figure_names_them(tmp_path: Path) -> None:
     path.write_text('process = "model"\npcie_gbps = 25.0\n' + text, "utf-8")
     found = figure(str(path))
     assert (found.process, found.pcie_gbps, found.process_bytes) == ("model", 25.0, None)
+    path.write_text('sharing = "turns"\n' + text.replace('process = "model"', 'sharing = "fluid"', 1), "utf-8")
+    shared = figure(str(path))
+    assert (shared.sharing, [row.sharing for row in shared.rows if row.sharing]) == ("turns", ["fluid"])
+    path.write_text(text.replace('process = "model"', 'sharing = "slow"', 1), "utf-8")
+    with pytest.raises(UserError, match=r'mine.toml: row \d+: sharing is "slow"'):
+        figure(str(path))
     path.write_text('process = "two"\n' + text, "utf-8")
     with pytest.raises(UserError, match=r'mine.toml: process is "two"'):
         figure(str(path))

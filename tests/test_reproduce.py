@@ -658,6 +658,7 @@ gpus = 2
 slo_scale = 1.0
 rate_scale = [2.0, 4.0]
 process = "model"
+sharing = "turns"
 
 [[claim]]
 axis = "models"
@@ -698,7 +699,7 @@ def test_a_figure_over_the_number_of_models(tmp_path: Path) -> None:
         for row in found.table.select(["panel", "run"]).to_pylist()
     }
     assert processes == {"1": "own", "2": "model"}
-    assert any("(SLO 1x, 2 GPUs, processes: model)" in line for line in said)
+    assert any("(SLO 1x, 2 GPUs, process: model, sharing: turns)" in line for line in said)
     paths = fig_paper.render(found.folder, tmp_path / "sizes", "x")
     assert [one.suffix for one in paths] == [".pdf", ".png", ".csv"]
     kept = [

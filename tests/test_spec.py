@@ -66,6 +66,14 @@ def test_a_run_that_names_no_longest_request_keeps_its_name() -> None:
     assert as_dict(Spec("static", served=8192))["served"] == 8192
 
 
+def test_a_run_that_leaves_the_sharing_of_gpus_to_its_system_keeps_its_name() -> None:
+    own, turns = Spec("static"), Spec("static", sharing="turns")
+    assert "sharing" not in as_dict(own)
+    assert len({own.hash8, turns.hash8, Spec("static", sharing="fluid").hash8}) == 3
+    assert from_dict(as_dict(turns)) == turns
+    assert from_dict(as_dict(own)) == own
+
+
 def test_the_text_has_no_spaces_and_sorted_keys() -> None:
     text = canonical(Spec("static"))
     assert " " not in text
@@ -121,6 +129,7 @@ WRONG = [
     ("system = 'x'\nnoise = -0.1", "noise is -0.1"),
     ("system = 'x'\nscaling = 'rotat'", 'scaling is "rotat"; did you mean rotate?'),
     ("system = 'x'\nplan = 'truth'", "(trace, prefix)"),
+    ("system = 'x'\nsharing = 'turn'", 'sharing is "turn"; did you mean turns?'),
     ("system = 'x'\ntoken_times = 1", "token_times is 1, not true or false"),
     ("system = 'x'\nfields = 3", "fields is 3, not a table"),
     ("system = 'x'\n[fields]\na = [1]", "fields.a is [1]"),

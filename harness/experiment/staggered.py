@@ -278,9 +278,8 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
     there = set(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     gib = " GiB beside weights [".join((f"{held.mean / GIB:.1f}", f"{held.low / GIB:.1f} - {held.high / GIB:.1f}]"))
     card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to these rows"
-    lines = [
-        f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and take turns of {1e3 * quantities.quantum_s():g} ms"
-    ]
+    turns = f"take turns of {1e3 * quantities.quantum_s():g} ms or a step"
+    lines = [f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and {turns}"]
 
     def said(name: str, peak: int) -> str:
         got, low, high, fluid = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "fluid"))
@@ -312,7 +311,10 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
             lines.append(f"{name} TPOT at peak {peak}, by instance: {said_ms} ms: no aim")
     lines.append(f"elastic knee: measured {knee(frame, 'measured')}, ours {knee(frame, 'ours')}: no aim")
     if missed:
-        lines.append("not modelled here: kvcached keeps up to 20 freed pages mapped in each process, not 5")
+        lines.append(
+            "not modelled here: a static instance that lacks memory takes longer a token than its batch explains, also"
+            " the first, before it has neighbours; kvcached keeps up to 20 freed pages mapped in each process, not 5"
+        )
     return lines
 
 

@@ -169,9 +169,7 @@ class Sim:
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
-        w["sliced"] = (
-            self._sharing == "turns" and laid_out(c, self._layout) != "gpu"
-        )  # one process has no turns to take
+        w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus
