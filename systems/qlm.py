@@ -258,13 +258,12 @@ class Qlm:
 
     def ready(self, q: Queue, view: View) -> Iterator[Action]:
         """A model is in: its lane opens, what was evicted comes home, then more is pulled."""
-        if q.model is not None and q.in_s is None:
-            batch = self.batch_of(q)
-            if view.lane(batch, "mixed") is None:
-                yield Run(batch)
-            for rid in self.of(q.running()):
-                if isinstance(view.request(rid).home, Host):
-                    yield Move(rid, batch.inst.place)
+        batch = self.batch_of(q)
+        if view.lane(batch, "mixed") is None:
+            yield Run(batch)
+        for rid in self.of(q.running()):
+            if isinstance(view.request(rid).home, Host):
+                yield Move(rid, batch.inst.place)
         yield from self.pull(q, view.now_s)
 
     # ------------------------------------------------------------ RWT estimator
