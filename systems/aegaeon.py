@@ -386,7 +386,8 @@ class Aegaeon:
         if not job.rids:
             self.close(job)
         elif turn.why in ("stuck", "empty"):
-            x.models.remove(turn.batch.inst.model)  # its load may have failed
+            if view.weights(job.batch.inst) == "out":  # its load failed
+                x.models.remove(job.batch.inst.model)
             out = x.out()
             yield from out
             if not out:

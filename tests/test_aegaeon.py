@@ -341,6 +341,18 @@ def test_without_synchronisation_stages_wait_for_each_other() -> None:
     assert [type(s).__name__ for s in said] == ["Run"]
 
 
+def test_weights_whose_load_failed_are_asked_for_again() -> None:
+    policy = Aegaeon(cluster(2))
+    x = policy.all[1]
+    works(policy, x, [("a", 1, 100)])
+    a = x.works[0].batch
+    begin(policy, x)
+    turn = Run(a, "decode", for_s=4.0)
+    stuck = TurnEnded(a, "decode", "stuck", 0, 0.0)
+    assert tell(policy, stuck) == [Move(a, Host()), Load(a.inst), Move(a, (1,)), turn]
+    assert tell(policy, stuck, a.inst) == [Move(a, Host()), Move(a, (1,)), turn]  # they are in: only KV goes and comes
+
+
 def test_the_prefill_first_baseline_interrupts_a_turn() -> None:
     policy = Aegaeon(cluster(1, models="ab"), order="prefill")
     x = policy.all[0]

@@ -247,7 +247,7 @@ def test_plus_interrupts_what_runs_and_its_kv_is_computed_again() -> None:
     assert s.queues() == [[0, 1, 2]]
     assert s.load(5.0, 0) == [Evict(b.inst, drain=False), Load(a.inst), Run(a), Admit(0, a)]
     s.load(7.0, 0)
-    assert s.end(9.0, 0) == [Evict(a.inst, drain=False), Load(b.inst), Admit(1, b)]
+    assert s.end(9.0, 0) == [Evict(a.inst, drain=False), Load(b.inst), Run(b), Admit(1, b)]
     s.load(11.0, 0)
     assert s.end(13.0, 1) == [Evict(b.inst, drain=False), Load(c.inst), Run(c), Admit(2, c)]
 
