@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count, pairwise
 from typing import ClassVar
@@ -116,11 +116,45 @@ class Instance(Slot):
 
     prefills: bool = True
     decodes: bool = True
+    host: Host = field(init=False)  # where KV goes
+    home: dict[Batch, None] = field(default_factory=dict)  # whose KV is on the GPUs
+    stages: deque[list[Action]] = field(default_factory=deque)  # of a switch under way, where they wait for each other
+    waits: list[Action] = field(default_factory=list)  # what the next stage waits for
     groups: deque[Group] = field(default_factory=deque)
     works: list[Work] = field(default_factory=list)
     round: deque[Work] = field(default_factory=deque)  # still to have their turn
     job: Group | Work | None = None  # whose turn it is
     owed: int = 0  # groups that waited when the last decode ended, where decode goes first
+
+    def __post_init__(self) -> None:
+        self.host = Host(self.node)
+
+    def out(self, stay: Container[Batch] = ()) -> list[Action]:
+        """KV goes to the host, but that of the batches that stay."""
+        gone = [batch for batch in self.home if batch not in stay]
+        for batch in gone:
+            del self.home[batch]
+        return [Move(batch, self.host) for batch in gone]
+
+    def take(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
+        """A request's KV joins that of its batch: in host memory, or by that way on the GPUs."""
+        now = view.request(rid).home
+        path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
+        if now != path[-1]:
+            yield from (Move(rid, place) for place in path if place != now)
+
+    def advance(self) -> Iterator[Action]:
+        """The next stages of a switch, up to one that has to be waited for."""
+        while self.stages and not self.waits:
+            stage = self.stages.popleft()
+            self.waits = [a for a in stage if isinstance(a, Move | Load)]
+            yield from stage
+
+    def done(self, action: Action) -> Iterator[Action]:
+        """An action of any instance is over: what waits for it here goes on."""
+        if action in self.waits:
+            self.waits.remove(action)
+            yield from self.advance()
 
 
 @dataclass(slots=True)
@@ -144,7 +178,6 @@ class Aegaeon:
         default_factory=lambda: {"kv": "paged", "preempt": "swap", "process": "gpu"}, init=False
     )
     all: list[Instance] = field(init=False)
-    at: dict[int, Instance] = field(init=False)  # by GPU
     homes: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that serve a model
     room: Mapping[str, int] = field(init=False)  # tokens of KV beside a model's weights
     switch_s: Mapping[str, float] = field(init=False)
@@ -172,9 +205,6 @@ class Aegaeon:
             | ({"Run.steps:0"} if self.order == "prefill" else set())
             | ({f"Load.way:{self.way}"} if self.way != "host" else set())
         )  # fmt: skip
-        for m, model in models.items():
-            if gpu.mem_bytes - model.weight_bytes < one_request(model):
-                raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
         self.room = {m: (gpu.mem_bytes - x.weight_bytes) // x.kv_token_bytes for m, x in models.items()}
         self.groups = {m: [] for m in models}
         self.switch_s = {m: profile.load_s(Inst(m, tuple(range(x.tp))), self.way) for m, x in models.items()}
@@ -184,12 +214,10 @@ class Aegaeon:
         work = {m: self.cluster.plan[m].rate_rps * x.tp if m in self.cluster.plan else 0.0 for m, x in models.items()}
         share = self.prefill if self.order == "split" else None
         self.all = [
-            Instance(gpus, Host(self.cluster.gpus[gpus[0]].node), self.way, self.sync, prefills=p, decodes=d)
-            for gpus, p, d in phases(self.cluster, work, share)
+            Instance(self.cluster, gpus, prefills=p, decodes=d) for gpus, p, d in phases(self.cluster, work, share)
         ]
-        self.at = {g: x for x in self.all for g in x.gpus}
-        for k, (m, model) in enumerate(models.items()):
-            fit = [x for x in self.all if len(x.gpus) >= model.tp]
+        for k, m in enumerate(models):
+            fit = [x for x in self.all if x.fits(m)]
             hosts = list(dict.fromkeys(x.host for x in fit))
             near = [x for x in fit if x.host == hosts[k % len(hosts)]]
             both = any(x.prefills for x in near) and any(x.decodes for x in near)
@@ -211,17 +239,17 @@ class Aegaeon:
                 return self.ended(event, view)
             case Preempted(rid) if view.request(rid).home is None:
                 return self.lost(rid, view)
-            case Done(action, failed):
-                return (a for x in self.all for a in x.done(action, failed, view))
+            case Done(action):
+                return (a for x in self.all for a in x.done(action))
             case Woke("again"):
                 return (a for x in self.all if x.job is None for a in self.next(x, view))
         return ()
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
         """A batch of model m on an instance beside others, whose tags are first, first + 2, ..."""
-        inst = Inst(m, x.gpus[: self.cluster.models[m].tp])
+        inst = x.batch(m).inst
         taken = {y.batch.tag for y in others if y.batch.inst == inst}
-        return Batch(inst, next(tag for tag in count(first, 2) if tag not in taken))
+        return x.batch(m, next(tag for tag in count(first, 2) if tag not in taken))
 
     # ------------------------------------------------------------ Algorithm 1: prefill
 
@@ -241,7 +269,7 @@ class Aegaeon:
         yield Admit(rid, g.batch)
         if x.job is None:
             yield from self.next(x, view)
-        elif self.order == "prefill" and isinstance(x.job, Work) and not x.stages:
+        elif self.order == "prefill" and isinstance(x.job, Work) and view.lane(x.job.batch, "decode"):
             yield Run(x.job.batch, "decode", steps=0)
 
     def busy(self, x: Instance, m: str) -> float:
@@ -251,7 +279,7 @@ class Aegaeon:
             return 0 if m in models else 1 + len(models)
         if self.load == "requests":
             return sum(len(g.rids) for g in x.groups)
-        queue = [*x.want[:1], *(g.batch.inst.model for g in x.groups)]
+        queue = [*x.models[:1], *(g.batch.inst.model for g in x.groups)]
         return sum(sum(g.rids.values()) for g in x.groups) + sum(self.switch_s[b] for a, b in pairwise(queue) if a != b)
 
     def leave(self, rid: int) -> None:
@@ -350,7 +378,7 @@ class Aegaeon:
 
     def ended(self, turn: TurnEnded, view: View) -> Iterator[Action]:
         """A turn is over: the next one. Where it could do nothing, all KV goes to the host first."""
-        x = self.of(turn.batch)
+        x = next(x for x in self.all if x.has(turn.batch.inst))
         job = x.job
         if job is None or job.batch != turn.batch or x.stages:
             return
@@ -358,6 +386,8 @@ class Aegaeon:
         if not job.rids:
             self.close(job)
         elif turn.why in ("stuck", "empty"):
+            if view.weights(job.batch.inst) == "out":  # its load failed
+                x.models.remove(job.batch.inst.model)
             out = x.out()
             yield from out
             if not out:
@@ -384,39 +414,46 @@ class Aegaeon:
                 yield from self.begin_round(x, view)
             x.job = x.round.popleft()
         if x.job is not None:
-            yield from self.begin(x, x.job, view)
+            yield from self.begin(x, x.job)
 
-    def begin(self, x: Instance, job: Group | Work, view: View) -> Iterator[Action]:
-        """The switch to a turn: KV of others goes out, but for batches of a model that is about to prefill."""
+    def begin(self, x: Instance, job: Group | Work) -> Iterator[Action]:
+        """The switch to a turn: KV of other batches out, weights out and in, KV in, run; weights ahead of their time.
+
+        Batches of a model that is about to prefill keep their KV there.
+        """
+        batch, ahead = job.batch, self.ahead(x, job)
+        stay, into, turn = [batch], list[Action](), Run(batch, "prefill", steps=self.group, seqs=1)
         if isinstance(job, Group):
-            turn = Run(job.batch, "prefill", steps=self.group, seqs=1)
-            stay = [w.batch for w in x.works if w.batch.inst == job.batch.inst]
+            stay = [w.batch for w in x.works if w.batch.inst == batch.inst]
         else:
-            turn, stay = Run(job.batch, "decode", for_s=job.q), [job.batch]
-        return x.switch(turn, view, stay=stay, ahead=self.ahead(x, job))
+            turn = Run(batch, "decode", for_s=job.q)
+            into = [] if batch in x.home else [Move(batch, batch.inst.place)]
+        out = x.out(stay)
+        if into:
+            x.home[batch] = None
+        weights = list(x.hold(batch.inst.model, self.way, keep=ahead, drain=False))
+        if self.sync:
+            yield from (*out, *weights, *into, turn)
+        else:
+            x.stages.extend((out, weights, into, [turn]))
+            yield from x.advance()
+        for m in ahead:
+            yield from x.fetch(m, self.way)
 
-    def ahead(self, x: Instance, job: Group | Work) -> Inst | None:
+    def ahead(self, x: Instance, job: Group | Work) -> tuple[str, ...]:
         """The next model, if its weights fit beside this one's and the KV of this turn."""
         if not (self.prefetch and self.sync):
-            return None
+            return ()
         m, models = job.batch.inst.model, self.cluster.models
         queue = (*x.round, *x.works) if isinstance(job, Work) else x.groups
-        inst = next((y.batch.inst for y in queue if y.batch.inst.model != m), None)
-        if inst is None or models[inst.model].tp != models[m].tp:
-            return None
+        after = next((y.batch.inst.model for y in queue if y.batch.inst.model != m), m)
+        if after == m or models[after].tp != models[m].tp:
+            return ()
         grows = LOOKAHEAD + (math.ceil(job.q / job.t) if isinstance(job, Work) else 0)
         tokens = sum(w.ctx + grows * len(w.rids) for w in x.works if w.batch.inst.model == m)
         kv = tokens * models[m].kv_token_bytes + one_request(models[m])
-        weights = models[m].weight_bytes + models[inst.model].weight_bytes
-        return inst if weights + kv <= self.cluster.gpus[x.gpus[0]].mem_bytes else None
-
-    # ------------------------------------------------------------ what went otherwise
-
-    def of(self, batch: Batch) -> Instance:
-        """The instance of a batch."""
-        place = batch.inst.place
-        assert isinstance(place, tuple)
-        return self.at[place[0]]
+        weights = models[m].weight_bytes + models[after].weight_bytes
+        return (after,) if weights + kv <= self.cluster.gpus[x.gpus[0]].mem_bytes else ()
 
     def lost(self, rid: int, view: View) -> Iterator[Action]:
         """A request's KV found no place: what it had is prefilled again."""

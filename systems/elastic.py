@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
-from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import number
 from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Inst, Option
@@ -47,7 +47,7 @@ class Elastic:
 
     def __post_init__(self) -> None:
         if self.idle_s > 0:
-            self.hears |= {Arrived, Finished, Load}
+            self.hears |= {Arrived, Finished}
             self.uses |= {"Evict", "Load.way:sleep"}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
@@ -62,8 +62,6 @@ class Elastic:
                 yield from self.wake(request.model)
             case Finished(_, Batch(Inst(m))):
                 self.active_s[m] = view.now_s
-            case Done(Load(Inst(m)), str()):
-                self.asleep.add(m)  # the next check, or the next request, tries again
 
     def start(self, now_s: float) -> Iterator[Action]:
         """Load every model, and let it take what memory it finds free."""
@@ -76,13 +74,12 @@ class Elastic:
             yield Wake(now_s + self.check_s, "check")
 
     def check(self, view: View) -> Iterator[Action]:
-        """Evict the weights of models that have been idle for long enough; wake those whose wake-up was refused."""
+        """Evict the weights of models that have been idle for long enough."""
         yield Wake(view.now_s + self.check_s, "check")
         for m, batch in self.batches.items():
             s = view.batch(batch)
-            if s.waiting + s.decoding + s.away:
-                yield from self.wake(m)
-            elif m not in self.asleep and view.now_s - self.active_s[m] >= self.idle_s:
+            idle = not s.waiting + s.decoding + s.away and view.now_s - self.active_s[m] >= self.idle_s
+            if idle and m not in self.asleep:
                 self.asleep.add(m)
                 yield Evict(batch.inst)
 

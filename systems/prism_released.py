@@ -89,7 +89,7 @@ class PrismReleased:
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
-    inside: dict[int, tuple[Tenant, Request]] = field(default_factory=dict, init=False)
+    inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     start_s: float = field(default=0.0, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
@@ -109,11 +109,11 @@ class PrismReleased:
                     self.out.setdefault(m.name, None)
                 yield from self.ask(m, view)
             case Prefilled(rid):
-                m = self.inside[rid][0]
+                m = self.inside[rid]
                 m.waiting.discard(rid)
                 yield from self.ask(m, view)
             case Finished(rid) if rid in self.inside:
-                m = self.inside.pop(rid)[0]
+                m = self.inside.pop(rid)
                 m.waiting.discard(rid)
                 m.live -= 1
                 m.since_s = view.now_s
@@ -123,17 +123,13 @@ class PrismReleased:
                 yield from self.start(view.now_s) if key == "start" else self.tick(view)
             case Woke(key):
                 yield from self.let_in(int(key[4:]))
-            case Done(Load(Inst(name, tuple(place))), failed):
-                yield from self.loaded(self.models[name], place, failed is None, view)
+            case Done(Load(Inst(name, tuple(place))), None):
+                self.copies[name, place] = "in"
+                yield Wake(view.now_s, f"gpu {place[0]}")
             case Done(Evict(Inst(name, tuple(place)))):
                 self.copies.pop((name, place), None)
                 yield from self.load_all(view)
                 yield from (Wake(view.now_s, f"gpu {g}") for g in place)
-            case Done(Admit(int(rid))) if rid in self.inside:
-                m, r = self.inside.pop(rid)
-                m.waiting.discard(rid)
-                m.live -= 1
-                insort(m.queue, (priority(r), r.id, r))  # the next tick tries again
 
     # ------------------------------------------------------------ ticks
 
@@ -145,11 +141,6 @@ class PrismReleased:
             while m.made[1][0] <= view.now_s - DEMAND_S:
                 m.made.popleft()
             self.weigh(m, view.now_s)
-        for (name, place), state in self.copies.items():
-            if state != "leaving" and view.lane(Batch(Inst(name, place)), "mixed") is None:
-                yield Run(Batch(Inst(name, place)))  # was refused
-        for g in sorted({m.home[0] for m in self.models.values() if m.home and m.queue}):
-            yield Wake(view.now_s, f"gpu {g}")
         for m in self.active():
             if self.spare(m, view.now_s):
                 yield from self.leave(m)
@@ -286,17 +277,6 @@ class PrismReleased:
             lacks -= footprint(v.model, elastic=True)
         return found if lacks <= 0 else None
 
-    def loaded(self, m: Tenant, place: Gpus, came: bool, view: View) -> Iterator[Action]:
-        """A model works from here; or the engine refused to load it, and the next tick tries again."""
-        if came:
-            self.copies[m.name, place] = "in"
-            yield Wake(view.now_s, f"gpu {place[0]}")
-            return
-        self.copies.pop((m.name, place), None)
-        if m.home == place:
-            m.home = None
-            self.out[m.name] = None
-
     # ------------------------------------------------------------ who is let in
 
     def ask(self, m: Tenant, view: View) -> Iterator[Action]:
@@ -312,7 +292,7 @@ class PrismReleased:
             m = self.models[r.model]
             assert m.home is not None
             m.queue.remove(e)
-            self.inside[r.id] = m, r
+            self.inside[r.id] = m
             m.waiting.add(r.id)
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))

@@ -40,11 +40,12 @@ from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from typing import ClassVar, NamedTuple
 
-from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
+from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import instances, one_request
-from harness.policy.types import Batch, Cluster, Gpus, Host, Infeasible, Inst, Option, Plan, Request
+from harness.policy.placement import instances
+from harness.policy.slot import Slot, start
+from harness.policy.types import Cluster, Host, Inst, Option, Plan, Request
 from harness.policy.view import View
 
 DECISION_S = 1.2e-4  # mean of arena-chat on heavy8 at its own rate (3e-5 at 8 x), one busy x86-64 core, 2026-11-21
@@ -71,12 +72,10 @@ class Rates(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Queue:
+class Queue(Slot):
     """A virtual queue, and its instance: GPUs that hold one model at a time."""
 
-    gpus: Gpus
     groups: list[Group] = field(default_factory=list)
-    model: str | None = None  # in or on its way
     in_s: float | None = None  # when it should be in; None: it is
 
     def running(self) -> list[Group]:
@@ -147,19 +146,16 @@ class Qlm:
             "process": "kept" if self.way == "sleep" else "gpu",
         }  # who sleeps keeps its process
         self.rates = {m: self.rated(m) for m in self.cluster.models}
-        self.queues = [Queue(gpus) for gpus in instances(self.cluster, {m: self.work(m) for m in self.rates})]
-        self.fits = {
-            m: [k for k, q in enumerate(self.queues) if len(q.gpus) >= x.tp] for m, x in self.cluster.models.items()
-        }
+        work = {m: self.work(m) for m in self.rates}
+        self.queues = [Queue(self.cluster, gpus) for gpus in instances(self.cluster, work)]
+        self.fits = {m: [k for k, q in enumerate(self.queues) if q.fits(m)] for m in work}
 
     def rated(self, m: str) -> Rates:
-        """The symbols of model m. Raises Infeasible where its GPUs do not hold it."""
+        """The symbols of model m."""
         model, profile = self.cluster.models[m], self.cluster.profile
         plan = self.cluster.plan.get(m) or Plan(0.0, model.max_tokens / 2, model.max_tokens / 2, "none")
         prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)
         room = self.cluster.gpus[0].mem_bytes - model.weight_bytes
-        if room < one_request(model):
-            raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
         inst, context = Inst(m, tuple(range(model.tp))), prompt + O / 2
         B = max(1, min(self.batch, int(room / model.kv_token_bytes / (prompt + O))))
         P, d = profile.prefill_s(inst, int(prompt)), profile.step_s(inst, B, int(B * context))
@@ -179,21 +175,10 @@ class Qlm:
                 self.schedule(view.now_s)
                 return [action for q in self.queues for action in self.pull(q, view.now_s)]
             case Done(Load(inst), None):
-                for q in self.at(inst):
-                    q.in_s = None
-                    return self.ready(q, view)
-            case Woke("start"):
-                return self.start()
+                return self.ready(next(q for q in self.queues if q.has(inst)), view)
+            case Woke("start"):  # with the models that have most work
+                return start(self.queues, sorted(self.cluster.models, key=lambda m: -self.work(m)), self.way)
         return ()
-
-    def start(self) -> Iterator[Action]:
-        """The models with most work are in at the start; again from the first where there are more instances."""
-        models = sorted(self.cluster.models, key=lambda m: -self.work(m))
-        for k, q in enumerate(self.queues):
-            turn = models[k % len(models) :] + models[: k % len(models)]
-            q.model = next(m for m in turn if self.cluster.models[m].tp <= len(q.gpus))
-            yield Load(self.batch_of(q).inst, self.way)
-            yield Run(self.batch_of(q))
 
     def join(self, request: Request, view: View) -> Iterator[Action]:
         """A request joins its open group, or forms one, which goes behind the queue that reaches it first."""
@@ -241,30 +226,27 @@ class Qlm:
                 self.pulled[rid] = g
                 g.running += 1
                 running += 1
-                yield Admit(rid, self.batch_of(q))
+                yield Admit(rid, q.batch(g.model))
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
         """The head's model for the one that is in; what still runs was overtaken, and is evicted."""
-        if q.model is not None:
-            batch, running = self.batch_of(q), q.running()
-            if running:
-                yield Run(batch, steps=0)
-                to = Host(self.cluster.gpus[q.gpus[0]].node) if self.evict == "host" else None
-                yield from (Move(rid, to) for rid in self.of(running))
-            yield Evict(batch.inst, drain=not running)
-        q.model = q.groups[0].model
-        q.in_s = now_s + self.rates[q.model].S
-        yield Load(self.batch_of(q).inst, self.way)
+        running, m = q.running(), q.groups[0].model
+        if running:
+            yield Run(q.batch(running[0].model), steps=0)
+            to = Host(q.node) if self.evict == "host" else None
+            yield from (Move(rid, to) for rid in self.of(running))
+        q.in_s = now_s + self.rates[m].S
+        yield from q.hold(m, self.way, drain=not running)
 
     def ready(self, q: Queue, view: View) -> Iterator[Action]:
         """A model is in: its lane opens, what was evicted comes home, then more is pulled."""
-        if q.model is not None and q.in_s is None:
-            batch = self.batch_of(q)
-            if view.lane(batch, "mixed") is None:
-                yield Run(batch)
-            for rid in self.of(q.running()):
-                if isinstance(view.request(rid).home, Host):
-                    yield Move(rid, batch.inst.place)
+        assert q.model is not None
+        batch, q.in_s = q.batch(q.model), None
+        if view.lane(batch, "mixed") is None:
+            yield Run(batch)
+        for rid in self.of(q.running()):
+            if isinstance(view.request(rid).home, Host):
+                yield Move(rid, batch.inst.place)
         yield from self.pull(q, view.now_s)
 
     # ------------------------------------------------------------ RWT estimator
@@ -371,15 +353,6 @@ class Qlm:
 
     # ------------------------------------------------------------ words
 
-    def batch_of(self, q: Queue) -> Batch:
-        """The batch of an instance's model: on the first of its GPUs, as many as the model needs."""
-        assert q.model is not None
-        return Batch(Inst(q.model, q.gpus[: self.cluster.models[q.model].tp]))
-
-    def at(self, inst: Inst) -> list[Queue]:
-        """The queue that waits for an instance's model or has it in; none, when it wants another by now."""
-        return [q for q in self.queues if q.model == inst.model and self.batch_of(q).inst == inst]
-
     def of(self, groups: Sequence[Group]) -> list[int]:
         """Requests of groups that were pulled and have not ended."""
         return [rid for rid, g in self.pulled.items() if g in groups]
@@ -390,8 +363,7 @@ class Qlm:
 
     def mean_batch(self, m: str, view: View) -> float:
         """Requests in a decode step of model m so far; before the first, those of its forecast (Little)."""
-        r, tp = self.rates[m], self.cluster.models[m].tp
-        seen = [view.batch(Batch(Inst(m, self.queues[k].gpus[:tp]))) for k in self.fits[m]]
+        r, seen = self.rates[m], [view.batch(self.queues[k].batch(m)) for k in self.fits[m]]
         steps = sum(b.steps for b in seen)
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
 

@@ -26,11 +26,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from harness.policy.actions import Action, Admit, Evict, Load, Run
+from harness.policy.actions import Action, Admit, Run
 from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import instances, one_request
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Plan, Request
+from harness.policy.placement import instances
+from harness.policy.slot import Slot, start
+from harness.policy.types import GIB, Cluster, Inst, Option, Plan, Request
 from harness.policy.view import View
 
 DECISION_S = 1.3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each, one busy x86-64 core, 2026-11-21
@@ -49,16 +50,12 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Instance:
-    """GPUs with one model at a time."""
+class Instance(Slot):
+    """GPUs that hold one model at a time, and their jobs."""
 
-    gpus: Gpus
-    node: int
     jobs: list[Job] = field(default_factory=list)  # the first one runs
     behind_s: float = 0.0  # of jobs that do not run yet
-    model: str | None = None  # in or on its way
     used_s: float = -math.inf  # when a request last ended on it
-    open: set[str] = field(default_factory=set)  # models whose lanes are open
 
 
 @dataclass(slots=True)
@@ -85,10 +82,7 @@ class ServerlessLlm:
     }
 
     def __post_init__(self) -> None:
-        models, profile, gpus = self.cluster.models, self.cluster.profile, self.cluster.gpus
-        for m, model in models.items():
-            if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
-                raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
+        models, profile = self.cluster.models, self.cluster.profile
         ways = {self.way, "disk"} if self.host_gib else {self.way}
         self.hears = frozenset({Woke, Arrived, Finished})
         self.uses = frozenset(
@@ -101,7 +95,7 @@ class ServerlessLlm:
         plans = {m: self.cluster.plan.get(m) or Plan(0.0, 1.0, x.max_tokens / 2, "none") for m, x in models.items()}
         self.S = {m: self.seconds(m, plan.prompt_tokens, plan.output_tokens) for m, plan in plans.items()}
         work = {m: plan.rate_rps * models[m].tp for m, plan in plans.items()}
-        self.all = [Instance(cut, gpus[cut[0]].node) for cut in instances(self.cluster, work)]
+        self.all = [Instance(self.cluster, gpus) for gpus in instances(self.cluster, work)]
         self.cached = {x.node: sorted(models, key=work.__getitem__) for x in self.all}
         for node in self.cached:
             self.keep(node)
@@ -121,23 +115,14 @@ class ServerlessLlm:
                 return self.arrived(request, view)
             case Finished(rid):
                 return self.finished(rid, view.now_s)
-            case Woke("start"):
-                return self.start()
+            case Woke("start"):  # with the models of the highest rates
+                return start(self.all, sorted(self.cluster.models, key=lambda m: -self.rate(m)), self.way)
         return ()
-
-    def start(self) -> Iterator[Action]:
-        """Each instance starts with a model, those of the highest rates first."""
-        models = sorted(self.cluster.models, key=lambda m: -self.rate(m))
-        for k, x in enumerate(self.all):
-            x.model = next(m for m in models[k % len(models) :] + models if self.fits(x, m))
-            x.open.add(x.model)
-            yield Load(self.batch(x, x.model).inst, self.way)
-            yield Run(self.batch(x, x.model))
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
         """A request joins the job that its place has for it, or opens one."""
         now_s, m = view.now_s, r.model
-        fit = [x for x in self.all if self.fits(x, m)]
+        fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
         if self.place == "startup":
             _, x, job = min((self.startup_s(x, m, now_s) for x in fit), key=lambda found: found[0])
@@ -155,7 +140,7 @@ class ServerlessLlm:
             job.long_s = max(job.long_s, self.seconds(m, r.prompt_tokens, view.oracle_tokens(r.id)))
         if job.runs:
             job.until_s = now_s + self.S[m]
-            yield Admit(r.id, self.batch(x, m))
+            yield Admit(r.id, x.batch(m))
         yield from self.next(x, now_s)
 
     def finished(self, rid: int, now_s: float) -> Iterator[Action]:
@@ -179,15 +164,10 @@ class ServerlessLlm:
         m, job.runs, job.until_s = job.model, True, now_s + self.S[job.model]
         x.behind_s -= job.cost_s
         if x.model != m:
-            if x.model is not None:
-                yield Evict(self.batch(x, x.model).inst)
-            x.model = m
-            yield Load(self.batch(x, m).inst, self.tier(x.node, m, use=True))
-        if m not in x.open:
-            x.open.add(m)
-            yield Run(self.batch(x, m))
+            yield from x.hold(m, self.tier(x.node, m, use=True))
+            yield Run(x.batch(m))
         for rid in job.rids:
-            yield Admit(rid, self.batch(x, m))
+            yield Admit(rid, x.batch(m))
 
     # ------------------------------------------------------------ where
 
@@ -203,18 +183,10 @@ class ServerlessLlm:
             wait_s -= max(0.0, last.until_s - now_s) if last.runs else self.S[m]
         return (wait_s, used_s), x, last
 
-    def fits(self, x: Instance, m: str) -> bool:
-        """Whether an instance has GPUs enough for a model."""
-        return self.cluster.models[m].tp <= len(x.gpus)
-
     def rate(self, m: str) -> float:
         """Requests a second that are forecast."""
         plan = self.cluster.plan.get(m)
         return plan.rate_rps if plan else 0.0
-
-    def batch(self, x: Instance, m: str) -> Batch:
-        """The batch of a model on an instance."""
-        return Batch(Inst(m, x.gpus[: self.cluster.models[m].tp]))
 
     def tier(self, node: int, m: str, *, use: bool = False) -> str:
         """The rung by which a model comes to a node's GPUs; one that is used stays in host memory, others make room."""

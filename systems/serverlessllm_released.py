@@ -44,29 +44,27 @@ from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import ClassVar
 
-from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
+from harness.policy.actions import Action, Admit, Drop, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled
 from harness.policy.fields import choice, number
-from harness.policy.placement import instances, one_request
-from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.policy.placement import instances
+from harness.policy.slot import Slot
+from harness.policy.types import Cluster, Inst, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 3e-5  # mean of 40 models on 16 H100 at 0.1 req/s each (6e-5 at 0.25), CPU time, x86-64, 2026-11-22
 LONG_AGO_S = -1e9  # the last step of a worker that never made one
-FRONT, PARKED = 0, 1  # tags: the batch that runs, and that of interrupted requests, which has no lane
+PARKED = 1  # tag of the batch of interrupted requests, which has no lane
 
 
 @dataclass(slots=True, eq=False)
-class Worker:
-    """GPUs with one model at a time."""
+class Worker(Slot):
+    """GPUs that hold one model at a time, and their queue."""
 
-    gpus: Gpus
     queue: list[Entry] = field(default_factory=list)
-    model: str | None = None  # in or on its way
     loading: bool = False
     runs: dict[int, None] = field(default_factory=dict)  # requests in the running batch
     stepped_s: float = LONG_AGO_S  # the last time at which a step is known to have ended
-    open: set[str] = field(default_factory=set)  # models whose lanes are open
 
 
 @dataclass(slots=True, eq=False)
@@ -98,16 +96,13 @@ class ServerlessLlmReleased:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"plus": {"order": "srtf"}}
 
     def __post_init__(self) -> None:
-        models, gpus = self.cluster.models, self.cluster.gpus
-        for m, model in models.items():
-            if gpus[0].mem_bytes - model.weight_bytes < one_request(model):
-                raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
         self.hears = frozenset({Arrived, Prefilled, Preempted, Finished, Load})
         self.uses = frozenset({"Load", "Evict", "Evict.drain", "Admit", "Drop", "Run"})
         self.uses |= {f"Load.way:{self.way}"} if self.way != "host" else set()
         self.uses |= {"Move", "Move.to:none", "view.oracle_tokens"} if self.order == "srtf" else set()
-        rates = {m: plan.rate_rps if (plan := self.cluster.plan.get(m)) else 0.0 for m in models}
-        self.workers = [Worker(cut) for cut in instances(self.cluster, {m: rates[m] * models[m].tp for m in models})]
+        plan = self.cluster.plan
+        work = {m: plan[m].rate_rps * x.tp if m in plan else 0.0 for m, x in self.cluster.models.items()}
+        self.workers = [Worker(self.cluster, gpus) for gpus in instances(self.cluster, work)]
 
     # ------------------------------------------------------------ events
 
@@ -132,7 +127,7 @@ class ServerlessLlmReleased:
             if not e.token and not e.dropped and view.now_s - e.request.arrival_s > self.drop_s:
                 e.dropped = True
                 yield Drop(e.request.id)
-        fit = [x for x in self.workers if self.cluster.models[r.model].tp <= len(x.gpus)]
+        fit = [x for x in self.workers if x.fits(r.model)]
         if self.order == "fcfs":
             x = self.place(r.model, fit, view)
             x.queue.append(self.entry(r, x))
@@ -170,10 +165,9 @@ class ServerlessLlmReleased:
 
     def loaded(self, inst: Inst, view: View) -> Iterator[Action]:
         """A model is in; the front may be of another one by now."""
-        x = self.at(inst)
-        if inst.model == x.model:
-            x.loading = False
-            yield from self.follow(x, view)
+        x = next(x for x in self.workers if x.has(inst))
+        x.loading = False
+        yield from self.follow(x, view)
 
     # ------------------------------------------------------------ ServerlessLLM: where
 
@@ -194,9 +188,9 @@ class ServerlessLlmReleased:
 
     def used_s(self, x: Worker, view: View) -> float:
         """When a worker's last step ended."""
-        if x.model is None or not (now := view.batch(self.batch(x, x.model))).decoding:
+        if x.model is None or not (now := view.batch(x.batch(x.model))).decoding:
             return x.stepped_s
-        step_s = self.cluster.profile.step_s(self.batch(x, x.model).inst, now.decoding, now.ctx_tokens)
+        step_s = self.cluster.profile.step_s(x.batch(x.model).inst, now.decoding, now.ctx_tokens)
         return view.now_s - (view.now_s - x.stepped_s) % step_s
 
     # ------------------------------------------------------------ ServerlessLLM+: where, and in which order
@@ -228,7 +222,7 @@ class ServerlessLlmReleased:
     def left_s(self, batch: Sequence[Entry], view: View) -> float:
         """Seconds by which a batch is sorted: its prompts to compute, else what its first request has left."""
         head, profile = batch[0].request, self.cluster.profile
-        inst = self.batch(batch[0].worker, head.model).inst
+        inst = batch[0].worker.batch(head.model).inst
         prompts = [e.request.prompt_tokens for e in batch if not e.kv and not e.dropped]
         if prompts:
             return profile.prefill_s(inst, sum(prompts))
@@ -248,36 +242,19 @@ class ServerlessLlmReleased:
         if m is None or not front:
             return
         if swap:
-            yield from self.leftovers(x, m, view)
-            x.model, x.loading = m, True
-            yield Load(self.batch(x, m).inst, self.way)
-        if m not in x.open:
-            x.open.add(m)
-            yield Run(self.batch(x, m))
+            x.loading = True
+            yield from x.hold(m, self.way, drain=False)
+            yield Run(x.batch(m))
         for rid in front:
             if rid not in x.runs:
                 x.runs[rid] = None
-                yield Admit(rid, self.batch(x, m))
+                yield Admit(rid, x.batch(m))
 
     def interrupt(self, rid: int, view: View) -> Iterator[Action]:
         """Take a request out of the running batch; its KV is computed again when it is back."""
         e = self.entries[rid]
         del e.worker.runs[rid]
         e.kv = False
-        yield Admit(rid, self.batch(e.worker, e.request.model, PARKED))
+        yield Admit(rid, e.worker.batch(e.request.model, PARKED))
         if view.request(rid).kv_bytes:
             yield Move(rid, None)
-
-    def leftovers(self, x: Worker, m: str | None, view: View) -> Iterator[Action]:
-        """Evict every model but one."""
-        for inst in view.insts(x.gpus[0]):
-            if inst.model != m and view.weights(inst) == "in":
-                yield Evict(inst, drain=False)
-
-    def batch(self, x: Worker, m: str, tag: int = FRONT) -> Batch:
-        """A batch of a model on a worker."""
-        return Batch(Inst(m, x.gpus[: self.cluster.models[m].tp]), tag)
-
-    def at(self, inst: Inst) -> Worker:
-        """The worker of an instance."""
-        return next(x for x in self.workers if x.gpus[0] == inst.place[0])  # type: ignore[index]

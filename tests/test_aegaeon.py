@@ -25,7 +25,7 @@ from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, TurnEnded
-from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Phase, Plan, Request
 from harness.policy.view import BatchState, RequestState, Weights
 from systems.aegaeon import Aegaeon, Group, Instance, Work, quotas
 from systems.dedicated import Dedicated
@@ -138,6 +138,9 @@ class Still:
 
     def request(self, rid: int) -> Any:
         return RequestState(None, 10, 0, Host())
+
+    def lane(self, batch: Batch, phase: Phase) -> Run:
+        return Run(batch, phase)
 
     def batch(self, batch: Batch) -> Any:
         return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -289,7 +292,7 @@ def test_a_switch_is_one_answer_in_the_papers_order() -> None:
     x = policy.all[1]
     a, b = Batch(Inst("a", (1,))), Batch(Inst("b", (1,)))
     works(policy, x, [("a", 1, 100), ("b", 1, 100)])
-    x.job, x.round, x.home = x.works[0], deque([x.works[1]]), {a: None}
+    x.models, x.job, x.round, x.home = ["a"], x.works[0], deque([x.works[1]]), {a: None}
     x.works[1].q, x.works[1].t = 0.5, STEP_S
     said = tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst)
     assert said == [
@@ -312,11 +315,11 @@ def test_what_comes_next_is_prefetched_where_it_fits() -> None:
         event = TurnEnded(batch, "decode", "time", 10, 0.2)
         said = [type(a).__name__ for a in tell(policy, event, *(b.inst for b in batches))]
         assert said == ["Move", "Move", "Run"]  # both are in: nothing is loaded any more
-    assert set(x.want) == {"a", "b"}
+    assert set(x.models) == {"a", "b"}
     without = Aegaeon(cluster(2, tokens=3000), prefetch=False)
     works(without, without.all[1], [("a", 1, 100), ("b", 1, 100)])
     begin(without, without.all[1])
-    assert without.all[1].want == ("a",)
+    assert without.all[1].models == ["a"]
 
 
 def begin(policy: Aegaeon, x: Instance) -> None:
@@ -329,13 +332,25 @@ def test_without_synchronisation_stages_wait_for_each_other() -> None:
     x = policy.all[1]
     works(policy, x, [("a", 1, 100), ("b", 1, 100)])
     a, b = (w.batch for w in x.works)
-    x.job, x.home = x.works[0], {a: None}
+    x.models, x.job, x.home = ["a"], x.works[0], {a: None}
     x.round.append(x.works[1])
     assert tell(policy, TurnEnded(a, "decode", "time", 10, 0.2), a.inst) == [Move(a, Host())]
     assert tell(policy, Done(Move(a, Host()))) == [Evict(a.inst, drain=False), Load(b.inst)]
     assert tell(policy, Done(Load(b.inst))) == [Move(b, (1,))]
     said = tell(policy, Done(Move(b, (1,))))
     assert [type(s).__name__ for s in said] == ["Run"]
+
+
+def test_weights_whose_load_failed_are_asked_for_again() -> None:
+    policy = Aegaeon(cluster(2))
+    x = policy.all[1]
+    works(policy, x, [("a", 1, 100)])
+    a = x.works[0].batch
+    begin(policy, x)
+    turn = Run(a, "decode", for_s=4.0)
+    stuck = TurnEnded(a, "decode", "stuck", 0, 0.0)
+    assert tell(policy, stuck) == [Move(a, Host()), Load(a.inst), Move(a, (1,)), turn]
+    assert tell(policy, stuck, a.inst) == [Move(a, Host()), Move(a, (1,)), turn]  # they are in: only KV goes and comes
 
 
 def test_the_prefill_first_baseline_interrupts_a_turn() -> None:

@@ -61,7 +61,7 @@ def policy(gpus: int, groups: list[list[tuple[str, int, float]]], **fields: Any)
     q = Qlm(cluster(gpus), **fields)
     rid = iter(range(10_000))
     for queue, held in zip(q.queues, groups, strict=True):
-        queue.model = "a"
+        queue.models = ["a"]
         for m, n, due_s in held:
             q.formed += 1
             g = Group(q.formed, m, float(q.formed), due_s, 0, deque(next(rid) for _ in range(n)), queue)

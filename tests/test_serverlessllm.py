@@ -17,7 +17,7 @@ from harness.engines.sim.engine import Sim
 from harness.engines.wallclock import NoProfile
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run
-from harness.policy.events import Arrived, Event, Finished
+from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Host, Inst, Jobs, Model, Plan, Request
 from systems.serverlessllm import ServerlessLlm
 from workloads.models import shape
@@ -57,7 +57,7 @@ def policy(gpus: int = 2, models: str = "abc", **fields: Any) -> ServerlessLlm:
     served = {m: Model(1, 1, GIB, 1, 1, 400, 1.0, 0.1) for m in models}
     plan = {m: Plan(10.0 - k, 100, 50, "test") for k, m in enumerate(models)}
     made = ServerlessLlm(Cluster(kinds, served, plan, Flat()), **fields)
-    list(made.start())
+    tell(made, Woke("start"))
     return made
 
 
@@ -78,7 +78,7 @@ def jobs_of(made: ServerlessLlm) -> list[list[tuple[str, list[int]]]]:
 
 def end(made: ServerlessLlm, rid: int) -> list[Action]:
     x, job = made.where[rid]
-    return tell(made, Finished(rid, made.batch(x, job.model), "done"))
+    return tell(made, Finished(rid, x.batch(job.model), "done"))
 
 
 def test_a_request_starts_where_it_is_soonest() -> None:

@@ -86,7 +86,7 @@ class Stage:
 
     def home(self, rid: int) -> Batch:
         e = self.made.entries[rid]
-        return self.made.batch(e.worker, e.request.model)
+        return e.worker.batch(e.request.model)
 
     def queues(self) -> list[list[int]]:
         return [[e.request.id for e in x.queue] for x in self.made.workers]
@@ -245,9 +245,9 @@ def test_plus_interrupts_what_runs_and_its_kv_is_computed_again() -> None:
     # without KV a's key is its prompt, 0.1 s: it comes first again. The load of b is not cut short.
     assert s.arrive(3.5, 2, "c", prompt=500) == [Admit(1, on("b", tag=PARKED))]
     assert s.queues() == [[0, 1, 2]]
-    assert s.load(5.0, 0) == [Evict(b.inst, drain=False), Load(a.inst), Admit(0, a)]
+    assert s.load(5.0, 0) == [Evict(b.inst, drain=False), Load(a.inst), Run(a), Admit(0, a)]
     s.load(7.0, 0)
-    assert s.end(9.0, 0) == [Evict(a.inst, drain=False), Load(b.inst), Admit(1, b)]
+    assert s.end(9.0, 0) == [Evict(a.inst, drain=False), Load(b.inst), Run(b), Admit(1, b)]
     s.load(11.0, 0)
     assert s.end(13.0, 1) == [Evict(b.inst, drain=False), Load(c.inst), Run(c), Admit(2, c)]
 

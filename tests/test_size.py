@@ -25,7 +25,6 @@ POLICY = "harness.policy"
 MOST = 300
 MOST_OF = {
     "prism": 340,  # two levels, an algorithm each
-    "aegaeon": 330,  # Slot, the stages of a switch, is its alone, with the repair of refused actions
 }
 PROSE = {tokenize.COMMENT, tokenize.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER}
 

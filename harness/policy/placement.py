@@ -81,8 +81,11 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> li
     """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
 
     `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had. Raises
-    Infeasible where no node holds the largest degree.
+    Infeasible where no node holds the largest degree, or where a model and one longest request do not fit its GPUs.
     """
+    for m, model in cluster.models.items():
+        if cluster.gpus[0].mem_bytes - model.weight_bytes < one_request(model):
+            raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
     free: dict[int, list[int]] = {}
     for k, gpu in enumerate(cluster.gpus):
         free.setdefault(gpu.node, []).append(k)

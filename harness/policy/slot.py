@@ -1,97 +1,63 @@
-"""GPUs that models take turns on: what one answer of a policy says to pass from one model to the next.
-
-The stages of a switch are those of Xiang et al., "Aegaeon", SOSP 2025, section 5: KV out, weights out, weights in, KV
-in, run; and the next model's weights ahead of their time.
-"""
+"""GPUs that hold one model at a time, and what an answer says to pass from one model to the next."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
-from harness.policy.actions import Action, Evict, Load, Move, Run
-from harness.policy.types import Batch, Gpus, Host, Inst
-from harness.policy.view import View
+from harness.policy.actions import Action, Evict, Load, Run
+from harness.policy.types import Batch, Cluster, Gpus, Inst
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """GPUs, the models that are to be on them, and whose KV is. With `sync` the stages overlap, else each waits."""
+    """GPUs that hold one model at a time; a next one may come ahead of its turn."""
 
+    cluster: Cluster
     gpus: Gpus
-    host: Host  # where KV goes
-    way: str  # rung by which weights come
-    sync: bool
-    want: tuple[str, ...] = ()  # the model that runs, and the next
-    home: dict[Batch, None] = field(default_factory=dict)  # whose KV is on the GPUs
-    stages: deque[list[Action]] = field(default_factory=deque)  # of a switch under way, without `sync`
-    waits: list[Action] = field(default_factory=list)  # what the next stage waits for
+    models: list[str] = field(default_factory=list)  # in or on their way: the one that is held, and those ahead
 
-    def switch(
-        self, turn: Run, view: View, *, stay: Container[Batch] = (), ahead: Inst | None = None
-    ) -> Iterator[Action]:
-        """KV goes, but of those who `stay`; models that are not wanted leave; weights and KV of a decode batch come.
+    @property
+    def model(self) -> str | None:
+        """The model that is held: in or on its way."""
+        return self.models[0] if self.models else None
 
-        `ahead`: weights that are fetched meanwhile; only with `sync`.
-        """
-        batch, inst = turn.batch, turn.batch.inst
-        self.want = (inst.model, ahead.model) if ahead else (inst.model,)
-        insts = view.insts(self.gpus[0])
-        here = {x.model for x in insts if view.weights(x) == "in"}  # a Load keeps what is on its way in, or out
-        out = self.out(stay)
-        into = turn.phase == "decode" and batch not in self.home
-        if into:
-            self.home[batch] = None
-        stages: tuple[list[Action], ...] = (
-            out,
-            [*self.clear(insts), *(() if inst.model in here else (Load(inst, self.way),))],
-            [Move(batch, inst.place)] if into else [],
-            [turn],
-        )
-        if not self.sync:
-            self.stages = deque(stages)
-            yield from self.advance()
-            return
-        yield from chain(*stages)
-        if ahead and ahead.model not in here:
-            yield Load(ahead, self.way)
+    @property
+    def node(self) -> int:
+        """The node of its GPUs."""
+        return self.cluster.gpus[self.gpus[0]].node
 
-    def out(self, stay: Container[Batch] = ()) -> list[Action]:
-        """KV goes to the host."""
-        gone = [batch for batch in self.home if batch not in stay]
-        for batch in gone:
-            del self.home[batch]
-        return [Move(batch, self.host) for batch in gone]
+    def fits(self, m: str) -> bool:
+        """Whether there are GPUs enough for a model."""
+        return self.cluster.models[m].tp <= len(self.gpus)
 
-    def take(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
-        """A request's KV joins that of its batch: in host memory, or by that way on the GPUs."""
-        now = view.request(rid).home
-        path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
-        if now != path[-1]:
-            yield from (Move(rid, place) for place in path if place != now)
+    def batch(self, m: str, tag: int = 0) -> Batch:
+        """A batch of a model: on the first of the GPUs, as many as the model needs."""
+        return Batch(Inst(m, self.gpus[: self.cluster.models[m].tp]), tag)
 
-    def clear(self, insts: Iterable[Inst]) -> list[Action]:
-        """Of the models that are here those go that are not wanted."""
-        return [Evict(inst, drain=False) for inst in insts if inst.model not in self.want]
+    def has(self, inst: Inst) -> bool:
+        """Whether an instance lies on these GPUs."""
+        return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
-    def advance(self) -> Iterator[Action]:
-        """The next stages, up to one that has to be waited for."""
-        while self.stages and not self.waits:
-            stage = self.stages.popleft()
-            self.waits = [a for a in stage if isinstance(a, Move | Load)]
-            yield from stage
+    def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
+        """The weights of other models go, but those to keep; those of this one come, unless they are here."""
+        for old in self.models:
+            if old != m and old not in keep:
+                yield Evict(self.batch(old).inst, drain)
+        if m not in self.models:
+            yield Load(self.batch(m).inst, way)
+        self.models = [m, *(old for old in self.models if old != m and old in keep)]
 
-    def done(self, action: Action, failed: str | None, view: View) -> Iterator[Action]:
-        """An action of any slot is over: what waits for it here goes on. KV that could not be moved is where it was."""
-        if failed is not None and isinstance(action, Move):
-            who, to = action.who, action.to
-            batch = who if isinstance(who, Batch) else view.request(who).batch
-            if batch in self.home and to == batch.inst.place:  # some of it did not come: it goes back
-                yield from self.out([b for b in self.home if b != batch])
-            elif isinstance(who, Batch) and who.inst.place[0] in self.gpus and to == self.host:  # type: ignore[index]
-                self.home[who] = None  # some of it did not go
-        if action in self.waits:
-            self.waits.remove(action)
-            yield from self.advance()
+    def fetch(self, m: str, way: str) -> Iterator[Action]:
+        """The weights of a model come ahead of its turn, beside the one that is held."""
+        if m not in self.models:
+            self.models.append(m)
+            yield Load(self.batch(m).inst, way)
+
+
+def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
+    """Each slot starts with the next model that fits it, open to requests; again from the first after the last."""
+    for k, slot in enumerate(slots):
+        m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))
+        yield from slot.hold(m, way)
+        yield Run(slot.batch(m))
