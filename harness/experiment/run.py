@@ -7,10 +7,21 @@ import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.experiment.lookup import assemble, blamed, cluster_of, engine_of, fit_of, models_of, served_of, trace_of
+from harness.experiment.lookup import (
+    assemble,
+    blamed,
+    cluster_of,
+    engine_of,
+    fit_of,
+    machine_of,
+    models_of,
+    served_of,
+    trace_of,
+)
 from harness.experiment.spec import Spec, as_dict
 from harness.loop import engine as engines
 from harness.loop.guard import terminable
@@ -56,14 +67,14 @@ def jobs_of(spec: Spec) -> Jobs:
 def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
     """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-    `model` indexes the spec's set.
+    `model` indexes the spec's set. Constants are taken unscaled: what an SLO allows does not move with a guess.
     """
     import numpy as np
 
     from harness.engines.costs import quantities
     from harness.policy.types import Inst
 
-    profile = cluster_of(spec).profile
+    profile = cluster_of(replace(spec, scaled=())).profile
     host = quantities.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
     keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
@@ -96,12 +107,11 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 
     Nothing of loads is said for an engine without a cost table.
     """
-    from harness.engines.costs import quantities
     from harness.experiment import turns
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
-    fixed_s = {name: way.fixed_s for name, way in quantities.ladder(spec.gpu).items()}
+    fixed_s = {name: way.fixed_s for name, way in machine_of(spec).ladder.items()}
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import process, quantities, shapes
+from harness.engines.costs import constants, process, quantities, shapes
 from harness.engines.machine import (
     PIECE_BYTES,
     Config,
@@ -23,6 +23,7 @@ from harness.engines.machine import (
     cluster,
     footprint_bytes,
     granule_bytes,
+    kept_pages,
     machine,
     memory,
     priced_models,
@@ -35,7 +36,6 @@ from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed,
 from harness.policy.types import (
     FRAGMENTED,
     GIB,
-    KEPT_PAGES,
     Batch,
     Fidelity,
     Gpus,
@@ -161,6 +161,7 @@ class Sim:
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"] = options.get("sharing", "fluid") == "none"
+        w["co_run"] = constants.of(c.scaled, "co_run")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus
@@ -229,7 +230,7 @@ class Sim:
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
-            i["reserve"] = KEPT_PAGES * page
+            i["reserve"] = int(kept_pages(c) * page)
             i["footprint"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         i["limit"] = self._cap(inst.model, gpus)

@@ -303,9 +303,16 @@ def share(S: int, p: int) -> None:
             lane = n.next
     lane = P.head
     while lane >= 0:
-        set_rate(S, lane, lane_at(S, lane).new_rate)
+        n = lane_at(S, lane)
+        set_rate(S, lane, n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run))
         lane = lane_at(S, lane).next
     next_end(S, p)
+
+
+@jit
+def slowed(alone: float, beside: float, factor: float) -> float:
+    """A rate beside others at which a step takes `factor` times what it takes longer than alone."""
+    return alone / (1.0 + factor * (alone / beside - 1.0))
 
 
 @jit
