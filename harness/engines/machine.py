@@ -118,25 +118,26 @@ def kept_pages(config: Config) -> float:
 
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
     """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
-    processes = [(_parts(config, m), m.tp) for m in config.models]
+    processes = [(parts(config, m), m.tp) for m in config.models]
     return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, _layout(config, layout))
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
     """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
-    every = {m.name: _parts(config, m) for m in config.models}
-    at, own = _parts(config, model), every[model.name]
+    every = {m.name: parts(config, m) for m in config.models}
+    at, own = parts(config, model), every[model.name]
     held = process.process_bytes(at, own, list(every.values()), _layout(config, layout))
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 
-def _parts(config: Config, model: Served) -> process.Parts:
+def parts(config: Config, model: Served) -> process.Parts:
+    """The memory of a model's process beside weights and KV."""
     if config.process_bytes is not None:
-        parts = process.Parts(config.process_bytes, 0)
+        found = process.Parts(config.process_bytes, 0)
     else:
         tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-        parts = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
-    return constants.process(parts, config.scaled)
+        found = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+    return constants.process(found, config.scaled)
 
 
 def _layout(config: Config, layout: process.Layout) -> process.Layout:

@@ -23,6 +23,13 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "reserve": "pages that a model with elastic KV memory keeps mapped",
 }
 
+# Where those come from that no table of `tables/` states.
+SOURCES: Mapping[str, str] = {
+    "process": "its parts by the formula of harness/engines/costs/process.py, which cites each",
+    "reserve": "kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES",
+    "co_run": "max-min shares of compute and HBM bandwidth among the steps on a GPU, as under MPS; a model, not fitted",
+}
+
 
 def of(factors: Factors, name: str) -> float:
     """The factor of a constant."""
