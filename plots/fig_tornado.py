@@ -59,7 +59,7 @@ def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
     swings = own.groupby("constant")["mean"].agg(swing)
     order = sorted(swings.index, key=lambda name: (name != "", -swings[name]))
     own["rank"] = own["constant"].map({name: k for k, name in enumerate(order)})
-    columns = ["constant", "value", "setting", "mean", "low", "high", "n"]
+    columns = ["constant", "value", "setting", "mean", "low", "high", "n", "note"]
     found: pd.DataFrame = own.sort_values("rank", kind="stable")[columns].reset_index(drop=True)
     return found
 
@@ -71,11 +71,11 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
         raise UserError("nothing to draw: no constant was varied")
     base, own = shown.iloc[0], shown.iloc[1:]
     names = list(dict.fromkeys(own["constant"]))
-    text = textwrap.fill(style.caption(runs, [int(base["n"])], note), 92)
-    foot = 0.42 + 0.085 * (1 + text.count("\n"))
+    text = textwrap.fill(style.caption(runs, [int(base["n"])], f"{_notes(own)} {note}".strip()), 92)
+    foot = 0.52 + 0.085 * (1 + text.count("\n"))
     height = HEAD_IN + BAR_IN * len(names) + foot
     figure = Figure(figsize=(style.COLUMN_IN, height))
-    axis = figure.add_axes((0.31, foot / height, 0.66, BAR_IN * len(names) / height))
+    axis = figure.add_axes((0.34, foot / height, 0.63, BAR_IN * len(names) / height))
     even = 1.0 if many else 0.0
     axis.axvspan(*(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])), color="#000000",
                  alpha=0.08, linewidth=0)  # fmt: skip
@@ -107,14 +107,22 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 
 def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
-    """A bar from the base to a lead with its interval; outlined in black where the order turns beyond that."""
+    """A bar from the base to a lead, with its interval; see `_notes`."""
     turned = (base - even) * (row.mean - even) < 0 and (
         (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
     )
-    axis.barh(y, row.mean - base, THICK, left=base, color=_color(row.setting), linewidth=0.8 if turned else 0,
-              edgecolor="black")  # fmt: skip
+    color = _color(row.setting)
+    axis.barh(y, row.mean - base, THICK, left=base, color="white" if row.note else color, linewidth=0.8,
+              edgecolor="black" if turned else color)  # fmt: skip
     ends = [x if np.isfinite(x) else row.mean for x in (row.low, row.high)]
     axis.plot(ends, [y, y], color="#404040", linewidth=0.6, solid_capstyle="butt")
+
+
+def _notes(own: pd.DataFrame) -> str:
+    """Say what bars mean that are drawn otherwise, and what the lines are."""
+    why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in own.to_dict("records") if row["note"]]
+    hollow = f"Hollow: {', '.join(why)}." if why else ""
+    return f"{hollow} Thin lines: intervals; outlined in black: the order turns.".strip()
 
 
 def _color(setting: str) -> str:

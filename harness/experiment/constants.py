@@ -102,7 +102,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
             "; ".join(f"{way}: {why[way]}" for way in ways),
         ),
         "step": (
-            f"{1e3 * host.host0:.3g} ms + {1e6 * host.host1:.3g} us a sequence, {hidden}",
+            f"{1e3 * host.host0:.3g} ms + {1e6 * host.host1:.3g} us/sequence, {hidden}",
             said[f"host {spec.host}"],
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),

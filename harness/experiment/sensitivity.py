@@ -83,8 +83,12 @@ class Found:
 
 
 def leading(found: Compared, definition: str, silent: Collection[str]) -> tuple[Entry, Entry]:
-    """The first two of a comparison, labels in `silent` aside: by the rate at 99 %, of one rate by attainment."""
+    """The first two of a comparison: by the rate at 99 %, or by attainment where there is one rate.
+
+    Labels in `silent` do not contend, unless only two are compared.
+    """
     labels = [entry.label for entry in found.entries]
+    silent = silent if len(labels) > 2 else ()
     rivals = [row for row in view(found.table, labels, definition, LEVEL, controls=silent).rows if not row.control]
     if len(rivals) < 2:
         raise UserError("an order takes two systems: --systems a,b")
@@ -155,7 +159,7 @@ def sensitivity(
             met = [score.attained(run, under, [definition])[definition] for run in own]
             lacks = (entry.label for entry, run in zip(pair, own[:: each // 2], strict=True) if infeasible(run))
             note = ", ".join(f"{label} is infeasible" for label in lacks)
-            lead = _lead(met[: each // 2], met[each // 2 :], rates, found.seeds)
+            lead = lead_of(met[: each // 2], met[each // 2 :], rates, found.seeds)
             yield {"constant": change.constant, "setting": change.said, **asdict(lead), "note": note}
         for k, why in misfit.items():
             yield {"constant": changes[k].constant, "setting": changes[k].said, "note": why}
@@ -180,7 +184,7 @@ def infeasible(run: Path) -> bool:
     return bool(record.meta(run)["infeasible"])
 
 
-def _lead(ours: Sequence[float], theirs: Sequence[float], rates: Sequence[float], seeds: int) -> Estimate:
+def lead_of(ours: Sequence[float], theirs: Sequence[float], rates: Sequence[float], seeds: int) -> Estimate:
     """The lead from attainment by rate, then by seed."""
     if len(rates) == 1:
         return statistics.paired(dict(enumerate(ours)), dict(enumerate(theirs)))
