@@ -16,7 +16,7 @@ from harness.loop.system import System
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 
 FACTORS = (0.5, 2.0)
-SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its one change is the other mode
+SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how models whose steps meet on a GPU divide it"}
 
 
@@ -57,8 +57,8 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
         elif why := _fixed(name, specs):
             left[name] = why
         elif name == SHARING:
-            mode = next(mode for mode in MODES if mode != getattr(specs[0], SHARING))
-            found.append(Setting(name, mode, {SHARING: mode}))
+            have = _sharing(specs)
+            found += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
             found += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in FACTORS]
     return found, left
@@ -108,9 +108,16 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
         "co_run": ("as demands tell", SOURCES["co_run"]),
-        SHARING: (str(getattr(spec, SHARING, MODES[0])), SOURCES["co_run"]),
+        SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
+
+
+def _sharing(specs: Sequence[Spec]) -> set[str]:
+    """The modes in which models share a GPU under these specs: one for all, or each system's own."""
+    given = str(getattr(specs[0], SHARING, "own"))
+    own = {str(one.options.get(SHARING, MODES[0])) for one in _policies(specs)}
+    return own if given == "own" else {given}
 
 
 def _policies(specs: Iterable[Spec]) -> list[System]:

@@ -61,7 +61,8 @@ def sentence(found: Found) -> str:
         told = by_order[1] + by_order[-1]
         said = f"is not told from chance, but is with {_list(told)}" if told else "is never told from chance"
     most = found.ranked[0].name
-    return f"Sensitivity ({names}, one at a time): {lead} {said}. Largest swing: {most}, {_swing(found, most)}."
+    why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
+    return f"Sensitivity ({names}, one at a time): {lead} {said}. Largest swing: {most}, {_swing(found, most)}{why}."
 
 
 def _list(said: Sequence[str]) -> str:
