@@ -42,6 +42,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "runs.run",
         'Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all).',
     ),
+    "sensitivity": (
+        "sensitivity.sensitivity",
+        "Halve and double constants of the machine: which of them turns the order of two systems.",
+    ),
     "trace": ("traces.trace", "Look at traces, and make canonical ones."),
     "validate": (
         "tools.validate",

@@ -83,17 +83,12 @@ def compare(
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.experiment import compare as comparison
-    from harness.experiment import sentences
+    from harness.experiment import sensitivity_text, sentences
     from harness.experiment.lookup import trace_of
     from harness.experiment.rates import LEVEL
     from harness.report import table
 
-    names = [name.strip() for name in systems.split(",") if name.strip()]
-    if controls:
-        names += [name for name in comparison.CONTROLS if name not in names]
-    entries = _entries(names, **{**setting, **settings})
-    if controls:
-        entries.append(_copy(entries))
+    entries = contestants(systems, controls=controls, **{**setting, **settings})
     folder = (out or RESULTS).resolve()
     asked = slo_rule(slo, slo_scale)
     if dry_run:
@@ -105,7 +100,7 @@ def compare(
     with Terminal() as teller:
         found = comparison.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
                               workers=workers, teller=teller)  # fmt: skip
-    silent = (*comparison.CONTROLS, *(entry.label for entry in entries if entry.label.endswith(comparison.AA)))
+    silent = silent_of(entries)
     rule = definition or found.judge.definition
     shown = table.view(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
     stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
@@ -122,11 +117,30 @@ def compare(
     if plots:  # the table first: drawing takes longer than all else
         from plots import fig_compare
 
-        fig_compare.render(found.folder, stem, f"bench plot {short_path(found.folder)}")
+        said = sensitivity_text.kept(found.folder)
+        fig_compare.render(found.folder, stem, f"bench plot {short_path(found.folder)}", said)
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(found.failed)), err=True, nl=False)
     if found.failed:
         sys.exit(2)
+
+
+def contestants(systems: str, *, controls: bool, **common: Any) -> list[Entry]:
+    """Contestants as `--systems` and `--controls` ask for them."""
+    from harness.experiment.compare import CONTROLS
+
+    names = [name.strip() for name in systems.split(",") if name.strip()]
+    if not controls:
+        return _entries(names, **common)
+    entries = _entries([*names, *(name for name in CONTROLS if name not in names)], **common)
+    return [*entries, _copy(entries)]
+
+
+def silent_of(entries: Sequence[Entry]) -> tuple[str, ...]:
+    """Labels that contend for nothing: controls, and the copies of A/A."""
+    from harness.experiment.compare import AA, CONTROLS
+
+    return (*CONTROLS, *(entry.label for entry in entries if entry.label.endswith(AA)))
 
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
@@ -198,7 +212,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.experiment import sentences
+    from harness.experiment import sensitivity_text, sentences
     from harness.report import table
 
     for line in sentences.headline(found, shown):
@@ -213,6 +227,8 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
         click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
+    if said := sensitivity_text.kept(found.folder):
+        click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(found.folder) + pdf)
     click.echo(f"next: {sentences.next_command(found, shown, rule, click.get_current_context().meta[WORDS])}")

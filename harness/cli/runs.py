@@ -66,6 +66,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
               help="Path of the figure without its ending.  [default: plots/out/compare-HASH]")  # fmt: skip
 def plot(sweep: Path | None, out: Path | None) -> None:
     """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
+    from harness.experiment import sensitivity_text
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from plots import fig_compare, fig_paper
@@ -81,13 +82,14 @@ def plot(sweep: Path | None, out: Path | None) -> None:
         (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
     )  # fmt: skip
     stem = (out.with_suffix("") if out else FIGURES / name).resolve()
-    note = _stale(sweep)
+    stale, said = _stale(sweep), sensitivity_text.kept(sweep)
+    note = " ".join(part for part in (stale, said) if part)
     if (sweep / SWEEP).is_file():
         click.echo(f"{short_path(sweep)} · SLO {', '.join(_slos(sweep / SWEEP))}")
     for path in draw(sweep, stem, f"bench plot {short_path(sweep)}", note):
         click.echo(short_path(path))
-    if note:
-        click.echo(f"{note} (bench compare runs them again)", err=True)
+    if stale:
+        click.echo(f"{stale} (bench compare runs them again)", err=True)
 
 
 def _slos(table: Path) -> list[str]:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from harness.engines.costs import coefficients, process, quantities, shapes
+from harness.engines.costs import coefficients, constants, process, quantities, shapes
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile, row
 from harness.policy.events import Failed
-from harness.policy.types import MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
+from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
@@ -54,6 +54,7 @@ class Config:
     nvlink_gbps: float | None = None
     net_gbps: float | None = None
     disk_gbps: float | None = None
+    scaled: constants.Factors = field(default_factory=dict)  # of constants of the machine
     block_tokens: int = 16
     batch_cap: int = 256
     chunk_tokens: int = 2048
@@ -88,11 +89,12 @@ def machine(config: Config) -> Machine:
     c, spec = config, quantities.gpu(config.gpu)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
+    q, host = quantities.quantities(c.gpu, c.table), constants.host(quantities.host(c.host, c.gpu), c.scaled)
     return Machine(
-        coefficients.tables(rows, config.gpu, config.host, config.table),
-        spec._replace(**links),
-        quantities.ladder(config.gpu),
-        quantities.host(config.host, config.gpu),
+        coefficients.coefficients(rows, q, spec, host),
+        constants.links(spec._replace(**links), c.scaled),
+        constants.ladder(quantities.ladder(c.gpu), c.scaled),
+        host,
         quantities.quantum_s(),
     )
 
@@ -112,25 +114,33 @@ def granule_bytes(config: Config, model: Served, elastic: bool) -> int:
     return model.shape.layers * 2 * config.buffer_bytes if elastic else block_bytes(config, model)
 
 
+def kept_pages(config: Config) -> float:
+    """Pages that a model with elastic KV memory keeps mapped while its weights are in."""
+    return constants.of(config.scaled, "reserve") * KEPT_PAGES
+
+
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
     """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
-    processes = [(_parts(config, m), m.tp) for m in config.models]
+    processes = [(parts(config, m), m.tp) for m in config.models]
     return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, laid_out(config, layout))
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
     """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
-    every = {m.name: _parts(config, m) for m in config.models}
-    at, own = _parts(config, model), every[model.name]
+    every = {m.name: parts(config, m) for m in config.models}
+    at, own = parts(config, model), every[model.name]
     held = process.process_bytes(at, own, list(every.values()), laid_out(config, layout))
     return shapes.weight_bytes(model.shape, model.tp) + held
 
 
-def _parts(config: Config, model: Served) -> process.Parts:
+def parts(config: Config, model: Served) -> process.Parts:
+    """The memory of a model's process beside weights and KV."""
     if config.process_bytes is not None:
-        return process.Parts(config.process_bytes, 0)
-    tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
-    return process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+        found = process.Parts(config.process_bytes, 0)
+    else:
+        tokens, graphs = config.chunk_tokens or config.prefill_tokens, "eager" not in config.host
+        found = process.parts(model.shape, model.tp, tokens, config.batch_cap, graphs)
+    return constants.process(found, config.scaled)
 
 
 def laid_out(config: Config, layout: process.Layout) -> process.Layout:
@@ -174,6 +184,7 @@ def cluster(
             m.ttft_slo_s,
             m.tpot_slo_s,
             tuple(sizes(m.at(tp)) for tp in sorted({m.tp, *m.degrees}) if tp in {m.tp, *range(1, most + 1)}),
+            kept_pages(config),
         )
         for m in config.models
     }

@@ -143,6 +143,7 @@ def config_of(spec: Spec) -> machine.Config:
         process_bytes=spec.process_bytes,
         sharing=spec.sharing,  # type: ignore[arg-type]  # checked by Spec
         **links_of(spec),
+        scaled=dict(spec.scaled),
         noise=spec.noise or 0.0,
         seed=spec.seed,
         start_s=-(spec.warmup_s or 0.0),
@@ -153,17 +154,22 @@ def config_of(spec: Spec) -> machine.Config:
 
 def machine_of(spec: Spec) -> machine.Machine:
     """The cost tables of a spec, computed once for all runs of a process."""
-    return _machine(spec.gpu, spec.host, spec.models, spec.table, tuple(links_of(spec).items()))
+    return _machine(spec.gpu, spec.host, spec.models, spec.table, tuple(links_of(spec).items()), spec.scaled)
 
 
 @cache
 def _machine(
-    gpu: str, host: str, models: str, table: str | None, links: tuple[tuple[str, float | None], ...]
+    gpu: str,
+    host: str,
+    models: str,
+    table: str | None,
+    links: tuple[tuple[str, float | None], ...],
+    scaled: tuple[tuple[str, float], ...],
 ) -> machine.Machine:
     members = models_of(models).members
     served = tuple(machine.Served(m.name, m.shape, m.tp, degrees=shapes.degrees(m.shape)) for m in members)
     rates: dict[str, Any] = dict(links)
-    return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, **rates))
+    return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, scaled=dict(scaled), **rates))
 
 
 def links_of(spec: Spec) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def _timed(spec: Spec) -> Spec:
     for name in ("decision_s", "control_s", "noise"):
         if getattr(spec, name):
             raise UserError(f"{name} is {getattr(spec, name):g}: on {spec.engine} time is real, and none can be added")
+    if spec.scaled:
+        raise UserError(f"scaled.{spec.scaled[0][0]}: on {spec.engine} the machine is real, and nothing of it scales")
     return replace(spec, decision_s=0.0, control_s=0.0, noise=0.0)
 
 
@@ -154,7 +156,7 @@ def _hold(spec: Spec, models: ModelSet) -> None:
         config = machine.Config(
             models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
             chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-            process_bytes=spec.process_bytes,
+            process_bytes=spec.process_bytes, scaled=dict(spec.scaled),
         )  # fmt: skip
         held = machine.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes

@@ -18,6 +18,7 @@ from harness.experiment.lookup import (
     departs,
     engine_of,
     fit_of,
+    machine_of,
     models_of,
     served_of,
     trace_of,
@@ -79,14 +80,14 @@ def _cached(jobs: Jobs, spec: Spec) -> Jobs:
 def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
     """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
 
-    `model` indexes the spec's set.
+    `model` indexes the spec's set. Constants are taken unscaled: what an SLO allows does not move with a guess.
     """
     import numpy as np
 
     from harness.engines.costs import quantities
     from harness.policy.types import Inst
 
-    profile = cluster_of(spec).profile
+    profile = cluster_of(replace(spec, scaled=())).profile
     host = quantities.host(spec.host, spec.gpu)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
     keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
@@ -119,12 +120,11 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
 
     Nothing of loads is said for an engine without a cost table.
     """
-    from harness.engines.costs import quantities
     from harness.experiment import turns
 
     log = turns.Turns()
     folder = execute(spec, out, code_hash, log)
-    fixed_s = {name: way.fixed_s for name, way in quantities.ladder(spec.gpu).items()}
+    fixed_s = {name: way.fixed_s for name, way in machine_of(spec).ladder.items()}
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)

@@ -12,13 +12,14 @@ import dataclasses
 import json
 import math
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
+from harness.engines.costs.constants import CONSTANTS
 from harness.policy.types import Option, UserError
 
 SCALINGS = ("none", "rotate", "replicate", "time", "clients")
@@ -95,6 +96,7 @@ class Spec:
     nvlink_gbps: float | None = _in(POSITIVE, None)  # GPU to GPU
     net_gbps: float | None = _in(POSITIVE, None)  # across nodes
     disk_gbps: float | None = _in(POSITIVE, None)  # of a node
+    scaled: tuple[tuple[str, float], ...] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: int = _in(COUNT, 16)
     batch_cap: int = _in(COUNT, 256)
     chunk_tokens: int = _in(NATURAL, 2048)
@@ -117,6 +119,7 @@ class Spec:
             raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))
         object.__setattr__(self, "slo_s", tuple(sorted(self.slo_s)))
+        object.__setattr__(self, "scaled", tuple(sorted((name, by) for name, by in self.scaled if by != 1)))
 
     @property
     def label(self) -> str:
@@ -155,6 +158,9 @@ def as_dict(spec: Spec) -> dict[str, Any]:
             del plain[name]  # as it was before there was a choice
     if spec.sharing == "own":
         del plain["sharing"]  # the same
+    plain["scaled"] = dict(spec.scaled)
+    if not spec.scaled:
+        del plain["scaled"]
     return plain | {
         "fields": dict(spec.fields),
         "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},
@@ -169,6 +175,7 @@ def from_dict(values: Mapping[str, Any]) -> Spec:
         raise UserError('the key "system" is missing, as in system = "static"')
     found = dict(values)
     found["fields"] = tuple(_table("fields", found.get("fields", {})).items())
+    found["scaled"] = tuple(_table("scaled", found.get("scaled", {})).items())
     pairs = _table("slo_s", found.get("slo_s", {}))
     if bad := next((m for m, pair in pairs.items() if not isinstance(pair, list | tuple) or len(pair) != 2), None):
         raise UserError(f'slo_s."{bad}" is {pairs[bad]!r}, not [TTFT, TPOT] in seconds')
@@ -240,7 +247,8 @@ WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true 
 
 def _checked(name: str, want: _Kind, value: Any) -> Any:
     if want.kind is tuple:
-        return (_option if name == "fields" else _seconds)(value)
+        checks: Mapping[str, Callable[[Any], Any]] = {"fields": _option, "slo_s": _seconds, "scaled": _factors}
+        return checks[name](value)
     if value is None and want.optional:
         return None
     if want.kind is float and type(value) is int:
@@ -266,6 +274,15 @@ def _seconds(rows: tuple[tuple[str, float, float], ...]) -> tuple[tuple[str, flo
         if any(type(x) not in {int, float} or not math.isfinite(x) or x <= 0 for x in pair):
             raise UserError(f'slo_s."{model}" is {pair!r}, not two numbers of seconds above 0')
     return tuple((model, float(ttft_s), float(tpot_s)) for model, ttft_s, tpot_s in rows)
+
+
+def _factors(pairs: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], ...]:
+    for name, by in pairs:
+        if name not in CONSTANTS:
+            raise UserError(f'scaled has no constant "{name}"{meant(name, CONSTANTS)} ({", ".join(CONSTANTS)})')
+        if type(by) not in {int, float} or not (math.isfinite(by) and by > 0):
+            raise UserError(f"scaled.{name} is {by!r}, not a factor above 0")
+    return tuple((name, float(by)) for name, by in pairs)
 
 
 def _table(name: str, value: Any) -> Mapping[str, Any]:

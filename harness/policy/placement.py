@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from harness.policy.types import KEPT_PAGES, Cluster, Gpus, Infeasible, Model
+from harness.policy.types import Cluster, Gpus, Infeasible, Model
 
 
 def demand(cluster: Cluster, model: str) -> float:
@@ -53,7 +53,7 @@ def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
 
 def footprint(model: Model, elastic: bool) -> int:
     """Bytes that a loaded model takes on each of its GPUs without a request; with elastic KV, the pages kept mapped."""
-    return model.weight_bytes + (KEPT_PAGES * model.page_bytes if elastic else 0)
+    return model.weight_bytes + (int(model.kept_pages * model.page_bytes) if elastic else 0)
 
 
 def one_request(model: Model) -> int:

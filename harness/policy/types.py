@@ -169,6 +169,7 @@ class Model(NamedTuple):
     ttft_slo_s: float
     tpot_slo_s: float
     sizes: tuple[Sizes, ...] = ()  # at each degree that the engine serves; none: at `tp` alone
+    kept_pages: float = KEPT_PAGES  # that stay mapped while it is loaded, where KV memory is elastic
 
     @property
     def degrees(self) -> tuple[int, ...]:

@@ -33,6 +33,7 @@ ROWS = "requests.parquet"
 SIDE = "side.json"
 SOLO = "solo.parquet"
 SWEEP = "attainment.parquet"
+SENSITIVITY = "sensitivity.parquet"
 
 STATES = ("done", "dropped", "failed", "unfinished")
 WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency

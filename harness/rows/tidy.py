@@ -108,6 +108,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
         SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
         *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
+        *(f"{name} x {factor:g}" for name, factor in (spec.get("scaled") or {}).items()),
     ]
     return ", ".join(fact for fact in facts if fact) or None
 

@@ -188,6 +188,11 @@ def ladder(kind: str) -> Mapping[str, Way]:
     return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in ways.items()}
 
 
+def ladder_sources() -> Mapping[str, str]:
+    """Where the fixed seconds of each way to load come from."""
+    return {name: str(way["source"]) for name, way in _read(TABLES / "hosts.toml")["ladder"].items()}
+
+
 def hosts() -> tuple[str, ...]:
     """Names of the host profiles."""
     return tuple(_read(TABLES / "hosts.toml")["host"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import process, quantities, shapes
+from harness.engines.costs import constants, process, quantities, shapes
 from harness.engines.machine import (
     PIECE_BYTES,
     Config,
@@ -26,6 +26,7 @@ from harness.engines.machine import (
     cluster,
     footprint_bytes,
     granule_bytes,
+    kept_pages,
     laid_out,
     machine,
     memory,
@@ -39,7 +40,6 @@ from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed,
 from harness.policy.types import (
     FRAGMENTED,
     GIB,
-    KEPT_PAGES,
     Batch,
     Fidelity,
     Gpus,
@@ -170,6 +170,7 @@ class Sim:
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
+        w["co_run"] = constants.of(c.scaled, "co_run")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus
@@ -238,7 +239,7 @@ class Sim:
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
-            i["reserve"] = KEPT_PAGES * page
+            i["reserve"] = int(kept_pages(c) * page)
             i["footprint"] += i["reserve"]
         i["state"] = state.IN if host else state.OUT
         i["limit"] = self._cap(inst.model, gpus)

@@ -17,6 +17,7 @@ WORLD = record(
     watermark        f8   ratio     of an account's KV blocks: kept free when a prompt is let in beside others
     sigma            f8   ratio     standard deviation of the noise on a step's time
     quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
+    co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as their demands tell
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
     round_trip_s     f8   s         from a request's end to the arrival of its client's next one, without `think`
     gpus             i8   address   GPU

@@ -278,8 +278,9 @@ def share(S: int, p: int) -> None:
         raise_rates(S, p, P.lanes)
         lane = P.head
         while lane >= 0:
-            set_rate(S, lane, lane_at(S, lane).new_rate)
-            lane = lane_at(S, lane).next
+            n = lane_at(S, lane)
+            set_rate(S, lane, n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run))
+            lane = n.next
     next_end(S, p)
 
 
@@ -376,6 +377,12 @@ def raise_rates(S: int, p: int, left: int) -> None:
                     n.frozen = 1
                     left -= 1
             lane = n.next
+
+
+@jit
+def slowed(alone: float, beside: float, factor: float) -> float:
+    """A rate beside others at which a step takes `factor` times what it takes longer than alone."""
+    return alone / (1.0 + factor * (alone / beside - 1.0))
 
 
 @jit

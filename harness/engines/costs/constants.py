@@ -1,0 +1,65 @@
+"""The constants of a machine that a run may scale, each by a factor, so that one sees what depends on them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.engines.costs.process import Parts
+    from harness.engines.costs.quantities import GpuSpec, HostProfile, Way
+
+Factors = Mapping[str, float]  # by constant; 1 where none is named
+
+CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
+    "pcie": "bandwidth between a GPU and its host, each way",
+    "nvlink": "bandwidth of copies between GPUs of a node (not of all-reduces within a step)",
+    "net": "bandwidth between nodes",
+    "disk": "bandwidth of a node's disk",
+    "swap": "fixed seconds of a load of weights, beside the copy",
+    "co_run": "seconds that a step takes longer beside other steps on its GPU",
+    "step": "host time of a step",
+    "process": "memory of an engine's process beside weights and KV",
+    "reserve": "pages that a model with elastic KV memory keeps mapped",
+}
+
+# Where those come from that no table of `tables/` states.
+SOURCES: Mapping[str, str] = {
+    "process": "its parts by the formula of harness/engines/costs/process.py, which cites each",
+    "reserve": "kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES",
+    "co_run": "max-min shares of compute and HBM bandwidth among the steps on a GPU, as under MPS; a model, not fitted",
+}
+
+
+def of(factors: Factors, name: str) -> float:
+    """The factor of a constant."""
+    return factors.get(name, 1.0)
+
+
+def links(spec: GpuSpec, factors: Factors) -> GpuSpec:
+    """A card and its node with scaled links."""
+    pcie = of(factors, "pcie")
+    return spec._replace(
+        h2d=pcie * spec.h2d,
+        d2h=pcie * spec.d2h,
+        nvlink=of(factors, "nvlink") * spec.nvlink,
+        net=of(factors, "net") * spec.net,
+        disk=of(factors, "disk") * spec.disk,
+    )
+
+
+def ladder(ways: Mapping[str, Way], factors: Factors) -> Mapping[str, Way]:
+    """Ways to load with scaled fixed seconds."""
+    return {name: way._replace(fixed_s=of(factors, "swap") * way.fixed_s) for name, way in ways.items()}
+
+
+def host(profile: HostProfile, factors: Factors) -> HostProfile:
+    """An engine with a scaled host time of a step; its API and its sampler, which runs on the GPU, stay."""
+    by = of(factors, "step")
+    return profile._replace(host0=by * profile.host0, host1=by * profile.host1, host_tp=by * profile.host_tp)
+
+
+def process(parts: Parts, factors: Factors) -> Parts:
+    """A process of scaled memory."""
+    by = of(factors, "process")
+    return parts._replace(inside=round(by * parts.inside), outside=round(by * parts.outside))

@@ -1,0 +1,152 @@
+"""The lead of one system over another while constants of the machine are halved and doubled: a bar a constant.
+
+python -m plots.fig_tornado results/arena-chat-3f9c plots/out/tornado-3f9c
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.policy.types import UserError
+from harness.rows.record import SENSITIVITY, SWEEP
+from plots import style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+LESS, MORE, OTHER = style.SKY, style.ORANGE, style.GREY  # by what a change is: a factor below 1, above 1, another mode
+BAR_IN, HEAD_IN = 0.24, 0.3  # height of a constant's bars; of the legend
+THICK = 0.34  # of one bar, where a constant has 1
+
+
+def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
+    """The leads that are kept beside a comparison, their facts, and the runs of the comparison; UserError if none."""
+    path = sweep / SENSITIVITY
+    if not path.is_file():
+        raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
+    facts = pq.read_metadata(path).metadata or {}
+    known = {key: json.loads(facts[key.encode()]) for key in ("first", "second", "definition", "rates")}
+    runs: pd.DataFrame = pq.read_table(sweep / SWEEP).to_pandas()
+    runs = runs[runs["label"].isin([known["first"], known["second"]]) & runs["rate_scale"].isin(known["rates"])]
+    frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    return frame, known, runs
+
+
+def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
+    """Return what is drawn, in points or as a ratio: first the machine as it is, then constants by falling swing."""
+    unit = 1.0 if len(facts["rates"]) > 1 else 100.0
+    own = frame[frame["mean"].notna()].copy()
+    for name in ("mean", "low", "high"):
+        own[name] *= unit
+    base = float(own.loc[own["constant"] == "", "mean"].iloc[0])
+    scale = np.log if len(facts["rates"]) > 1 else np.asarray
+
+    def swing(means: pd.Series) -> float:
+        ends = scale(np.array([min(base, means.min()), max(base, means.max())]))
+        return float(ends[1] - ends[0])
+
+    swings = own.groupby("constant")["mean"].agg(swing)
+    order = sorted(swings.index, key=lambda name: (name != "", -swings[name]))
+    own["rank"] = own["constant"].map({name: k for k, name in enumerate(order)})
+    columns = ["constant", "value", "setting", "mean", "low", "high", "n", "note"]
+    found: pd.DataFrame = own.sort_values("rank", kind="stable")[columns].reset_index(drop=True)
+    return found
+
+
+def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note: str = "") -> Figure:
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    shown, many = points(frame, facts), len(facts["rates"]) > 1
+    if len(shown) < 2:
+        raise UserError("nothing to draw: no constant was varied")
+    base, own = shown.iloc[0], shown.iloc[1:]
+    names = list(dict.fromkeys(own["constant"]))
+    text = textwrap.fill(style.caption(runs, [int(base["n"])], f"{_notes(own)} {note}".strip()), 92)
+    foot = 0.52 + 0.085 * (1 + text.count("\n"))
+    height = HEAD_IN + BAR_IN * len(names) + foot
+    figure = Figure(figsize=(style.COLUMN_IN, height))
+    axis = figure.add_axes((0.34, foot / height, 0.63, BAR_IN * len(names) / height))
+    even = 1.0 if many else 0.0
+    axis.axvspan(*(x if np.isfinite(x) else base["mean"] for x in (base["low"], base["high"])), color="#000000",
+                 alpha=0.08, linewidth=0)  # fmt: skip
+    axis.axvline(even, color="#202020", linewidth=0.8, linestyle=(0, (4, 2)))
+    axis.axvline(base["mean"], color="#202020", linewidth=0.8)
+    for k, name in enumerate(names):
+        rows = own[own["constant"] == name]
+        for j, row in enumerate(rows.itertuples()):
+            _bar(axis, k + THICK * (j - (len(rows) - 1) / 2), row, float(base["mean"]), even)
+    if many:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+        axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}")
+    values = dict(zip(own["constant"], own["value"], strict=True))
+    axis.set_yticks(range(len(names)), [_label(name, values[name]) for name in names], fontsize=5.5)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+    what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
+    axis.set_xlabel(f"{facts['first']} ahead of {facts['second']}\n({what})", fontsize=6.5)
+    keys = dict.fromkeys(own["setting"])
+    handles = [Line2D([], [], linewidth=4, color=_color(said), label=said) for said in keys]
+    handles += [Line2D([], [], color="#202020", linewidth=0.8, label="as it is"),
+                Line2D([], [], color="#202020", linewidth=0.8, linestyle=(0, (4, 2)), label="equal")]  # fmt: skip
+    style.legend(figure, handles, 5, handlelength=1.4, columnspacing=1.0)
+    figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
+    return figure
+
+
+def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
+    """A bar from the base to a lead, with its interval; see `_notes`."""
+    turned = (base - even) * (row.mean - even) < 0 and (
+        (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
+    )
+    color = _color(row.setting)
+    axis.barh(y, row.mean - base, THICK, left=base, color="white" if row.note else color, linewidth=0.8,
+              edgecolor="black" if turned else color)  # fmt: skip
+    ends = [x if np.isfinite(x) else row.mean for x in (row.low, row.high)]
+    axis.plot(ends, [y, y], color="#404040", linewidth=0.6, solid_capstyle="butt")
+
+
+def _notes(own: pd.DataFrame) -> str:
+    """Say what bars mean that are drawn otherwise, and what the lines are."""
+    why = [f"{row['constant']} {row['setting']}: {row['note']}" for row in own.to_dict("records") if row["note"]]
+    hollow = f"Hollow: {', '.join(why)}." if why else ""
+    return f"{hollow} Thin lines: intervals; outlined in black: the order turns.".strip()
+
+
+def _color(setting: str) -> str:
+    if not setting.startswith("x "):
+        return str(OTHER)
+    return str(LESS if float(setting[2:]) < 1 else MORE)
+
+
+def _label(name: str, value: str) -> str:
+    """A constant's name over its value, cut at the first comma."""
+    return f"{name}\n{value.partition(',')[0]}"
+
+
+def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw the leads in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    frame, facts, runs = read(sweep)
+    with style.theme():
+        return style.save(draw(frame, facts, runs, note), stem, points(frame, facts), command)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """SWEEP STEM."""
+    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_tornado " + " ".join(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,462 @@
+"""Constants of the machine scale where they act, 1 changes nothing, and a planted order turns where it must."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from matplotlib.patches import Rectangle
+
+from harness.engines import machine
+from harness.engines.costs.constants import CONSTANTS
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.kernel import lanes
+from harness.experiment import sensitivity_text, slo
+from harness.experiment.constants import MEANS, Constant, Setting, constants, settings
+from harness.experiment.lookup import models_of
+from harness.experiment.resolve import _timed as timed
+from harness.experiment.resolve import resolve
+from harness.experiment.run import solo_s
+from harness.experiment.sensitivity import Found, Row, lead_of, read, schema
+from harness.experiment.spec import Spec, as_dict, from_dict
+from harness.loop.replay import replay
+from harness.loop.system import find
+from harness.policy.placement import footprint
+from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
+from harness.rows import record, statistics, tidy
+from harness.rows.statistics import Estimate
+from plots import fig_tornado, style
+from tests.test_cli import bench, ok
+from tests.test_plots import sweep, values
+from tests.test_sweep import files
+
+# Loads the weights for each request and evicts them after it; a request comes when the last one has ended.
+LOADS = '''
+"""Swaps for every request."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Evict, Load, Run
+from harness.policy.events import Arrived, Done, Finished
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Loads:
+    cluster: Cluster
+    presets = {}
+    hears = frozenset({Arrived, Finished})
+    uses = frozenset({"Load", "Load.way:pool", "Evict", "Run", "Admit"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if isinstance(event, Arrived):
+            batch = Batch(Inst(event.request.model, (0,)))
+            yield Load(batch.inst, "pool")
+            yield Run(batch)
+            yield Admit(event.request.id, batch)
+        if isinstance(event, Finished) and event.batch is not None:
+            yield Evict(event.batch.inst)
+'''
+# Keeps the weights, and drops every second request.
+HALF = '''
+"""Serves every second request."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Drop, Load, Run
+from harness.policy.events import Arrived, Woke
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Half:
+    cluster: Cluster
+    presets = {}
+    hears = frozenset({Arrived, Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Drop"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if event == Woke("start"):
+            for name in self.cluster.models:
+                batch = Batch(Inst(name, (0,)))
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived):
+            rid = event.request.id
+            yield Drop(rid) if rid % 2 else Admit(rid, Batch(Inst(event.request.model, (0,))))
+'''
+
+
+# ------------------------------------------------------------------ a factor in a spec
+
+
+def test_a_factor_of_one_is_no_factor() -> None:
+    plain = Spec("static")
+    assert "scaled" not in as_dict(plain)
+    ones = from_dict({"system": "static", "scaled": dict.fromkeys(CONSTANTS, 1)})
+    assert ones == plain
+    assert ones.hash8 == plain.hash8
+    two = from_dict({"system": "static", "scaled": {"swap": 2, "disk": 0.5, "pcie": 1}})
+    assert two.scaled == (("disk", 0.5), ("swap", 2.0))
+    assert as_dict(two)["scaled"] == {"disk": 0.5, "swap": 2.0}
+    assert from_dict(as_dict(two)) == two
+    assert two.hash8 != plain.hash8
+
+
+@pytest.mark.parametrize(
+    ("scaled", "says"),
+    [
+        ({"swop": 2.0}, 'scaled has no constant "swop"; did you mean swap?'),
+        ({"swap": 0}, "scaled.swap is 0, not a factor above 0"),
+        ({"swap": -1.0}, "scaled.swap is -1.0, not a factor above 0"),
+        ({"swap": math.inf}, "scaled.swap is inf, not a factor above 0"),
+        ({"swap": True}, "scaled.swap is True, not a factor above 0"),
+        (2.0, r"scaled is 2.0, not a table"),
+    ],
+)
+def test_a_wrong_factor_is_named(scaled: Any, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        from_dict({"system": "static", "scaled": scaled})
+
+
+def test_where_time_is_real_nothing_scales() -> None:
+    with pytest.raises(UserError, match=r"scaled\.swap: on torchcpu the machine is real"):
+        timed(Spec("static", engine="torchcpu", scaled=(("swap", 2.0),)))
+
+
+# ------------------------------------------------------------------ where it acts
+
+
+def config(**scaled: float) -> Config:
+    models = (Served(m.name, m.shape, m.tp) for m in models_of("llama-3.1-8b*2").members)
+    return Config(tuple(models), gpus=2, host="vllm-0.6", scaled=scaled)
+
+
+def numbers(c: Config) -> dict[str, float]:
+    """What each constant multiplies, and what none of them does."""
+    (tables, card, ladder, host, _), elastic = machine.machine(c), machine.cluster(c, elastic=True)
+    model = elastic.models[c.models[0].name]
+    inside, outside = machine.parts(c, c.models[0])
+    return {
+        "pcie": card.h2d, "pcie back": card.d2h, "nvlink": card.nvlink, "net": card.net, "disk": card.disk,
+        "swap": ladder["pool"].fixed_s, "swap cold": ladder["cold"].fixed_s,
+        "step": host.host0, "step each": host.host1, "step tp": host.host_tp, "step priced": tables.cost[0]["host0"],
+        "process": inside, "process outside": outside,
+        "reserve": model.kept_pages, "reserve bytes": footprint(model, elastic=True) - footprint(model, elastic=False),
+        "flops": card.flops, "hbm": card.hbm, "api": host.api_in_s, "gemm": tables.gemm[0][3], "page": model.page_bytes,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "co_run"])
+def test_a_constant_is_multiplied_where_it_acts_and_nothing_else_is(name: str, factor: float) -> None:
+    base, scaled = numbers(config()), numbers(config(**{name: factor}))
+    expected = {key: value * (factor if key.partition(" ")[0] == name else 1) for key, value in base.items()}
+    assert scaled == pytest.approx(expected, rel=1e-9)
+    assert numbers(config(**{name: 1.0})) == base
+
+
+def test_the_memory_of_processes_leaves_less_for_weights_and_kv() -> None:
+    base, double = (machine.cluster(c).models["llama-3.1-8b/1"] for c in (config(), config(process=2.0)))
+    assert double.weight_bytes - base.weight_bytes == machine.parts(config(), config().models[0]).inside
+    assert base.kept_pages == KEPT_PAGES
+
+
+def test_a_step_beside_others_takes_its_factor_of_what_it_takes_longer() -> None:
+    """Half speed is 1 s longer than 1 s alone; at 0.8 of a GPU alone, 1.25 s."""
+    assert lanes.slowed(1.0, 0.5, 1.0) == 0.5
+    assert lanes.slowed(1.0, 0.5, 2.0) == pytest.approx(1 / 3)
+    assert lanes.slowed(1.0, 0.5, 0.5) == pytest.approx(1 / 1.5)
+    assert lanes.slowed(0.8, 0.4, 2.0) == pytest.approx(1 / (1.25 + 2 * 1.25))
+    assert lanes.slowed(0.8, 0.8, 2.0) == 0.8
+
+
+def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
+    """Each lane goes at one rate all the time, so that the run's length is linear in the factor."""
+
+    def end_ns(factor: float) -> float:
+        plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
+        c = replace(config(co_run=factor), gpus=1, plan=plan)
+        zero, one = np.zeros(2), np.ones(2)
+        jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(2, dtype=np.int32), np.full(2, 64, np.int32),
+                    np.full(2, 200, np.int32), one, one)  # fmt: skip
+        engine = Sim(c)
+        replay(find("static")(engine.cluster), engine, jobs)
+        return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
+
+    half, as_it_is, double = (end_ns(factor) for factor in (0.5, 1.0, 2.0))
+    assert as_it_is > 1.05 * half
+    assert double - as_it_is == pytest.approx(2 * (as_it_is - half), rel=1e-6)
+
+
+# ------------------------------------------------------------------ what stays
+
+
+@pytest.mark.parametrize("rule", ["5xP95", "5xsolo"])
+def test_the_slo_is_that_of_the_machine_as_it_is(tmp_path: Path, rule: str) -> None:
+    spec = Spec("static", trace="sample", models="llama-3.2-1b*2", slo="")
+    double = replace(spec, scaled=tuple((name, 2.0) for name in CONSTANTS))
+    assert slo.judge(double, rule, tmp_path) == slo.judge(spec, rule, tmp_path)
+    each = [np.arange(2, dtype=np.int32), np.array([8, 512], np.int32), np.array([4, 64], np.int32)]
+    for ours, theirs in zip(solo_s(resolve(double), *each), solo_s(resolve(spec), *each), strict=True):
+        assert ours.tolist() == theirs.tolist()
+
+
+# ------------------------------------------------------------------ a planted order
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    folder = tmp_path_factory.mktemp("planted")
+    for name, source in (("loads", LOADS), ("half", HALF)):
+        (folder / f"{name}.py").write_text(source)
+    systems = f"{folder / 'half.py'},{folder / 'loads.py'}"
+    trace = "closed+clients=1+requests=9+prompt=64+output=4+think_s=5"
+    words = ["--systems", systems, "--trace", trace, "--models", "llama-3.2-1b", "--gpus", "1", "--seeds", "2",
+             "--rate-scale", "1", "--slo", "absolute:ttft=1,tpot=1", "-o", str(folder / "out")]  # fmt: skip
+    return folder / "out", words
+
+
+def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list[str]]) -> None:
+    """A swap of 0.7 s and a copy of 46 ms meets 1 s for every request, and twice that for none; half of them are met
+    by the system that drops the others.
+    """
+    out, words = planted
+    said = ok("sensitivity", *words, "--constants", "swap,pcie")
+    found = read(next(out.glob("closed-*")))
+    assert found is not None
+    leads = {(row.constant.name, row.setting): row.lead for row in found.rows if row.lead}
+    assert (found.first, found.second, found.many) == ("loads", "half", False)
+    assert found.base.mean == found.base.low == found.base.high == 0.5  # 8 requests in the window, all of 4
+    assert {key: lead.mean for key, lead in leads.items()} == {
+        ("pcie", "x 0.5"): 0.5, ("pcie", "x 2"): 0.5, ("swap", "x 0.5"): 0.5, ("swap", "x 2"): -0.5,
+    }  # fmt: skip
+    assert [found.order(lead) for lead in leads.values()] == [1, 1, 1, -1]
+    assert [one.name for one in found.ranked][:2] == ["swap", "pcie"]
+    last = sensitivity_text.sentence(found)
+    assert last == (
+        "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+50.0, +50.0] "
+        "points, is turned by swap x 2 (-50.0 [-50.0, -50.0]). Largest swing: swap, 100.0 points."
+    )
+    lines = said.splitlines()
+    assert last in lines
+    assert any(line.split()[-2:] == ["-50.0]", "turned"] for line in lines)
+    assert "net: not varied, not asked for" in lines
+    assert any(line.startswith("swap: fixed seconds of a load") and "pool 0.7 s (" in line for line in lines)
+    assert lines[-1].count("tornado-") == 2
+    said = ok("compare", *words)
+    assert last in said.splitlines()
+    assert ok("plot", next(out.glob("closed-*")), "-o", out / "again").count("again") == 3
+
+
+def test_a_second_time_nothing_is_redone(planted: tuple[Path, list[str]]) -> None:
+    out, words = planted
+    args = ("sensitivity", *words, "--constants", "swap,pcie", "--no-plot")
+    one = bench(*args)
+    before, stamps = files(out), {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    two = bench(*args)
+    assert one.stdout == two.stdout
+    assert two.stderr == ""
+    assert files(out) == before
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == stamps
+
+
+def test_as_it_is_is_the_comparison(planted: tuple[Path, list[str]]) -> None:
+    out, words = planted
+    ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
+    folder = next(out.glob("closed-*"))
+    table, found = pq.read_table(folder / record.SWEEP), read(folder)
+    ours, theirs = ({seed: curve[1.0] for seed, curve in tidy.curves(table, label, "both", "rate_scale").items()}
+                    for label in ("loads", "half"))  # fmt: skip
+    assert found is not None
+    assert found.base == statistics.paired(ours, theirs)
+
+
+def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]], tmp_path: Path) -> None:
+    out, words = planted
+    ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
+    folder = next(out.glob("closed-*"))
+    assert sensitivity_text.kept(folder)
+    table = pq.read_table(folder / record.SWEEP)
+    for name in (record.SWEEP, record.SENSITIVITY):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    record.write_table(tmp_path / record.SWEEP, table, {"key": "another"})
+    assert sensitivity_text.kept(tmp_path) == ""
+    assert sensitivity_text.kept(tmp_path / "nowhere") == ""
+
+
+def test_what_does_not_fit_is_said_and_not_run(tmp_path: Path) -> None:
+    args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+            "2", "--rate-scale", "1", "--no-plot", "--constants", "process", "-o", tmp_path)  # fmt: skip
+    said = ok(*args, "--set", f"process_bytes={36 << 30}")
+    assert re_line(said, "process x 2: llama-3.2-1b/1 needs 74.3 GiB")
+    assert [line.split()[:5] for line in said.splitlines()][3] == ["process", "36.00", "GiB", "x", "0.5"]
+    assert "process x 0.5" not in said  # it ran
+
+
+def re_line(said: str, start: str) -> bool:
+    return any(line.startswith(start) for line in said.splitlines())
+
+
+def test_the_ratio_of_knees(tmp_path: Path) -> None:
+    args = ("sensitivity", "--systems", "static,dedicated", "--trace", "sample", "--models", "llama-3.2-1b*2",
+            "--seeds", "2", "--rate-scale", "1,2", "--knee", "--constants", "step", "-o", tmp_path)  # fmt: skip
+    said = ok(*args)
+    assert "in rate ratio (both) at 99 %" in said
+    found = read(next(tmp_path.glob("sample-*")))
+    assert found is not None
+    assert found.rates == (1.0, 2.0)
+    assert found.even == 1.0
+    assert list(tmp_path.glob("tornado-*.pdf"))
+
+
+def test_alead_of_over_rates_is_the_ratio_of_crossings_of_each_seed() -> None:
+    """By seed, ours cross 0.99 at 2 and 4 of the rates 1, 2, 4; theirs at 1 and 2."""
+    ours, theirs = [1.0, 1.0, 0.99, 1.0, 0.5, 0.99], [0.99, 1.0, 0.5, 0.99, 0.2, 0.2]
+    lead = lead_of(ours, theirs, (1.0, 2.0, 4.0), 2)
+    assert lead.mean == pytest.approx(2.0)
+
+
+# ------------------------------------------------------------------ which are varied
+
+
+def test_every_constant_is_varied_or_said_not_to_be() -> None:
+    specs = [Spec("static"), Spec("prism")]
+    found, left = settings(specs)
+    assert {change.constant for change in found} | set(left) == set(MEANS)
+    assert "net" in left
+    assert {change.said for change in found if change.constant == "reserve"} == {"x 0.5", "x 2"}
+    assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
+    for one in constants(specs):
+        assert one.means
+        assert one.value
+        assert one.source, one.name
+    with pytest.raises(UserError, match='there is no constant "swop"; did you mean swap'):
+        settings(specs, ["swop"])
+
+
+def test_a_change_multiplies_the_factor_that_a_spec_has() -> None:
+    half = Setting("swap", "x 0.5", {"scaled": (("swap", 0.5),)})
+    assert half.of(Spec("static", scaled=(("swap", 2.0), ("disk", 3.0)))).scaled == (("disk", 3.0),)
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--constants", "swop"], "did you mean swap"),
+        (["--knee"], "--knee needs several rates"),
+    ],
+)
+def test_wrong_words_are_one_line(tmp_path: Path, more: list[str], says: str) -> None:
+    args = ("sensitivity", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+            "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    result = bench(*args, *more)
+    assert result.exit_code == 2
+    assert says in result.stderr
+    assert result.stderr.count("\n") <= 2
+
+
+def test_one_system_has_no_order(tmp_path: Path) -> None:
+    result = bench("sensitivity", "--systems", "static", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds",
+                   "1", "--rate-scale", "1", "--no-plot", "-o", tmp_path)  # fmt: skip
+    assert result.exit_code == 2
+    assert "an order takes two systems" in result.stderr
+
+
+def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
+    args = ("--systems", "static,prism", "--rate-scale", "2", "--seeds", "3", "-o", tmp_path)
+    said = ok("sensitivity", *args, "--dry-run")
+    assert "96 runs under 16 changes, about " in said
+    assert re_line(said, "net ")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------ words and figure
+
+
+def found(base: Estimate, **leads: tuple[Estimate, Estimate]) -> Found:
+    rows = [Row(Constant(name, "m", "v", "s"), said, lead) for name, pair in leads.items()
+            for said, lead in zip(("x 0.5", "x 2"), pair, strict=True)]  # fmt: skip
+    return Found("a", "b", "both", (2.0,), base, tuple(rows))
+
+
+def lead(mean: float, half: float = 0.01) -> Estimate:
+    return Estimate(mean, mean - half, mean + half, 3)
+
+
+def test_alead_of_that_chance_explains_has_no_order() -> None:
+    told = found(lead(0.1), swap=(lead(0.1), lead(0.005)), step=(lead(-0.02), lead(0.2)))
+    assert [told.order(row.lead) for row in told.rows if row.lead] == [1, 0, -1, 1]
+    assert [one.name for one in told.ranked] == ["step", "swap"]
+    assert told.swing("step") == pytest.approx(0.22)
+    said = sensitivity_text.sentence(told)
+    assert "is turned by step x 0.5 (-2.0 [-3.0, -1.0]); it is not told from chance with swap x 2 (+0.5 " in said
+    none = found(lead(0.001), swap=(lead(0.001), lead(0.001)))
+    assert "is never told from chance" in sensitivity_text.sentence(none)
+    alone = found(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
+    assert [alone.order(row.lead) for row in alone.rows if row.lead] == [0, 0]  # one seed tells nothing
+
+
+LINES: list[dict[str, Any]] = [
+    {"constant": "", "setting": "as it is", "mean": 0.1, "low": 0.09, "high": 0.11},
+    {"constant": "swap", "setting": "x 0.5", "mean": 0.12, "low": 0.11, "high": 0.13},
+    {"constant": "swap", "setting": "x 2", "mean": -0.05, "low": -0.06, "high": -0.04},
+    {"constant": "process", "setting": "x 0.5", "mean": 0.1, "low": 0.09, "high": 0.11},
+    {"constant": "process", "setting": "x 2", "mean": 0.9, "low": 0.9, "high": 0.9, "note": "b is infeasible"},
+    {"constant": "sharing", "setting": "turns", "mean": 0.05, "low": None, "high": None},
+    {"constant": "net", "setting": "", "note": "one node"},
+]
+
+
+def folder(path: Path) -> Path:
+    runs = sweep(*({"label": x, "rate_scale": 2.0, "seed": k, "values": values(0.9)} for x in "ab" for k in range(3)))
+    record.write_table(path / record.SWEEP, runs, {})
+    lines = [{"means": "m", "value": "0.7 s", "source": "s", "n": 3, "sign": "=", "note": ""} | line for line in LINES]
+    about = {"first": "a", "second": "b", "definition": "both", "rates": [2.0]}
+    record.write_table(path / record.SENSITIVITY, pa.Table.from_pylist(lines, schema=schema()), about)
+    return path
+
+
+def test_the_tornado_is_the_same_bytes_twice_and_its_csv_its_points(tmp_path: Path) -> None:
+    made = folder(tmp_path / "sweep")
+    one, two = (fig_tornado.render(made, tmp_path / x / "f", "bench sensitivity x") for x in ("one", "two"))
+    for a, b in zip(one, two, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+    assert one[2].read_text().splitlines()[0] == "# bench sensitivity x"
+    points = pd.read_csv(one[2], comment="#", keep_default_na=False)
+    assert list(points["constant"]) == ["", "process", "process", "swap", "swap", "sharing"]  # by falling swing
+    assert float(points["mean"][2]) == pytest.approx(90.0)
+
+
+def test_the_tornado_says_what_it_shows(tmp_path: Path) -> None:
+    with style.theme():
+        figure = fig_tornado.draw(*fig_tornado.read(folder(tmp_path)))
+        figure.draw_without_rendering()
+    axis, caption = figure.axes[0], " ".join(figure.texts[0].get_text().split())
+    assert [label.get_text().split("\n") for label in axis.get_yticklabels()] == [
+        ["process", "0.7 s"], ["swap", "0.7 s"], ["sharing", "0.7 s"],
+    ]  # fmt: skip
+    assert all(label.get_window_extent().x0 >= 0 for label in axis.get_yticklabels())
+    assert axis.get_xlabel() == "a ahead of b\n(points of SLO attainment, rate scale 2)"
+    assert "Hollow: process x 2: b is infeasible." in caption
+    assert "2 x h100" in caption
+    assert "3 seeds" in caption
+    black = [bar for bar in axis.patches if isinstance(bar, Rectangle) and bar.get_edgecolor() == (0.0, 0.0, 0.0, 1.0)]
+    assert [bar.get_width() for bar in black] == [pytest.approx(-15.0)]  # the one that turns the order
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["x 0.5", "x 2", "turns", "as it is", "equal"]
+
+
+def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="bench sensitivity makes it"):
+        fig_tornado.render(tmp_path, tmp_path / "f", "x")
