@@ -16,7 +16,7 @@ Alg. 2: its KV goes to host memory and the request to a decode batch of its mode
 decode instance with fewest batches. A round gives each batch a turn, batches of one model side by side.
 Both look only at the node of a model: model k lives on node k mod nodes (the code's llm.py), so its batches stay whole.
 
-A switch is one answer (`harness/policy/slot.py`). Its parts, and what of the paper they stand for:
+A switch is one answer (`begin`). Its parts, and what of the paper they stand for:
     way       host: component reuse, and weights from pinned memory into a buffer of its own (explicit memory
               management); naive: reuse alone, with an engine's usual loader; reinit: the engine starts anew
     sync      fine-grained KV synchronisation: KV in, KV out and weights overlap, and a batch starts with its first
@@ -28,8 +28,8 @@ are prefilled once nothing is left to decode.
 
 Ours: one model in a round has no switch, so turns of QMAX. Where each instance does both, a prompt goes to one that has
 its model to do, else to the one with fewest models. The code's guess of step times leaves the sequences' term out (it
-passes a batch of -1): not repeated here. Who runs short of KV goes back to the host; a turn
-that could do nothing, with no KV to send away, is tried again after the shortest switch.
+passes a batch of -1): not repeated here. A turn that could do nothing sends all KV to the host and starts from there;
+with no KV to send away, it is tried again after the shortest switch.
 """
 
 from __future__ import annotations
