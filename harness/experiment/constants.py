@@ -72,8 +72,8 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(one.options.get("kv") == "elastic" for one in _policies(specs)):
         return "neither system has elastic KV memory"
-    if name == "co_run" and all(one.options.get("sharing") == "none" for one in _policies(specs)):
-        return "neither system has steps that slow each other down"
+    if name == "co_run" and "fluid" not in _sharing(specs):
+        return "neither system has steps that run beside others"
     return ""
 
 
