@@ -80,7 +80,8 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     """Every constant with the value that it has for these contestants, and where that comes from."""
     spec = resolve(specs[0])
-    config, (_, card, ladder, host) = config_of(spec), machine_of(spec)
+    config, priced = config_of(spec), machine_of(spec)
+    card, ladder, host = priced.spec, priced.ladder, priced.host
     said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for one in _policies(specs) for what in one.uses}
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
