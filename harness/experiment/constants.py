@@ -72,15 +72,16 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(one.options.get("kv") == "elastic" for one in _policies(specs)):
         return "neither system has elastic KV memory"
-    if name == "co_run" and all(one.options.get("sharing") == "none" for one in _policies(specs)):
-        return "neither system has steps that slow each other down"
+    if name == "co_run" and "fluid" not in _sharing(specs):
+        return "neither system has steps that run beside others"
     return ""
 
 
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     """Every constant with the value that it has for these contestants, and where that comes from."""
     spec = resolve(specs[0])
-    config, (_, card, ladder, host, _) = config_of(spec), machine_of(spec)
+    config, priced = config_of(spec), machine_of(spec)
+    card, ladder, host = priced.spec, priced.ladder, priced.host
     said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for one in _policies(specs) for what in one.uses}
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
