@@ -419,7 +419,7 @@ def test_a_bug_of_a_system_is_told_when_all_others_are_done_and_leaves_nothing(
     with pytest.raises(Failed) as caught:
         sweep.sweep([*wrong, *right] if first else [*right, *wrong], out, workers=workers, teller=heard)
     (line,) = str(caught.value).splitlines()
-    told = "bug: ValueError at bug.py:27 (planted), t = -60 s, Woke(key='start')"
+    told = "bug: ValueError at bug.py:30 (planted), t = -60 s, Woke(key='start')"
     assert line == f"{told}; bench check {path}"
     assert set(files(out)) == {f"{resolve(spec).folder}/{record.ROWS}" for spec in right}
     assert not list(out.rglob("*.part"))
