@@ -1,4 +1,4 @@
-"""How a step is formed and ends: growth of KV, preemption, pieces of prompts, spans of decode steps."""
+"""How a batch forms a step, and how it ends: growth of KV, preemption, pieces of prompts, spans of decode steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standing orders and turns: how lanes open, close and end as stuck or empty."""
+"""Orders of lanes: how a lane opens and closes, and what happens when a turn ends (by time, steps, stuck or empty)."""
 
 from __future__ import annotations
 
