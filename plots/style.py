@@ -86,8 +86,10 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
     """
     found: dict[str, Look] = {}
     kin: dict[str, list[Look]] = {}  # by system
-    for label in sorted(set(labels), key=lambda x: (x not in SYSTEMS, x.endswith(" (A/A)"), x)):
-        system, start = re.split(r"[:+]| \(", label)[0], zlib.crc32(label.encode())
+    for label in sorted(
+        set(labels), key=lambda x: (x not in SYSTEMS, _system(x) not in SYSTEMS, x.endswith(" (A/A)"), x)
+    ):
+        system, start = _system(label), zlib.crc32(label.encode())
         colors = [look.color for look in found.values()]
         marker = _rest(MARKERS, (look.marker for look in found.values()), start)[0]
         if system not in kin:
@@ -98,6 +100,10 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
         found[label] = look
         kin.setdefault(system, []).append(look)
     return found
+
+
+def _system(label: str) -> str:
+    return re.split(r"[:+]| \(", label)[0]
 
 
 def tints(color: str) -> list[str]:
