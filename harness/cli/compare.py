@@ -16,6 +16,8 @@ from harness.cli.options import (
     LIMIT,
     OUT,
     RESULTS,
+    SCALING,
+    SEEDS,
     SETTING,
     SLO,
     WORDS,
@@ -47,13 +49,12 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
 @SETTING
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
-@click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]), default="rotate",
-              show_default=True, help="How the rate is scaled.")  # fmt: skip
+@SCALING
 @SLO
 @click.option("--definition", type=DEFINITION,
               help="Attainment in the headline; token and qos store the time of each token.  "
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
+@SEEDS
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
 @click.option("--json", "form", flag_value="json", help="The table as JSON ...")

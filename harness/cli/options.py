@@ -121,6 +121,10 @@ LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True)
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
 WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
+                       default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
+SEEDS = click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N",
+                     help="Runs of each point.")  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,

@@ -16,6 +16,8 @@ from harness.cli.options import (
     LIMIT,
     OUT,
     RESULTS,
+    SCALING,
+    SEEDS,
     SETTING,
     SLO,
     WORKERS,
@@ -43,11 +45,10 @@ if TYPE_CHECKING:
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
               help="Rates of the comparison; at the one where the two differ most, constants are varied.  "
               "[default: around the knee]")  # fmt: skip
-@click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]), default="rotate",
-              show_default=True, help="How the rate is scaled.")  # fmt: skip
+@SCALING
 @SLO
 @click.option("--definition", type=DEFINITION, help="Attainment that is compared.  [default: as bench compare]")
-@click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N", help="Runs of each point.")
+@SEEDS
 @click.option("--controls", is_flag=True, help="As in bench compare; controls do not contend.")
 @click.option("--constants", metavar="LIST", help="Only these: pcie, nvlink, net, disk, swap, co_run, step, process, "
               "reserve, sharing.")  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,8 +30,6 @@ from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 if TYPE_CHECKING:
     from workloads.models import ModelSet
     from workloads.models import Served as Member
-
-TP = (2, 4, 8)  # tensor-parallel degrees to propose
 
 
 class Traits(NamedTuple):
@@ -166,12 +163,11 @@ def _hold(spec: Spec, models: ModelSet) -> None:
         if need <= have:
             continue
         way = "no tensor-parallel degree helps"
-        for tp in (t for t in TP if m.tp < t <= spec.node_gpus):
-            with suppress(UserError):
-                more, room = alone(m, tp)
-                if more <= room:
-                    way = f"tp = {tp} in a model set would fit: --models FILE.toml"
-                    break
+        for tp in (t for t in shapes.degrees(m.shape) if m.tp < t <= spec.node_gpus):
+            more, room = alone(m, tp)
+            if more <= room:
+                way = f"tp = {tp} in a model set would fit: --models FILE.toml"
+                break
         raise UserError(
             f"{m.name} needs {need / GIB:.1f} GiB on each GPU, {spec.gpu} has {have / GIB:.1f} for the engine ({way})"
         )
