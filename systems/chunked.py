@@ -29,7 +29,9 @@ class Chunked:
     cluster: Cluster
     tau: int = number(512, 64, 8192)  # the paper's choice under a strict SLO (section 5.1)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit"}), init=False)
+    uses: frozenset[str] = field(
+        default=frozenset({"Load", "Run", "Run.chunk_tokens", "Admit", "Cluster.homes"}), init=False
+    )
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"strict": {"tau": 512}, "relaxed": {"tau": 2048}}

@@ -37,7 +37,7 @@ class Elastic:
     idle_s: float = number(0.0, 0, 3600)
     check_s: float = number(60.0, 1, 600)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
     batches: dict[str, Batch] = field(default_factory=dict, init=False)  # by model
     active_s: dict[str, float] = field(default_factory=dict, init=False)  # when a request last came or ended, by model

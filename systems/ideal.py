@@ -24,7 +24,7 @@ class Ideal:
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(
         default_factory=lambda: {"kv": "paged", "memory": "unlimited", "sharing": "none"}, init=False
     )

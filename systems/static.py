@@ -34,10 +34,19 @@ class Static:
     cluster: Cluster
     size: str = choice("rate", "equal")
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Limit", "Run", "Admit"}), init=False)
+    oracle: bool = False  # the forecast is the window's own: a bound
+    uses: frozenset[str] = field(init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"rate": {"size": "rate"}, "equal": {"size": "equal"}}
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "rate": {"size": "rate"},
+        "equal": {"size": "equal"},
+        "oracle": {"size": "rate", "oracle": True},
+    }
+
+    def __post_init__(self) -> None:
+        uses = {"Load", "Limit", "Run", "Admit", "Cluster.homes"} | ({"Cluster.plan:window"} if self.oracle else set())
+        object.__setattr__(self, "uses", frozenset(uses))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place, limit, route and run every model at the start; nothing after."""

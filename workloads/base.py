@@ -8,21 +8,21 @@ from numpy.typing import NDArray
 from harness.policy.types import Jobs, Prefix
 from traces.arrivals import rng
 from traces.prefix import picked
-from workloads.build import Rows, build, closed
+from workloads.build import Assign, Rows, build, closed
 from workloads.models import ModelSet
 
 RARE = 100  # requests in the trace; a P95 of fewer is that of five
 DRAWN = 1000  # requests that stand in for a rare model's
 
 
-def base(trace: Rows, models: ModelSet, seed: int) -> Jobs:
+def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") -> Jobs:
     """Jobs at rate scale 1 without SLOs: the replayed trace; of models below `RARE`, `DRAWN` Poisson arrivals instead.
 
     These come at the model's own mean rate (one request a span if it has none), with lengths in pairs from all rows of
     the trace that the model can serve. They last as long as it takes, and share no blocks of their prompts. A closed
     loop is measured as it is.
     """
-    jobs = build(trace, models, seed=seed)
+    jobs = build(trace, models, seed=seed, assign=assign)
     if closed(trace) is not None:
         return jobs
     counts = np.bincount(jobs.model[jobs.arrival_s >= 0], minlength=len(models.members))

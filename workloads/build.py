@@ -3,6 +3,9 @@
 A replayed trace is circular. A seed gives every stream its own start offset, so that runs of one trace differ; a window
 of the trace's own span holds every row once, and the seconds before it wrap around to t < 0.
 
+So that planners do not know the window, a replayed trace is cut into two folds, each a circle of its own: a seed
+replays one of them, and planners see the other. Of a synthetic trace they see what another seed draws.
+
 A prompt shares blocks with prompts of its own model, copy and pass through the trace, and with no others: copies and
 repetitions stand for other users of the same kind, so that a higher rate or a longer window brings no hits that the
 trace does not have. Clients that are turned apart may share in another order than theirs in the trace.
@@ -28,9 +31,15 @@ F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
 Scaling = Literal["none", "rotate", "replicate", "time", "clients"]
+Origin = Literal["held-out", "window", "trace", "prefix"]
+Assign = Literal["released", "shuffled"]
 SCALINGS: tuple[Scaling, ...] = ("none", "rotate", "replicate", "time", "clients")
 
 WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
+FOLDS = 2
+FOLDED_S = 7200.0  # from here on plans are of the first fold for every seed: always of an earlier period
+PLAN_SEED = 10_000  # from here on synthetic traces are drawn for planners
+PRIOR = 1  # requests that a plan takes a model to have which it does not see
 PREFIX = 0.1  # share of the span that `plan(origin="prefix")` may see
 ROUNDING = 1e-9  # a scale so close to a whole number is one
 FIRST_S = 1e-6  # before 0, so that a closed loop's first wave is its warm-up
@@ -90,6 +99,8 @@ def build(
     window_s: float | None = None,
     warmup_s: float | None = None,
     slo: Mapping[str, tuple[float, float]] | None = None,
+    fold: int | None = None,
+    assign: Assign = "released",
 ) -> Jobs:
     """Make the jobs of the window [0, window_s) and of the `warmup_s` before it; ids are positions in arrival order.
 
@@ -102,7 +113,8 @@ def build(
     Of a last copy that counts for a fraction f, each stream keeps every (1/f)-th request, from a seeded phase: the
     share is the same at all times and the count is exact to one. `clients` keeps whole clients instead.
     Of a closed loop the rate scale multiplies the clients, and neither window nor warm-up cut it: see `_loop`.
-    `slo` gives (TTFT, TPOT) seconds by model; a model without has none. UserError names what is wrong.
+    `slo` gives (TTFT, TPOT) seconds by model; a model without has none. `fold` (see `window_fold`) is the part of the
+    trace that is replayed; None: all of it. UserError names what is wrong.
     """
     positive("rate scale", rate_scale)
     if scaling not in SCALINGS:
@@ -111,13 +123,14 @@ def build(
         raise UserError(f"rate scale is {rate_scale:g}: --scaling none takes the trace as it is, at 1 (rotate scales)")
     ttft_slo_s, tpot_slo_s = _slo(models, slo or {})
     if (loop := closed(trace)) is not None:
-        jobs = _loop(trace, models, loop.times(rate_scale), scaling, seed, FIRST_S if warmup_s is None else warmup_s)
+        warmup_s = FIRST_S if warmup_s is None else warmup_s
+        jobs = _loop(trace, models, loop.times(rate_scale), scaling, seed, warmup_s, assign)
         return replace(jobs, ttft_slo_s=ttft_slo_s[jobs.model], tpot_slo_s=tpot_slo_s[jobs.model])
-    rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0)
+    rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0, fold=fold, assign=assign)
     if scaling == "clients" and rows.tenant is None:
         raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
-    when, row, copy, lap = _copies(rows, rate_scale, scaling, seed, trace.span_s)
-    span_s = trace.span_s
+    when, row, copy, lap = _copies(rows, rate_scale, scaling, seed)
+    span_s = rows.span_s
     if scaling == "time":
         when, span_s = when / rate_scale, span_s / rate_scale
     if window_s is None:
@@ -150,14 +163,31 @@ def closed(trace: Rows) -> synthetic.Preset | None:
     return made if made is not None and made.clients else None
 
 
-def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float) -> Jobs:
+def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
+    """The fold that a seed replays where planners see another one, or its window alone; None: all of the trace.
+
+    Even seeds replay the second fold, so that their plans are of an earlier period; odd ones the first. Of a trace of
+    `FOLDED_S` and more every seed replays the second.
+    """
+    if origin not in {"held-out", "window"} or trace.maker is not None:
+        return None
+    return 1 if trace.span_s >= FOLDED_S else 1 - seed % 2
+
+
+def window_span_s(trace: Rows, origin: str) -> float:
+    """Seconds after which what a seed replays repeats."""
+    return trace.span_s if window_fold(trace, 0, origin) is None else trace.span_s / FOLDS
+
+
+def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scaling, seed: int, warmup_s: float,
+          assign: Assign) -> Jobs:  # fmt: skip
     """Each model has its own clients: they all begin `warmup_s` before 0, and send the model's rows in turn.
 
     A client's next request comes `think_s` after it has the end of its last one.
     """
     if scaling in {"replicate", "time"}:
         raise UserError(f"{trace.name} is a closed loop: --scaling {scaling} has no stamps to scale (clients has)")
-    rows = _rows(trace, models, seed, 1.0, str(loop))
+    rows = _rows(trace, models, seed, 1.0, str(loop), assign=assign)
     after = np.full(len(rows.model), -1, np.int32)
     for i in range(len(models.members)):
         mine = np.flatnonzero(rows.model == i)
@@ -172,35 +202,63 @@ def _loop(trace: Rows, models: ModelSet, loop: synthetic.Preset, scaling: Scalin
 
 
 def plan(
-    trace: Rows, models: ModelSet, rate_scale: float = 1.0, origin: Literal["trace", "prefix"] = "trace", seed: int = 0
+    trace: Rows,
+    models: ModelSet,
+    rate_scale: float = 1.0,
+    origin: Origin = "trace",
+    seed: int = 0,
+    assign: Assign = "released",
 ) -> dict[str, Plan]:
-    """Tell what offline planners may know of each model: rate and mean lengths, of the whole trace or its first tenth.
+    """Tell what offline planners may know of each model: rate and mean lengths.
 
-    A model that the plan does not see has rate 0 and the mean lengths of all models. `seed` matters only where it draws
-    the map of streams to models.
+    held-out  of the other fold of a replayed trace; of a synthetic one, of what another seed draws
+    window    of the fold that the seed replays, or of what it draws: a bound, for nobody knows the future
+    trace     of the whole trace
+    prefix    of its first tenth
+
+    A model that the plan does not see gets the prior of one request, with the mean lengths of all models.
     """
     positive("rate scale", rate_scale)
-    seen_s = {"trace": trace.span_s, "prefix": PREFIX * trace.span_s}[origin]
-    row, member = _served(_streams(trace, models, seed), trace)
-    seen = trace.arrival_s[row] <= seen_s
-    rows, member = row[seen], member[seen]
-    counts = np.bincount(member, minlength=len(models.members))
+    seen = _seen(trace, models, origin, seed, assign)
+    counts = np.bincount(seen.model, minlength=len(models.members))
     means = []
-    for tokens in (trace.prompt_tokens[rows], trace.output_tokens[rows]):
+    for tokens in (seen.prompt_tokens, seen.output_tokens):
         overall = float(tokens.mean()) if len(tokens) else 0.0
-        sums = np.bincount(member, tokens, len(models.members))
+        sums = np.bincount(seen.model, tokens, len(models.members))
         means.append(np.where(counts > 0, sums / np.maximum(counts, 1), overall))
+    rate = np.maximum(counts, PRIOR) / seen.span_s * rate_scale
     return {
-        name: Plan(float(counts[i] / seen_s * rate_scale), float(means[0][i]), float(means[1][i]), origin)
+        name: Plan(float(rate[i]), float(means[0][i]), float(means[1][i]), origin)
         for i, name in enumerate(models.names)
     }
+
+
+def requests_seen(
+    trace: Rows, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
+) -> list[int]:
+    """How many requests of each model planners see."""
+    seen = _seen(trace, models, origin, seed, assign)
+    return [int(n) for n in np.bincount(seen.model, minlength=len(models.members))]
+
+
+def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Rows:
+    """The rows that planners see, and the seconds in which they came."""
+    fold, drawn = window_fold(trace, seed, origin), seed
+    if origin == "held-out":
+        fold, drawn = None if fold is None else 1 - fold, PLAN_SEED + seed
+    rows = _rows(trace, models, seed, 1.0, fold=fold, assign=assign, drawn=drawn)
+    if origin != "prefix":
+        return rows
+    early = rows.arrival_s <= PREFIX * rows.span_s
+    return rows.only(np.flatnonzero(early))._replace(span_s=PREFIX * rows.span_s)
 
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0) -> float:
     """Requests per second at rate scale 1: as the trace's generator means them, or as counted."""
     if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
         return each * len(models.members)
-    return len(_rows(trace, models, seed, 1.0).model) / trace.span_s
+    rows = _rows(trace, models, seed, 1.0)
+    return len(rows.model) / rows.span_s
 
 
 def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
@@ -214,17 +272,24 @@ def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
     return float(np.median(idle)) / swap_s if len(idle) else float("nan")
 
 
-def _streams(trace: Rows, models: ModelSet, seed: int) -> list[str]:
-    """Name the stream of each model of the set.
+def _streams(trace: Rows, models: ModelSet, seed: int, assign: Assign) -> list[tuple[str, float]]:
+    """Name the stream of each model of the set, and the seconds by which it comes later.
 
     The streams that the set names where the trace has them; else the k-th for the k-th model where the trace is ordered
     so; else the most popular streams, as many as there are models, in an order that the seed draws (no released map
-    fixes it).
+    fixes it). `shuffled` draws the order of all.
     """
+    found = _named(trace, models, seed)
+    if assign == "released":
+        return found
+    return [found[k] for k in rng(seed, "assign").permutation(len(found))]
+
+
+def _named(trace: Rows, models: ModelSet, seed: int) -> list[tuple[str, float]]:
     names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
-    named = [one.stream for one in models.members if one.stream is not None]
-    if len(named) == len(models.members) and any(stream in names for stream in named):
-        if missing := next((stream for stream in named if stream not in names), None):
+    named = [(one.stream, one.shift_s) for one in models.members if one.stream is not None]
+    if len(named) == len(models.members) and any(stream in names for stream, _ in named):
+        if missing := next((stream for stream, _ in named if stream not in names), None):
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
         return named
     if len(names) < len(models.members):
@@ -235,13 +300,13 @@ def _streams(trace: Rows, models: ModelSet, seed: int) -> list[str]:
             f"(--models lists fewer{fits})"
         )
     if trace.ordered:
-        return list(names[: len(models.members)])
+        return [(name, one.shift_s) for name, one in zip(names, models.members, strict=False)]
     counts = np.bincount(trace.model, minlength=len(trace.models))
     hottest = np.argsort(-counts, kind="stable")[: len(models.members)]
     found = [""] * len(hottest)
     for stream, member in zip(hottest, rng(seed, "streams").permutation(len(hottest)), strict=True):
         found[member] = trace.models[stream]
-    return found
+    return [(name, one.shift_s) for name, one in zip(found, models.members, strict=True)]
 
 
 def _served(streams: list[str], source: Rows | synthetic.Drawn) -> tuple[I8, I4]:
@@ -265,17 +330,44 @@ class _Rows(NamedTuple):
     tenant: I4 | None
     prefix: Prefix | None
     lap: I8  # -1 where a model's shift put the row past the end, to the start of the circle
+    span_s: float  # of the circle
+
+    def only(self, kept: I8) -> _Rows:
+        """Some of the rows."""
+        return self._replace(
+            arrival_s=self.arrival_s[kept],
+            model=self.model[kept],
+            turn=self.turn[kept],
+            prompt_tokens=self.prompt_tokens[kept],
+            output_tokens=self.output_tokens[kept],
+            tenant=None if self.tenant is None else self.tenant[kept],
+            prefix=self.prefix and picked(self.prefix, kept),
+            lap=self.lap[kept],
+        )
 
 
-def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: str | None = None) -> _Rows:
+def _rows(
+    trace: Rows,
+    models: ModelSet,
+    seed: int,
+    time_scale: float,
+    maker: str | None = None,
+    *,
+    fold: int | None = None,
+    assign: Assign = "released",
+    drawn: int | None = None,
+) -> _Rows:
     """Pick the rows of the set's streams; a synthetic trace is drawn anew first. UserError for a row too long.
 
-    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own.
+    A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own,
+    `drawn` the seed of what it draws, if not that of the run.
     """
-    streams, tenant, prefix = _streams(trace, models, seed), trace.tenant, trace.prefix
+    shared, tenant, prefix = _streams(trace, models, seed, assign), trace.tenant, trace.prefix
+    streams = [stream for stream, _ in shared]
     source: Rows | synthetic.Drawn = trace
     if trace.maker is not None:
-        source, tenant, prefix = synthetic.draw(maker or trace.maker, seed), None, None
+        source = synthetic.draw(maker or trace.maker, seed if drawn is None else drawn)
+        tenant, prefix = None, None
     row, model = _served(streams, source)
     prompt, output = source.prompt_tokens[row], source.output_tokens[row]
     most = np.array([one.shape.max_tokens for one in models.members])[model]
@@ -293,15 +385,22 @@ def _rows(trace: Rows, models: ModelSet, seed: int, time_scale: float, maker: st
         )
     when = source.arrival_s[row]
     lap = np.zeros(len(row), np.int64)
-    for i, one in enumerate(models.members):
-        if one.shift_s:
+    for i, (_, shift_s) in enumerate(shared):
+        if shift_s:
             mine = model == i
-            lap[mine] = -((when[mine] + one.shift_s * time_scale) // trace.span_s).clip(0)
-            when[mine] = synthetic.shifted(when[mine], one.shift_s * time_scale, trace.span_s)
+            lap[mine] = -((when[mine] + shift_s * time_scale) // trace.span_s).clip(0)
+            when[mine] = synthetic.shifted(when[mine], shift_s * time_scale, trace.span_s)
     turn = np.array([streams.index(stream) for stream in streams], np.int32)[model]
-    return _Rows(
-        when, model, turn, prompt, output, None if tenant is None else tenant[row], prefix and picked(prefix, row), lap
-    )
+    span_s = trace.span_s
+    found = _Rows(
+        when, model, turn, prompt, output, None if tenant is None else tenant[row], prefix and picked(prefix, row), lap,
+        span_s,
+    )  # fmt: skip
+    if fold is None:
+        return found
+    part = np.minimum(when * FOLDS // span_s, FOLDS - 1)
+    found = found.only(np.flatnonzero(part == fold))
+    return found._replace(arrival_s=found.arrival_s - fold * span_s / FOLDS, span_s=span_s / FOLDS)
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
@@ -319,7 +418,7 @@ def _shorter(trace: Rows, models: ModelSet) -> str:
     return f"--trace {name}+max_tokens={least} cuts them"
 
 
-def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s: float) -> tuple[F8, I8, I8, I8]:
+def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int) -> tuple[F8, I8, I8, I8]:
     """Turn copies of the rows around the circle: stamps in [0, span_s), and the row, the copy and the lap of each.
 
     Those that were turned past the end, to the start of the circle, are in the lap before.
@@ -336,10 +435,10 @@ def _copies(rows: _Rows, rate_scale: float, scaling: Scaling, seed: int, span_s:
             draw = rng(seed, "thin", copy)
             keep = _some_clients(draw, share, rows.model, unit) if scaling == "clients" else _thin(draw, share, unit)
         draw = rng(seed, "offset", 0 if scaling == "replicate" else copy)
-        offset_s = draw.uniform(0, 0.0 if scaling == "none" else span_s, turn.max(initial=0) + 1)
+        offset_s = draw.uniform(0, 0.0 if scaling == "none" else rows.span_s, turn.max(initial=0) + 1)
         turned = rows.arrival_s[keep] + offset_s[turn[keep]]
-        lap = rows.lap[keep] - (turned // span_s).astype(np.int64)
-        parts.append((np.mod(turned, span_s), keep, np.full(len(keep), copy), lap))
+        lap = rows.lap[keep] - (turned // rows.span_s).astype(np.int64)
+        parts.append((np.mod(turned, rows.span_s), keep, np.full(len(keep), copy), lap))
     when, row, copies, laps = (np.concatenate(column) for column in zip(*parts, strict=True))
     return when, row, copies, laps
 

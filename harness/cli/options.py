@@ -150,8 +150,15 @@ SETTING = grouped(
     click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes."),
     click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
     click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
-    click.option("--plan", type=click.Choice(["trace", "prefix"]), default="trace", show_default=True,
-                 help="What offline planners see: the trace's rates, or those of its first tenth."),
+    click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
+                 show_default=True, help="What offline planners see: the half of the trace that the seed does not "
+                 "replay (synthetic: another seed); the window itself, a bound; all of the trace, replayed whole; its "
+                 "first tenth."),
+    click.option("--assign", type=click.Choice(["released", "shuffled"]), default="released", show_default=True,
+                 help="Which stream goes to which model: as the set says, or as each seed draws."),
+    click.option("--placement", default="", metavar="FILE|SYSTEM",
+                 help="One placement for all systems: a TOML of MODEL = [GPU, ...], or that with which a system "
+                 "starts.  [default: each its own]"),
     click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
                  help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
 )  # fmt: skip

@@ -14,7 +14,7 @@ from harness.engines.costs import coefficients, constants, process, quantities, 
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile, row
 from harness.policy.events import Failed
-from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Model, Plan, Shape, Sizes
+from harness.policy.types import KEPT_PAGES, MIB, Cluster, Gpu, Gpus, Model, Plan, Shape, Sizes
 
 # What of a transfer cannot be overtaken any more. Copies from pinned memory are issued in chunks of 16 to 64 MiB, far
 # above the 1 MiB from which PCIe runs at full speed; one on the wire is not cut. 64 MiB take 1.2 ms at 55 GB/s.
@@ -65,12 +65,14 @@ class Config:
     process: Literal["own", "model"] = "own"  # processes as the system's engine has them, or one a model for all
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
     process_bytes: int | None = None  # what each holds beside weights; None: by its parts (engines/process.py)
+    pool_bytes: int | None = None  # of each GPU for weights and KV, processes beside it; None: by `mem_fraction`
     buffer_bytes: int = 2 * MIB  # kvcached: one page id maps as much in each layer, for K and for V
     noise: float = 0.0
     seed: int = 0
     start_s: float = 0.0
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
+    homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
 
 
 class Machine(NamedTuple):
@@ -121,12 +123,16 @@ def kept_pages(config: Config) -> float:
 
 def memory(config: Config, spec: quantities.GpuSpec, layout: process.Layout = "model") -> process.Memory:
     """What engines may use of each GPU, and what the process of each model takes of it at the model's own degree."""
+    if config.pool_bytes is not None:
+        return process.Memory(config.pool_bytes, (0,) * len(config.models))
     processes = [(parts(config, m), m.tp) for m in config.models]
     return process.memory(spec.mem_bytes, config.mem_fraction, processes, config.gpus, laid_out(config, layout))
 
 
 def footprint_bytes(config: Config, model: Served, layout: process.Layout = "model") -> int:
     """Bytes that come and go with a model's weights on each GPU of its group: they, and what its process takes."""
+    if config.pool_bytes is not None:
+        return shapes.weight_bytes(model.shape, model.tp)
     every = {m.name: parts(config, m) for m in config.models}
     at, own = parts(config, model), every[model.name]
     held = process.process_bytes(at, own, list(every.values()), laid_out(config, layout))
@@ -188,7 +194,7 @@ def cluster(
         )
         for m in config.models
     }
-    return Cluster(gpus, models, dict(config.plan), profile(config, priced))
+    return Cluster(gpus, models, dict(config.plan), profile(config, priced), dict(config.homes))
 
 
 def profile(config: Config, priced: Machine) -> TableProfile:

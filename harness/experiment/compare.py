@@ -20,7 +20,7 @@ from harness.rows import definitions, record, tidy
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CONTROLS = ("dedicated", "ideal")  # in every figure, but no contestants
+CONTROLS = ("dedicated", "ideal", "static:oracle")  # bounds in every figure, but no contestants
 AA_SEED = 500  # the A/A copy draws from here, apart from evaluations and from tuning
 AA = " (A/A)"  # what its label ends with
 

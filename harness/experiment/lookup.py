@@ -18,10 +18,11 @@ from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
 from harness.policy.fields import Domain, domains
-from harness.policy.types import Cluster, Infeasible, Option, Unsupported, UserError
+from harness.policy.types import Cluster, Infeasible, Option, Plan, Unsupported, UserError
 
 if TYPE_CHECKING:
     from traces.load import Trace
+    from workloads.build import Assign, Origin
     from workloads.models import ModelSet
 
 
@@ -118,9 +119,7 @@ def _fitting(name: str, value: Option, domain: Domain) -> Option:
 
 def config_of(spec: Spec) -> machine.Config:
     """What engines are told of a spec."""
-    from workloads.build import plan
-
-    trace, models = trace_of(spec.trace), served_of(spec)
+    models = served_of(spec)
     slo = {model: pair for model, *pair in spec.slo_s}
     served = (
         machine.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=shapes.degrees(m.shape))
@@ -141,6 +140,7 @@ def config_of(spec: Spec) -> machine.Config:
         mem_fraction=spec.mem_fraction,
         process=spec.process,  # type: ignore[arg-type]  # checked by Spec
         process_bytes=spec.process_bytes,
+        pool_bytes=spec.pool_bytes,
         sharing=spec.sharing,  # type: ignore[arg-type]  # checked by Spec
         **links_of(spec),
         scaled=dict(spec.scaled),
@@ -148,8 +148,19 @@ def config_of(spec: Spec) -> machine.Config:
         seed=spec.seed,
         start_s=-(spec.warmup_s or 0.0),
         token_times=spec.token_times,
-        plan=plan(trace, models, spec.rate_scale, "prefix" if spec.plan == "prefix" else "trace", spec.seed),
+        plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
+        homes=dict(spec.homes),
     )
+
+
+@lru_cache(16)
+def _plan(
+    trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
+) -> Mapping[str, Plan]:
+    """What planners are told, once for all that ask while a run is made."""
+    from workloads.build import plan
+
+    return plan(trace_of(trace), models, rate_scale, origin, seed, assign)
 
 
 def machine_of(spec: Spec) -> machine.Machine:
@@ -212,6 +223,8 @@ def assemble(spec: Spec) -> tuple[system.System, engines.Engine]:
             policy = system.build(make, cluster, keywords)
         except Infeasible:
             raise why from None
+    if spec.homes and "Cluster.homes" not in policy.uses:
+        raise Unsupported("Cluster.homes: it places models by itself")
     found = made(policy.options)
     if (found.cluster.gpus, found.cluster.models) != (cluster.gpus, cluster.models):
         policy = system.build(make, found.cluster, keywords)  # options decide the pages and processes it may know of

@@ -67,7 +67,8 @@ def controls(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Systems that contend for nothing, and the A/A copy of the first contestant."""
     label, first = entries[0]
     names = {entry.label for entry in entries}
-    others = [Entry(name, replace(first, system=name, preset=None, fields=())) for name in CONTROLS]
+    bounds = [from_dict({"trace": first.trace, **asked(name)}) for name in CONTROLS]
+    others = [Entry(b.label, replace(first, system=b.system, preset=b.preset, fields=b.fields)) for b in bounds]
     copy = Entry(label + AA, replace(first, seed=first.seed + AA_SEED))
     return (*(entry for entry in others if entry.label not in names), copy)
 

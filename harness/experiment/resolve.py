@@ -21,6 +21,7 @@ from harness.experiment.lookup import (
     models_of,
     trace_of,
 )
+from harness.experiment.placement import homes
 from harness.experiment.spec import Spec, meant
 from harness.loop import system
 from harness.loop.guard import Fault, guarded
@@ -32,11 +33,16 @@ if TYPE_CHECKING:
     from workloads.models import Served as Member
 
 
+ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
+KNOWN = {"held-out": "window", "prefix": "trace"}  # what such a system is told where others are told less
+
+
 class Traits(NamedTuple):
     """What a spec needs to know of its system and its engine."""
 
     gpus: int
     reads_slo: bool
+    oracle: bool  # its forecast is the window's own
     decision_s: float
     wall_clock: bool
     measured_on: Mapping[str, str]
@@ -49,7 +55,7 @@ def traits(spec: Spec) -> Traits:
     file does.
     """
     same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
-                   slo_s=(), workload="trace", noise=None, token_times=False)  # fmt: skip
+                   slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
     with blamed(spec):
         return _traits(same)
 
@@ -67,17 +73,19 @@ def _traits(spec: Spec) -> Traits:
             spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
     bare = engine_of(spec)
     try:
-        reads_slo = "Request.slo" in assemble(spec)[0].uses
+        uses = assemble(spec)[0].uses
     except (Infeasible, Unsupported):
-        reads_slo = False
-    return Traits(spec.gpus, reads_slo, float(decision_s), bare.wall_clock, bare.measured_on)
+        uses = frozenset[str]()
+    return Traits(
+        spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
+    )
 
 
 def resolve(spec: Spec) -> Spec:
     """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
     from harness.engines.costs import quantities
     from traces.load import sized
-    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed
+    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
 
     models = models_of(spec.models)
     spec = replace(
@@ -104,12 +112,17 @@ def resolve(spec: Spec) -> Spec:
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
     host = quantities.host(spec.host, spec.gpu)
-    span_s = trace.span_s / (spec.rate_scale if spec.scaling == "time" else 1.0)
+    plan = "trace" if spec.workload == "base" else KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
+    span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
     if closed(trace) is not None:
         window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
+    placement = spec.placement
+    if placement and not spec.homes:
+        placement = _located(placement, ".toml")
+        spec = replace(spec, homes=homes(replace(spec, placement=placement, gpus=known.gpus, plan=plan)))
     return replace(
         spec,
         trace_sha256=trace.sha256,
@@ -118,6 +131,8 @@ def resolve(spec: Spec) -> Spec:
         scaling=scaling,
         window_s=window_s if spec.window_s is None else spec.window_s,
         warmup_s=warmup_s if spec.warmup_s is None else spec.warmup_s,
+        plan=plan,
+        placement=placement,
         slo=spec.slo if reads else "",
         slo_s=spec.slo_s if reads else (),
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
@@ -147,13 +162,15 @@ def _hold(spec: Spec, models: ModelSet) -> None:
     from harness.engines.costs import shapes
 
     card = machine_of(spec).spec
+    if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
+        raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
 
     def alone(m: Member, tp: int) -> tuple[int, int]:
         """Bytes that the model takes on each GPU, and those that engines may use."""
         config = machine.Config(
             models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
             chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
-            process_bytes=spec.process_bytes, scaled=dict(spec.scaled),
+            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
         )  # fmt: skip
         held = machine.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes

@@ -44,11 +44,11 @@ def jobs_of(spec: Spec) -> Jobs:
     """The workload of a resolved spec. UserError where the trace cannot be served or scaled so."""
     from workloads import slo
     from workloads.base import base
-    from workloads.build import build
+    from workloads.build import build, window_fold
 
     trace, models = trace_of(spec.trace), served_of(spec)
     if spec.workload == "base":
-        return _cached(base(trace, models, spec.seed), spec)
+        return _cached(base(trace, models, spec.seed, spec.assign), spec)  # type: ignore[arg-type]  # checked by Spec
     jobs = build(
         trace,
         models,
@@ -58,6 +58,8 @@ def jobs_of(spec: Spec) -> Jobs:
         window_s=spec.window_s,
         warmup_s=spec.warmup_s,
         slo={model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s},
+        fold=window_fold(trace, spec.seed, spec.plan),
+        assign=spec.assign,  # type: ignore[arg-type]  # checked by Spec
     )
     rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":

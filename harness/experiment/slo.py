@@ -35,7 +35,8 @@ def base_specs(spec: Spec) -> list[Spec]:
     """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
     one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
                served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
-               process_bytes=spec.process_bytes, workload="base", slo="",
+               process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
+               workload="base", slo="",
                **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
     return [replace(one, seed=seed) for seed in TUNING_SEEDS]
 

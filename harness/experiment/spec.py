@@ -23,13 +23,18 @@ from harness.engines.costs.constants import CONSTANTS
 from harness.policy.types import Option, UserError
 
 SCALINGS = ("none", "rotate", "replicate", "time", "clients")
-PLANS = ("trace", "prefix")
+PLANS = ("held-out", "window", "trace", "prefix")
+ASSIGNS = ("released", "shuffled")
 WORKLOADS = ("trace", "base")
 PROCESSES = ("own", "model")
 SHARINGS = ("own", "fluid", "turns")
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
-MACHINE = ("gpu", "host", "process", "process_bytes", "sharing", *LINKS)  # what a figure may name
+MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # what a figure may name
 HASH_CHARS = 8
+UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
+    "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
+    "pool_bytes": None,
+}  # fmt: skip
 
 
 class Bound(NamedTuple):
@@ -89,7 +94,10 @@ class Spec:
     drain_s: float | None = _in(NATURAL, None)  # how long the run goes on after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: tuple[tuple[str, float, float], ...] = ()  # (model, TTFT, TPOT), resolved
-    plan: str = _of(PLANS, "trace")  # what offline planners see
+    plan: str = _of(PLANS, "held-out")  # what offline planners see; of a replayed trace also what the window holds
+    assign: str = _of(ASSIGNS, "released")  # of streams to models: as the set says, or drawn by the seed
+    placement: str = ""  # one for all: a TOML of GPUs by model, or the system whose start it is; "": each its own
+    homes: tuple[tuple[str, tuple[int, ...]], ...] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
     table: str | None = None  # path of a cost table that replaces committed quantities
     pcie_gbps: float | None = _in(POSITIVE, None)  # GPU and host, 1e9 bytes/s each way; None: the card's
@@ -105,6 +113,7 @@ class Spec:
     mem_fraction: float = _in(SHARE, 0.90)
     process: str = _of(PROCESSES, "own")  # processes as the system's engine has them, or one a model for all
     process_bytes: int | None = _in(NATURAL, None)  # what each holds beside weights; None: from its parts
+    pool_bytes: int | None = _in(COUNT, None)  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
     sharing: str = _of(SHARINGS, "own")  # of a GPU by processes: the system's way, or one for all
     decision_s: float | None = _in(NATURAL, None)  # None: DECISION_S of the system's file
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
@@ -119,6 +128,7 @@ class Spec:
             raise UserError(f'rate_scale is {self.rate_scale:g}: scaling "none" takes the trace as it is, at 1')
         object.__setattr__(self, "fields", tuple(sorted(self.fields)))
         object.__setattr__(self, "slo_s", tuple(sorted(self.slo_s)))
+        object.__setattr__(self, "homes", tuple(sorted(self.homes)))
         object.__setattr__(self, "scaled", tuple(sorted((name, by) for name, by in self.scaled if by != 1)))
 
     @property
@@ -153,18 +163,20 @@ def as_dict(spec: Spec) -> dict[str, Any]:
     plain = dataclasses.asdict(spec)
     if not spec.measured_on:
         del plain["measured_on"]  # a simulated run is the same wherever it is made
-    for name in ("served", "prefix_cache"):
-        if plain[name] is None:
+    for name, default in UNSAID.items():
+        if plain[name] == default:
             del plain[name]  # as it was before there was a choice
-    if spec.sharing == "own":
-        del plain["sharing"]  # the same
     plain["scaled"] = dict(spec.scaled)
     if not spec.scaled:
         del plain["scaled"]
-    return plain | {
-        "fields": dict(spec.fields),
-        "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},
-    }
+    return (
+        plain
+        | {
+            "fields": dict(spec.fields),
+            "slo_s": {model: [ttft_s, tpot_s] for model, ttft_s, tpot_s in spec.slo_s},
+        }
+        | ({"homes": {model: list(gpus) for model, gpus in spec.homes}} if spec.homes else {})
+    )
 
 
 def from_dict(values: Mapping[str, Any]) -> Spec:
@@ -180,6 +192,7 @@ def from_dict(values: Mapping[str, Any]) -> Spec:
     if bad := next((m for m, pair in pairs.items() if not isinstance(pair, list | tuple) or len(pair) != 2), None):
         raise UserError(f'slo_s."{bad}" is {pairs[bad]!r}, not [TTFT, TPOT] in seconds')
     found["slo_s"] = tuple((model, *pair) for model, pair in pairs.items())
+    found["homes"] = tuple(_table("homes", found.get("homes", {})).items())
     return Spec(**found)
 
 
@@ -247,7 +260,12 @@ WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true 
 
 def _checked(name: str, want: _Kind, value: Any) -> Any:
     if want.kind is tuple:
-        checks: Mapping[str, Callable[[Any], Any]] = {"fields": _option, "slo_s": _seconds, "scaled": _factors}
+        checks: Mapping[str, Callable[[Any], Any]] = {
+            "fields": _option,
+            "slo_s": _seconds,
+            "scaled": _factors,
+            "homes": _places,
+        }
         return checks[name](value)
     if value is None and want.optional:
         return None
@@ -283,6 +301,13 @@ def _factors(pairs: tuple[tuple[str, float], ...]) -> tuple[tuple[str, float], .
         if type(by) not in {int, float} or not (math.isfinite(by) and by > 0):
             raise UserError(f"scaled.{name} is {by!r}, not a factor above 0")
     return tuple((name, float(by)) for name, by in pairs)
+
+
+def _places(pairs: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    for model, gpus in pairs:
+        if not isinstance(gpus, list | tuple) or not gpus or any(type(g) is not int or g < 0 for g in gpus):
+            raise UserError(f'homes."{model}" is {gpus!r}, not a list of GPUs, as in [0]')
+    return tuple((model, tuple(gpus)) for model, gpus in pairs)
 
 
 def _table(name: str, value: Any) -> Mapping[str, Any]:

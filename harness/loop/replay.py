@@ -79,8 +79,8 @@ class Agenda:
 
 
 def missing(system: System, engine: Engine) -> list[str]:
-    """What a system asks for that an engine cannot do, tell or offer."""
-    uses = {u for u in system.uses if not u.startswith("Request.")}
+    """What a system asks for that an engine cannot do, tell or offer; what it reads of its input is no engine's."""
+    uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
     lacks += sorted(f"event {e.__name__}" for e in system.hears - engine.tells)
     for name, value in sorted(system.options.items()):

@@ -28,7 +28,9 @@ class System(Protocol):
     """
 
     hears: frozenset[type]  # event types; action types whose successful Done is wanted
-    uses: frozenset[str]  # "Load", "Load.way:pool", "Run.sms", "Move.to:host", "view.oracle_tokens", "Request.slo"
+    # What it asks for: "Load", "Load.way:pool", "Run.sms", "Move.to:host", "view.oracle_tokens". What it reads:
+    # "Request.slo"; "Cluster.homes", a placement given; "Cluster.plan:window", a forecast that knows the window.
+    uses: frozenset[str]
     options: Mapping[str, Option]  # what the paper's engine has: kv, preempt, sharing, memory, ...
 
     def on(self, event: Event, view: View) -> Iterable[Action]:

@@ -2,6 +2,7 @@
 
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
+z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Domain(NamedTuple):
     choices: tuple[Option, ...] = ()
     least: float = -math.inf
     most: float = math.inf
+    tuned: bool = False  # `bench tune` draws it: what the paper leaves open, never what it states, nor a part's switch
 
     @property
     def stated(self) -> bool:
@@ -30,14 +32,14 @@ class Domain(NamedTuple):
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 
-def choice(default: Option, *others: Option) -> Any:
+def choice(default: Option, *others: Option, tuned: bool = False) -> Any:
     """Declare a field of a dataclass that takes one of these values."""
-    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (default, *others))})
+    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (default, *others), tuned=tuned)})
 
 
-def number(default: float, least: float, most: float) -> Any:
+def number(default: float, least: float, most: float, *, tuned: bool = False) -> Any:
     """Declare a field of a dataclass that takes a number from `least` to `most`."""
-    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (), least, most)})
+    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (), least, most, tuned)})
 
 
 def domains(make: type) -> dict[str, Domain]:

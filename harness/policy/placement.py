@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
-from harness.policy.types import Cluster, Gpus, Infeasible, Model
+from harness.policy.types import GIB, Cluster, Gpus, Infeasible, Model
 
 
 def demand(cluster: Cluster, model: str) -> float:
@@ -25,8 +25,11 @@ def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
 def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
     """A home for each model: heaviest weights first, each where KV demand over free memory stays lowest.
 
-    Raises Infeasible when some model's weights and one longest request fit nowhere.
+    A placement that is given stands instead. Raises Infeasible when some model's weights and one longest request fit
+    nowhere, or not where they are to be.
     """
+    if cluster.homes:
+        return _checked(cluster, elastic)
     free = [float(g.mem_bytes) for g in cluster.gpus]
     load = [0.0] * len(free)
     homes: dict[str, Gpus] = {}
@@ -49,6 +52,16 @@ def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
             free[g] -= need
             load[g] += want
     return {name: homes[name] for name in order}
+
+
+def _checked(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
+    """The placement that is given; Infeasible where a GPU cannot hold its models, one longest request each."""
+    for g, gpu in enumerate(cluster.gpus):
+        here = [m.at(len(at)) for name, m in cluster.models.items() if g in (at := cluster.homes[name])]
+        need = sum(footprint(m, elastic) + one_request(m) for m in here)
+        if need > gpu.mem_bytes:
+            raise Infeasible(f"the placement takes {need / GIB:.1f} GiB of GPU {g}, it has {gpu.mem_bytes / GIB:.1f}")
+    return cluster.homes
 
 
 def footprint(model: Model, elastic: bool) -> int:

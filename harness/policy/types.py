@@ -233,3 +233,4 @@ class Cluster:
     models: Mapping[str, Model]
     plan: Mapping[str, Plan]
     profile: Profile
+    homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
