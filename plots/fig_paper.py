@@ -324,7 +324,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             *filter(None, (each(own["fidelity"].unique()), style.unchecked(own))),
             f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
-            f"plans from the {each(own['plan_origin'].unique())}",
+            tidy.plans(own["plan_origin"].unique()),
         ]) + ".",
         *_rates(facts["panels"]),
         "Markers without a line: controls, at the ends.",

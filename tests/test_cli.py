@@ -231,8 +231,8 @@ def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None
     found = json.loads(ok("compare", "--systems", "static", *MODELS, "--seeds", "2", "--rate-scale", "1", "--no-plot",
                           "--controls", "--json", "-o", tmp_path))  # fmt: skip
     rows = {row["system"]: row for row in found["systems"]}
-    assert list(rows) == ["static", "dedicated", "ideal", f"static{AA}"]
-    assert [row["control"] for row in rows.values()] == [False, True, True, True]
+    assert list(rows) == ["static", "dedicated", "ideal", "static:oracle", f"static{AA}"]
+    assert [row["control"] for row in rows.values()] == [False, True, True, True, True]
     seeds = {record.meta(path)["spec"]["seed"] for path in tmp_path.glob("static-*")}
     assert seeds == {0, 1, AA_SEED, AA_SEED + 1}
 
@@ -433,7 +433,7 @@ def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path
 def test_list_shows_systems_engines_and_gaps() -> None:
     text = ok("list")
     assert text.splitlines()[0].split()[:3] == ["system", "presets", "sim"]
-    for name, presets in (("static", "rate, equal"), ("ideal", "-")):
+    for name, presets in (("static", "rate, equal, oracle"), ("ideal", "-")):
         assert re.search(rf"^{name} +{presets} +yes", text, re.MULTILINE)
     assert text.splitlines()[0].split()[3] == "torchcpu"  # listed without torch, too
     assert "qlm on torchcpu: no cost table" in text.splitlines()

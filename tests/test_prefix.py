@@ -361,7 +361,7 @@ def test_what_is_served_is_what_the_model_can_and_the_trace_needs(traces_dir: Pa
     assert traces_dir
     spec = Spec("static", trace="mooncake-conversation", models="llama-3.1-8b", gpus=1)
     assert [m.shape.max_tokens for m in config_of(spec).models] == [131072]  # for 126,527
-    assert len(jobs_of(resolve(replace(spec, warmup_s=0.0)))) == 12031
+    assert len(jobs_of(resolve(replace(spec, warmup_s=0.0, plan="trace")))) == 12031
     arena = Spec("static", trace="arena-chat", models="llama-3.1-8b*2,phi-2")
     assert [m.shape.max_tokens for m in config_of(arena).models] == [2048] * 3  # for 1,657
     assert [m.shape.max_tokens for m in config_of(replace(arena, served=8192)).models] == [8192, 8192, 2048]

@@ -128,7 +128,7 @@ WRONG = [
     ("system = 'x'\nwatermark = -0.1", "watermark is -0.1, not in [0, 1]"),
     ("system = 'x'\nnoise = -0.1", "noise is -0.1"),
     ("system = 'x'\nscaling = 'rotat'", 'scaling is "rotat"; did you mean rotate?'),
-    ("system = 'x'\nplan = 'truth'", "(trace, prefix)"),
+    ("system = 'x'\nplan = 'truth'", "(held-out, window, trace, prefix)"),
     ("system = 'x'\nsharing = 'turn'", 'sharing is "turn"; did you mean turns?'),
     ("system = 'x'\ntoken_times = 1", "token_times is 1, not true or false"),
     ("system = 'x'\nfields = 3", "fields is 3, not a table"),

@@ -199,7 +199,7 @@ def test_a_model_without_requests() -> None:
     jobs = build(replace(rows, models=("s0", "s1", "s2")), fixed())
     assert jobs.models == ("m0", "m1", "m2")
     assert set(jobs.model.tolist()) == {0, 1}
-    assert plan(replace(rows, models=("s0", "s1", "s2")), fixed())["m2"].rate_rps == 0
+    assert plan(replace(rows, models=("s0", "s1", "s2")), fixed())["m2"].rate_rps == 1 / rows.span_s  # the prior
 
 
 @pytest.mark.parametrize(

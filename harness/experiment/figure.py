@@ -98,6 +98,7 @@ class Figure:
     host: str = "vllm-0.15"  # costs of the engine's host side
     process: str = "own"  # how many processes hold memory beside weights, as in a spec; so the bytes and rates below
     process_bytes: int | None = None
+    pool_bytes: int | None = None  # of a GPU for weights and KV, processes beside it
     sharing: str = "own"  # of a GPU by processes, as in a spec
     pcie_gbps: float | None = None
     nvlink_gbps: float | None = None

@@ -20,7 +20,7 @@ from harness.report.commands import again, explain_command, short_path
 from harness.report.table import View
 from harness.rows import record, tidy
 from harness.rows.checked import checked, note
-from workloads.build import closed, idle_to_swap, plan
+from workloads.build import closed, idle_to_swap, rate_rps, window_fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,8 +30,9 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
     """What a reader must know before the numbers."""
     spec = found.reference
     trace, models = trace_of(spec.trace), models_of(spec.models)
-    forecast = plan(trace, models)
-    load = f"{round(trace.span_s * sum(one.rate_rps for one in forecast.values()))} requests in {trace.span_s:g} s"
+    load = f"{round(trace.span_s * rate_rps(trace, models))} requests in {trace.span_s:g} s"
+    if window_fold(trace, spec.seed, spec.plan) is not None:
+        load += ", a half of which each seed replays"
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
     tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(spec))
@@ -40,7 +41,7 @@ def headline(found: Compared, shown: View) -> Iterator[str]:
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
         fidelity += f" · {said}"
     base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
-    plans = "" if spec.plan == "trace" else " · plans from a prefix of the trace"
+    plans = f" · {tidy.plans([spec.plan])}"
     machine = f" · {asked}" if (asked := tidy.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
     if spec.prefix_cache is None and any(entry.spec.prefix_cache for entry in found.entries):

@@ -29,7 +29,7 @@ def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
     nowhere, or not where they are to be.
     """
     if cluster.homes:
-        return _checked(cluster, elastic)
+        return given(cluster, elastic)
     free = [float(g.mem_bytes) for g in cluster.gpus]
     load = [0.0] * len(free)
     homes: dict[str, Gpus] = {}
@@ -54,7 +54,7 @@ def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
     return {name: homes[name] for name in order}
 
 
-def _checked(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
+def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
     """The placement that is given; Infeasible where a GPU cannot hold its models, one longest request each."""
     for g, gpu in enumerate(cluster.gpus):
         here = [m.at(len(at)) for name, m in cluster.models.items() if g in (at := cluster.homes[name])]

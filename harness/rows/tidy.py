@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -99,11 +100,29 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
 
 
+PLANS = {  # what offline planners saw, as captions say it
+    "held-out": "plans from requests that are not replayed",
+    "window": "plans know the window",
+    "trace": "plans know the trace",
+    "prefix": "plans from the first tenth of the trace",
+}
+
+
+def plans(origins: Iterable[str]) -> str:
+    """What planners saw, in words; a bound that knows the window beside others that do not is not said here."""
+    asked = {origin for origin in origins if origin}
+    known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
+    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
+
+
 def machine(spec: Mapping[str, Any]) -> str | None:
     """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
-    held = spec.get("process_bytes")
+    held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [
+        "streams shuffled" if spec.get("assign") == "shuffled" else "",
+        f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
+        "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
         "one process a model for all" if spec.get("process") == "model" else "",
         SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",

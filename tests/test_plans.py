@@ -1,0 +1,215 @@
+"""What planners know is no part of what is replayed; who gets which stream; one placement for all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from harness.experiment.lookup import assemble, cluster_of, config_of, models_of, trace_of
+from harness.experiment.placement import homes
+from harness.experiment.resolve import resolve
+from harness.experiment.run import execute, jobs_of
+from harness.experiment.spec import Spec, as_dict, from_dict
+from harness.policy.actions import Load
+from harness.policy.events import Woke
+from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.rows import record
+from traces import synthetic
+from workloads.build import FOLDED_S, PLAN_SEED, build, plan, requests_seen, window_fold
+
+MODELS = "llama-3.2-1b*4"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Spec:
+    """Four streams on disk, which are replayed, not drawn anew: what a generator makes, without its name."""
+    table = synthetic.table("hyperbolic-like+models=4", 3)
+    meta = {key: value for key, value in table.schema.metadata.items() if key != b"maker"}
+    path = tmp_path / "mine.parquet"
+    pq.write_table(table.replace_schema_metadata(meta), path)
+    return Spec("static", trace=str(path), models=MODELS, warmup_s=0.0, scaling="none")
+
+
+def counts(spec: Spec) -> list[int]:
+    jobs = jobs_of(resolve(spec))
+    return [int((jobs.model[jobs.arrival_s >= 0] == k).sum()) for k in range(len(jobs.models))]
+
+
+def told(spec: Spec) -> list[int]:
+    """Requests that a plan stands for."""
+    spec = resolve(spec)
+    seen_s = {"held-out": 300.0, "window": 300.0, "trace": 600.0, "prefix": 60.0}[spec.plan]
+    return [round(one.rate_rps * seen_s / spec.rate_scale) for one in config_of(spec).plan.values()]
+
+
+def test_the_folds_are_the_trace_and_a_plan_is_of_the_other_one(spec: Spec) -> None:
+    whole = counts(replace(spec, plan="trace"))
+    even, odd = counts(spec), counts(replace(spec, seed=1))
+    assert [a + b for a, b in zip(even, odd, strict=True)] == whole
+    assert told(spec) == odd
+    assert told(replace(spec, seed=1)) == even
+    assert resolve(spec).window_s == 300.0
+    trace = trace_of(spec.trace)
+    first = np.bincount(trace.model[trace.arrival_s < 300.0], minlength=4).tolist()
+    assert told(spec) == first  # even seeds plan from the earlier half
+    assert told(replace(spec, plan="trace")) == whole
+
+
+def test_a_window_holds_each_row_of_its_fold_once_at_any_offset(spec: Spec) -> None:
+    turned = replace(spec, scaling="rotate")
+    for seed in (0, 1, 2, 7):
+        mine, plain = jobs_of(resolve(replace(turned, seed=seed))), jobs_of(resolve(replace(spec, seed=seed % 2)))
+        pairs = (Counter(zip(x.model.tolist(), x.prompt_tokens.tolist(), x.output_tokens.tolist(), strict=True))
+                 for x in (mine, plain))  # fmt: skip
+        assert next(pairs) == next(pairs)
+        assert 0 <= mine.arrival_s.min() <= mine.arrival_s.max() < 300.0
+
+
+def test_the_oracle_knows_the_window_that_others_replay(spec: Spec) -> None:
+    oracle = resolve(replace(spec, preset="oracle"))
+    assert oracle.plan == "window"
+    assert counts(oracle) == counts(spec)
+    assert told(oracle) == counts(spec)
+    assert resolve(replace(spec, preset="oracle", plan="prefix")).plan == "trace"
+
+
+def test_a_long_trace_is_planned_from_an_earlier_period_by_every_seed(spec: Spec) -> None:
+    trace = trace_of(spec.trace)
+    assert [window_fold(trace, seed, "held-out") for seed in range(4)] == [1, 0, 1, 0]
+    long = replace(trace, span_s=FOLDED_S)
+    assert [window_fold(long, seed, "window") for seed in range(4)] == [1, 1, 1, 1]
+    assert window_fold(trace, 0, "trace") is None
+
+
+def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
+    name, models = "hyperbolic-like+models=4", models_of(MODELS)
+    trace = trace_of(name)
+    assert window_fold(trace, 0, "held-out") is None
+    other = synthetic.draw(name, PLAN_SEED + 3)
+    assert requests_seen(trace, models, "held-out", seed=3) == np.bincount(other.model, minlength=4).tolist()
+    own = build(trace, models, seed=3, scaling="none", warmup_s=0.0)
+    seen = plan(trace, models, origin="window", seed=3).values()
+    assert [round(one.rate_rps * 600.0) for one in seen] == np.bincount(own.model, minlength=4).tolist()
+
+
+def test_a_model_without_requests_in_the_plan_gets_the_prior_of_one(spec: Spec) -> None:
+    trace = trace_of(spec.trace)
+    models = models_of(MODELS)
+    late = trace.arrival_s >= 300.0
+    rare = replace(trace, model=np.where((trace.model == 3) & ~late, 0, trace.model).astype(np.int32))
+    assert requests_seen(rare, models, "held-out", seed=0)[3] == 0
+    found = plan(rare, models, 2.0, "held-out", 0)
+    assert found[models.names[3]].rate_rps == pytest.approx(2.0 / 300.0)
+    early = np.flatnonzero(~late)
+    assert found[models.names[3]].prompt_tokens == pytest.approx(trace.prompt_tokens[early].mean())
+
+
+def test_shuffled_streams_are_a_permutation_that_the_seed_draws_for_all_systems(spec: Spec) -> None:
+    spec = replace(spec, plan="trace")
+    released = counts(spec)
+    shuffled = [counts(replace(spec, assign="shuffled", seed=seed)) for seed in range(6)]
+    assert all(sorted(one) == sorted(released) for one in shuffled)
+    assert len({tuple(one) for one in shuffled}) > 2
+    for system in ("elastic", "ideal"):
+        assert counts(replace(spec, system=system, assign="shuffled", seed=4)) == shuffled[4]
+    plans = told(replace(spec, assign="shuffled", seed=4))
+    assert plans == shuffled[4]
+
+
+def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
+    assert traces_dir
+    trace, models = trace_of("arena-chat"), models_of("prism18")
+    a = build(trace, models, seed=5, scaling="none", warmup_s=0.0)
+    b = build(trace, models, seed=5, scaling="none", warmup_s=0.0, assign="shuffled")
+    assert np.array_equal(a.arrival_s, b.arrival_s)
+    assert sorted(np.bincount(a.model).tolist()) == sorted(np.bincount(b.model).tolist())
+    assert not np.array_equal(a.model, b.model)
+
+
+def test_what_is_not_asked_for_is_not_in_a_hash() -> None:
+    plain = as_dict(Spec("static"))
+    assert not {"assign", "placement", "homes", "pool_bytes"} & plain.keys()
+    asked = Spec("static", assign="shuffled", placement="static", homes=(("m", (0, 1)),), pool_bytes=5)
+    assert from_dict(as_dict(asked)) == asked
+
+
+# ------------------------------------------------------------------ one placement
+
+
+def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
+    policy, engine = assemble(spec)
+    engine.ready()
+    answer = policy.on(Woke("start"), engine.view())
+    found = {a.inst.model: a.inst.place for a in answer if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
+    engine.close()
+    return found
+
+
+@pytest.mark.parametrize("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
+def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path: Path) -> None:
+    file = tmp_path / "there.toml"
+    given = {m: (k % 2,) for k, m in enumerate(models_of(MODELS).names)}
+    file.write_text("".join(f'"{m}" = {list(at)}\n' for m, at in given.items()))
+    name, _, preset = system.partition(":")
+    found = resolve(replace(spec, system=name, preset=preset or None, placement=str(file)))
+    assert dict(found.homes) == given
+    assert loads(found) == given
+
+
+def test_a_placement_is_that_with_which_a_system_starts(spec: Spec) -> None:
+    start = loads(resolve(spec))
+    assert dict(resolve(replace(spec, system="elastic", placement="static")).homes) == start
+
+
+def test_who_places_by_itself_is_skipped_with_the_reason(spec: Spec, tmp_path: Path) -> None:
+    lone = resolve(replace(spec, system="dedicated", placement="static", gpus=4))
+    with pytest.raises(Unsupported, match=r"Cluster\.homes"):
+        assemble(lone)
+    folder = execute(lone, tmp_path, "")
+    assert record.meta(folder)["skipped"].startswith("Cluster.homes")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('"llama-3.2-1b/1" = [0]', "llama-3.2-1b/2 has no GPU in it"),
+        ('"llama-3.2-1b/1" = 0', '"llama-3.2-1b/1" is 0, not a list of GPUs'),
+        ('"llama-3.2-1b/9" = [0]', 'no model "llama-3.2-1b/9"'),
+        ("".join(f'"llama-3.2-1b/{k}" = [2]\n' for k in (1, 2, 3, 4)), "of which there are 2, from 0"),
+        ("a = [", "there.toml: "),
+    ],
+)
+def test_a_mistake_in_a_placement_is_named(text: str, says: str, spec: Spec, tmp_path: Path) -> None:
+    file = tmp_path / "there.toml"
+    file.write_text(text)
+    with pytest.raises(UserError) as caught:
+        homes(replace(spec, placement=str(file)))
+    assert says in str(caught.value)
+    assert "there.toml" in str(caught.value)
+
+
+def test_a_placement_that_does_not_fit_is_infeasible(spec: Spec, tmp_path: Path) -> None:
+    file = tmp_path / "there.toml"
+    file.write_text("".join(f'"{m}" = [0]\n' for m in models_of(MODELS).names))
+    full = resolve(replace(spec, placement=str(file), pool_bytes=8 * GIB))
+    with pytest.raises(Infeasible, match="of GPU 0, it has 8"):
+        loads(full)
+
+
+# ------------------------------------------------------------------ memory for weights and KV
+
+
+def test_a_pool_is_for_weights_and_kv_alone(spec: Spec) -> None:
+    pool = round(67.28 * GIB)
+    inside, beside = cluster_of(resolve(spec)), cluster_of(resolve(replace(spec, pool_bytes=pool)))
+    assert [gpu.mem_bytes for gpu in beside.gpus] == [pool, pool]
+    weights = {m.weight_bytes for m in beside.models.values()}
+    assert all(1 <= one / (1.235e9 * 2) < 1.01 for one in weights)  # 1.24 billion parameters in bf16, nothing else
+    assert min(m.weight_bytes for m in inside.models.values()) > max(weights)
+    with pytest.raises(UserError, match="pool_bytes is"):
+        resolve(replace(spec, pool_bytes=100 * GIB))
