@@ -8,6 +8,10 @@ sleep (weights to host memory), and wakes it on the next request; as released th
               SleepConfig: auto_sleep_enabled is False; where it is on, idle_threshold_seconds is 300: preset `sleep`)
     check_s   seconds between two looks at who is idle (the same, check_interval_seconds)
 
+Where models live is its user's to say: `placement` by pressure of KV demand on memory, heaviest weights first, as in
+the other systems that place once; by `rate`, so that the busiest GPU has the fewest requests; or `searched`, the lowest
+pressure of all placements. `bench tune` chooses.
+
 The engine has the rest (`kv=elastic`): the page is 2 MiB for K and for V in each layer, and an engine keeps five of
 them mapped (kvcached/utils.py, PAGE_SIZE and MIN_RESERVED_PAGES). The share of the card, 0.95 there (GPU_UTILIZATION),
 is the run's `mem_fraction`, equal for all systems, and so is the batch cap.
@@ -21,7 +25,7 @@ from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Woke
-from harness.policy.fields import number
+from harness.policy.fields import choice, number
 from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Inst, Option
 from harness.policy.view import View
@@ -36,6 +40,7 @@ class Elastic:
     cluster: Cluster
     idle_s: float = number(0.0, 0, 3600)
     check_s: float = number(60.0, 1, 600)
+    placement: str = choice("pressure", "rate", "searched", tuned=True)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
@@ -43,7 +48,10 @@ class Elastic:
     active_s: dict[str, float] = field(default_factory=dict, init=False)  # when a request last came or ended, by model
     asleep: set[str] = field(default_factory=set, init=False)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"kvcached": {}, "sleep": {"idle_s": 300.0}}
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "kvcached": {"placement": "pressure"},
+        "sleep": {"idle_s": 300.0, "placement": "pressure"},
+    }
 
     def __post_init__(self) -> None:
         if self.idle_s > 0:
@@ -65,7 +73,7 @@ class Elastic:
 
     def start(self, now_s: float) -> Iterator[Action]:
         """Load every model, and let it take what memory it finds free."""
-        for m, place in spread(self.cluster, elastic=True).items():
+        for m, place in spread(self.cluster, elastic=True, by=self.placement).items():
             self.batches[m], self.active_s[m] = Batch(Inst(m, place)), now_s
             yield Load(self.batches[m].inst)
             yield Run(self.batches[m])

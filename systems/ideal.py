@@ -20,7 +20,7 @@ DECISION_S = 0.0  # decides once, before the start
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Model k on GPUs from k on, round and round: where does not matter."""
+    """Model k on GPUs from k on, round and round, or where homes are given: it does not matter."""
 
     cluster: Cluster
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
@@ -37,7 +37,7 @@ class Ideal:
             return
         n = len(self.cluster.gpus)
         for k, (m, model) in enumerate(self.cluster.models.items()):
-            place = tuple((k + j) % n for j in range(model.tp))
+            place = self.cluster.homes.get(m) or tuple((k + j) % n for j in range(model.tp))
             batch = Batch(Inst(m, place))
             yield Load(batch.inst)
             yield Run(batch)

@@ -14,11 +14,13 @@ Placement: for each partition of the GPUs into meshes, models by W x size, large
 second that stay unserved grow least. Alone, B / (t_p + l_o t_d) are served, beside others B_m / (sum of t_p + l_o t_d),
 t_d on the fewest SMs that serve W alone. The model set fixes tensor parallelism, so a mesh is chosen, never a degree.
 The code compares rate-weighted means by the place of a mesh in a list that it sorts meanwhile; here a model counts up
-to its rate. Ours: the heaviest-first order is tried too, and of equals the least KV demand over free memory wins.
+to its rate. Ours: the heaviest-first order is tried too, and of equals the least KV demand over free memory wins. Where
+no order finds room for all, the placement of least KV demand over free memory is searched.
 
 ADBS: Q ~ W s. Every `adapt_s` a model with u >= 0.9 and a queue grows its batch by a tenth, taken from those below in
-proportion to what they can spare; one that did not run has u = 0. A quota is as many sequences of a pool that all share
-(the code's max_num_seqs) or, with `hard`, a limit in bytes, at least one longest request (the paper's token blocks).
+proportion to what they can spare; one that did not run has u = 0. A quota is as many `sequences` of a pool that all
+share (the code's max_num_seqs) or a limit in `bytes`, at least one longest request (the paper's token blocks). Whether
+the port kept either is not said, so `none`, a pool for whoever asks first, is a choice of `bench tune`.
 
 `lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
 beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
@@ -38,7 +40,7 @@ from typing import ClassVar, NamedTuple
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import footprint, shares
+from harness.policy.placement import footprint, searched, shares, spread
 from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
@@ -185,7 +187,7 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
     return unserved, max(d / f for d, f in zip(demand, free, strict=True)), homes
 
 
-def place(cluster: Cluster, llms: Sequence[Llm]) -> dict[str, Gpus]:
+def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False) -> dict[str, Gpus]:
     """Algorithm 1: the best greedy placement over all partitions. Raises Infeasible when no order finds room in any."""
     estimator = Estimator(cluster)
     popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
@@ -194,6 +196,8 @@ def place(cluster: Cluster, llms: Sequence[Llm]) -> dict[str, Gpus]:
         greedy(estimator, order, cut) for cut in meshes(cluster, [m.tp for m in llms]) for order in (popular, heavy)
     )
     *_, homes = min(tried, key=lambda one: one[:2])
+    if not homes and not any(m.share for m in llms):
+        homes = searched(cluster, {m.name: m.kv * (m.l_p + m.l_o) for m in llms}, elastic) or {}
     if homes:
         return {m.name: homes[m.name] for m in llms}
     m = max(llms, key=lambda m: (m.tp, m.weight + m.floor))
@@ -214,11 +218,10 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    quotas: bool = True  # False: none, whoever asks first is served
-    hard: bool = False  # quotas are limits in bytes, not numbers of sequences
+    quotas: str = choice("sequences", "none", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
-    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
     llms: dict[str, Llm] = field(default_factory=dict, init=False)
     home: dict[str, Gpus] = field(default_factory=dict, init=False)
@@ -229,17 +232,17 @@ class MuxServe:
     starved: set[str] = field(default_factory=set, init=False)  # prompts lacked memory (scheduler.py: wait_for_cache)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "plusplus": {},
-        "turns": {"lanes": "turns"},
-        "original": {"kv": "paged", "lanes": "shares"},
+        "plusplus": {"quotas": "sequences"},
+        "turns": {"quotas": "sequences", "lanes": "turns"},
+        "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares"},
     }
 
     def __post_init__(self) -> None:
         process = "pair" if self.lanes == "shares" else "model"
         self.options = {"kv": self.kv, "process": process, "sharing": "fluid"}  # under MPS
-        if not self.quotas:
-            self.adapt_s, self.hard = 0.0, False
-        self.uses |= {"Limit"} if self.hard else {"Run.seqs"} if self.quotas else set()
+        if self.quotas == "none":
+            self.adapt_s = 0.0
+        self.uses |= {"sequences": {"Run.seqs"}, "bytes": {"Limit"}, "none": set()}[self.quotas]
         if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}
             self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
@@ -268,15 +271,17 @@ class MuxServe:
     def start(self) -> Iterable[Action]:
         """Weights in place for ever, lanes open, requests on their way, the first quotas."""
         self.llms.update({m: self.llm(m) for m in self.cluster.models})
-        self.home.update(place(self.cluster, list(self.llms.values())))
+        given = spread(self.cluster, self.kv == "elastic") if self.cluster.homes else None
+        self.home.update(given or place(self.cluster, list(self.llms.values()), self.kv == "elastic"))
         for m in self.home:
             yield Load(self.batch(m).inst)
             yield Admit(m, self.batch(m))
-            yield from self.open(m) if self.hard else ()
+            yield from self.open(m) if self.quotas == "bytes" else ()
         for g, gpu in enumerate(self.cluster.gpus):
             here = [self.llms[m] for m, at in self.home.items() if g in at]
             F = gpu.mem_bytes - sum(m.weight for m in here)
-            parts = shares(F, [m.floor if self.hard else m.seq for m in here], [m.kv for m in here])
+            least = [self.least(m) for m in here]
+            parts = shares(F, [x * min(1.0, F / sum(least)) for x in least], [m.kv for m in here])
             self.Q[g] = {m.name: int(part) for m, part in zip(here, parts, strict=True)}
         yield from (action for m in self.home for action in self.grant(m))
 
@@ -289,10 +294,10 @@ class MuxServe:
 
     def grant(self, m: str) -> Iterable[Action]:
         """Bring a model's quota into force."""
-        if self.hard:
+        if self.quotas == "bytes":
             yield from (Limit(m, g, self.Q[g][m]) for g in self.home[m])
         else:
-            yield from self.open(m, self.most(m) if self.quotas else None)
+            yield from self.open(m, self.most(m) if self.quotas == "sequences" else None)
 
     def most(self, m: str) -> int:
         """Mean requests that a model's quota holds."""
@@ -353,8 +358,11 @@ class MuxServe:
 
     def spare(self, m: str, Q: int, seqs: int) -> int:
         """Bytes of a donor's free sequences, at least one; never of its floor (ours)."""
-        floor = self.llms[m].floor if self.hard else self.llms[m].seq
-        return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - floor)))
+        return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - self.least(self.llms[m]))))
+
+    def least(self, m: Llm) -> float:
+        """The least that a quota holds: one longest request where it is a limit, else a mean one."""
+        return m.floor if self.quotas == "bytes" else m.seq
 
     # ------------------------------------------------------------ prefill round robin
 
@@ -383,7 +391,7 @@ class MuxServe:
                 s = view.batch(self.batch(m))
                 if not s.prefill_tokens:
                     continue
-                seqs = None if self.hard or not self.quotas else self.most(m) - s.decoding - s.away
+                seqs = self.most(m) - s.decoding - s.away if self.quotas == "sequences" else None
                 if seqs is not None and seqs <= 0:
                     self.starved.add(m)
                     continue

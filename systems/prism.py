@@ -18,8 +18,13 @@ a negative ratio and would win). Where nobody was idle for long, any model witho
 has waited `idle_s`, a busy one, which drains. Requests that Alg. 2 drops go last (`dropped`: late, requeue, drop).
 `clock`: serial sums the prefills of a GPU, as Alg. 2 does; batched those of each engine. `heads`: how many requests
 Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
+`start`: Alg. 1 or, searched, the placement of the lowest largest KVPR that holds all models with one longest request
+each, where there is one. `moves`: copy loads a second copy first; deactivate evicts first, as the released code does;
+exchange also lets two models change places, since large ones never find room for a second copy. `evict`: under memory
+pressure, or only for a model that is out, never for a move nor for requests.
 Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
-places as before), `order` of requests, `placement`, `evict`, `overlap`, and the `way` of loading.
+places as before), `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
+models start there, come back there, and never move.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ from typing import ClassVar, NamedTuple
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run, Wake
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import footprint, groups, one_request, shares
+from harness.policy.placement import footprint, groups, one_request, searched, shares, spread
 from harness.policy.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
 from harness.policy.view import View
 
@@ -135,19 +140,20 @@ class Prism:
     numerator: str = choice("osdi26", "v1")
     argmin: str = choice("before", "after")
     tau: float = number(0.0, 0, 10)  # in the units of KVPR: 1 / (s^2 GiB), osdi26: 1 / s^2
-    z: float = number(2.0, 0, 5)
+    z: float = number(2.0, 0, 5, tuned=True)
     idle_s: float = number(45.0, 1, 600)  # OSDI 2026, appendix A.4
     window_s: float = number(60.0, 5, 600)  # OSDI 2026, appendix A.4
     interval_s: float = number(5.0, 0.5, 60)  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
-    dropped: str = choice("late", "requeue", "drop")
-    clock: str = choice("serial", "batched")
-    heads: int = number(64, 1, 1024)
+    dropped: str = choice("late", "requeue", "drop", tuned=True)
+    clock: str = choice("serial", "batched", tuned=True)
+    heads: int = number(64, 1, 1024, tuned=True)
     chunk: int = number(2048, 64, 8192)
     elastic: bool = True
     order: str = choice("moore-hodgson", "fcfs")
     placement: str = choice("kvpr", "fixed")
-    evict: str = choice("pressure", "never")
-    overlap: bool = True
+    start: str = choice("alg1", "searched", tuned=True)
+    moves: str = choice("copy", "deactivate", "exchange", tuned=True)
+    evict: str = choice("pressure", "out", tuned=True, ablations=("never",))
     way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
@@ -160,11 +166,19 @@ class Prism:
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
     start_s: float = field(default=0.0, init=False)
 
-    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"osdi26": {}, "v1": {"numerator": "v1"}}
+    untuned: ClassVar[Mapping[str, Option]] = {  # what the paper leaves open, as it stood before it was tuned
+        "z": 2.0, "dropped": "late", "clock": "serial", "heads": 64, "start": "alg1", "moves": "copy",
+        "evict": "pressure",
+    }  # fmt: skip
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "osdi26": {"numerator": "osdi26", **untuned},
+        "v1": {"numerator": "v1", **untuned},
+    }
 
     def __post_init__(self) -> None:
-        profile, models = self.cluster.profile, self.cluster.models
-        self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo"}
+        profile, homes = self.cluster.profile, self.cluster.homes
+        models = {m: x.at(len(homes[m])) if homes else x for m, x in self.cluster.models.items()}
+        self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo", "Cluster.homes"}
                               | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
         c = {m: self.chunk / profile.prefill_s(Inst(m, tuple(range(x.tp))), self.chunk) for m, x in models.items()}
         self.models = {m: Tenant(m, x, c[m]) for m, x in models.items()}
@@ -190,7 +204,7 @@ class Prism:
                 yield from self.finished(self.inside.pop(rid), rid, view)
             case Woke("start" | "tick" as key):
                 yield Wake(view.now_s + self.interval_s, "tick")
-                yield from self.start(view.now_s) if key == "start" else self.tick(view)
+                yield from self.begin(view.now_s) if key == "start" else self.tick(view)
             case Woke(key):
                 yield from self.let_in(int(key[4:]), view)
             case Done(Load(Inst(name, tuple(place))), None):
@@ -242,23 +256,29 @@ class Prism:
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
 
-    def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float]:
-        """The largest KVPR of a placement, and the variance of its estimate."""
-        found = [(0.0, 0.0)]
+    def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float, int]:
+        """The largest KVPR of a placement, the variance of its estimate, and its GPU."""
+        found = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
             shared_kv = max(gpu.mem_bytes - sum(map(self.footprint, here)), 1) / GIB
-            found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2))
+            found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2, g))
         return max(found)
 
-    def start(self, now_s: float) -> Iterator[Action]:
-        """Everybody for whom Alg. 1 finds a place is in at the start."""
+    def begin(self, now_s: float) -> Iterator[Action]:
+        """Everybody for whom there is a place is in at the start."""
         self.start_s = now_s
-        for m in self.models.values():
+        models = list(self.models.values())
+        for m in models:
             m.since_s = now_s
             m.made.append((now_s, 0))
             self.weigh(m, now_s)
-        for name, place in self.place(list(self.models.values())).items():
+        homes: Mapping[str, Gpus] = self.place(models)
+        if self.cluster.homes:
+            homes = spread(self.cluster, elastic=True)
+        elif self.start == "searched":
+            homes = searched(self.cluster, {m.name: m.d for m in models}, elastic=True, known=homes) or homes
+        for name, place in homes.items():
             yield from self.bring(self.models[name], place, "in")
         yield from self.partition()
 
@@ -288,10 +308,10 @@ class Prism:
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
         """Bring a model back where KVPR is lowest, or make room for it there."""
-        need, decided = self.need(m), self.out[m.name]
+        need, home = self.need(m), self.out[m.name] or self.cluster.homes.get(m.name)
         self.weigh(m, view.now_s)
         best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
-        for place in groups(self.cluster, m.model.tp) if decided is None else (decided,):
+        for place in groups(self.cluster, m.model.tp) if home is None else (home,):
             if (m.name, place) in self.copies:  # a copy is leaving there
                 continue
             victims = [self.victims(m, g, need, view.now_s) for g in place]
@@ -310,7 +330,7 @@ class Prism:
             yield from self.bring(m, best[1])
 
     def victims(self, m: Tenant, g: int, need: int, now_s: float, *, hurry: bool = True) -> list[Tenant] | None:
-        """Whom to evict so that a model has room on GPU g; None: it cannot be."""
+        """Whom to evict so that a model that is out (`hurry`), or one that moves, has room on g; None: it cannot be."""
         here = [v for v in self.at(g) if v.home and self.copies[v.name, v.home] == "in"]
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
@@ -318,7 +338,7 @@ class Prism:
         starves = m.home is None and m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
         found, lacks = [], need - self.shared_kv(g, soon=True)
         for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
-            if lacks <= 0 or self.evict == "never":
+            if lacks <= 0 or self.evict == "never" or not (hurry or self.evict == "pressure"):
                 break
             found.append(v)
             lacks -= self.footprint(v)
@@ -347,9 +367,9 @@ class Prism:
         for g in sorted({m.home[0] for m in self.models.values() if m.home and (m.queue or m.late)}):
             yield Wake(view.now_s, f"gpu {g}")
         yield from self.load_all(view)
-        if self.placement == "kvpr":
+        if self.placement == "kvpr" and not self.cluster.homes:
             homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
-            yield from self.migrate(homes, view)
+            yield from self.migrate(homes, view) if self.moves == "copy" else self.change(homes, view.now_s)
 
     def migrate(self, homes: Sequence[Tenant], view: View) -> Iterator[Action]:
         """Move whoever is placed elsewhere, where there is room for a second copy, or will be without long idle models.
@@ -365,20 +385,51 @@ class Prism:
                 continue
             fits = all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place)
             gone = [self.victims(m, g, self.need(m), view.now_s, hurry=False) for g in place]
-            spare = {v.name: v for some in gone for v in some or () if self.overlap and not fits}
+            spare = {v.name: v for some in gone for v in some or () if not fits}
             after = {x: p for x, p in at.items() if x not in spare} | {name: place}
-            (r, var), (less, also) = self.worst(homes, at), self.worst(homes, after)
-            if None in gone or r - less <= self.tau + self.z * math.sqrt(var + also):
+            if None in gone or not self.better(homes, at, after):
                 continue
             for v in spare.values():  # the move follows once they have left
                 yield from self.leave(v)
-            if not self.overlap:
-                yield from self.leave(m)
-                self.out[name] = place
-            elif fits:
+            if fits:
                 taken |= {g: taken[g] + self.need(m) for g in place}
                 yield from self.bring(m, place)
-            at = after if fits or not self.overlap else {x: p for x, p in at.items() if x not in spare}
+            at = after if fits else {x: p for x, p in at.items() if x not in spare}
+
+    def better(self, models: Sequence[Tenant], at: Mapping[str, Gpus], after: Mapping[str, Gpus]) -> bool:
+        """Whether one placement has a lower largest KVPR than another, by more than tau and the noise."""
+        (r, var, _), (less, also, _) = self.worst(models, at), self.worst(models, after)
+        return r - less > self.tau + self.z * math.sqrt(var + also)
+
+    def change(self, homes: Sequence[Tenant], now_s: float) -> Iterator[Action]:
+        """Evict one model and load it where it is placed, or two, to exchange places, one on the GPU of largest KVPR.
+
+        Of what lowers the largest KVPR by more than tau and the noise, whatever lowers it most.
+        """
+        if any(self.out.values()):
+            return  # somebody is on the way
+        at = {m.name: m.home or () for m in homes}
+        moves = [{name: place} for name, place in self.place(homes).items() if self.room_soon(name, place, now_s)]
+        if self.moves == "exchange":
+            *_, worst = self.worst(homes, at)
+            moves += [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name]
+                      for x in homes if self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
+        moves = [move for move in moves if self.better(homes, at, at | move)]
+        for name, place in min(moves, key=lambda move: self.worst(homes, at | move), default={}).items():
+            yield from self.leave(self.models[name])
+            self.out[name] = place
+
+    def room_soon(self, name: str, place: Gpus, now_s: float) -> bool:
+        """Whether a model may move to a place: there is room, or there will be."""
+        m = self.models[name]
+        gone = [self.victims(m, g, self.need(m), now_s, hurry=False) for g in place]
+        return (name, place) not in self.copies and None not in gone
+
+    def exchanges(self, m: Tenant, x: Tenant) -> bool:
+        """Whether model m has room where x is, once x has left."""
+        place = x.home or ()
+        apart = len(place) == m.model.tp and not {*place} & {*(m.home or ())} and (m.name, place) not in self.copies
+        return apart and all(self.shared_kv(g, soon=True) + self.footprint(x) >= self.need(m) for g in place)
 
     def partition(self) -> Iterator[Action]:
         """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""

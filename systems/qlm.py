@@ -116,7 +116,9 @@ class Qlm:
     evict: str = choice("host", "recompute", "drain")
     solver: str = choice("milp", "edf")
     rwt: str = choice("clt", "mean")
-    delta: float = number(4.0, 0.5, 16)  # assumed, for the paper's value is not at hand; more groups more loads
+    delta: float = number(
+        4.0, 0.5, 16, tuned=True
+    )  # assumed, for the paper's value is not at hand; more groups more loads
     batch: int = number(256, 1, 4096)  # pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)
@@ -130,17 +132,17 @@ class Qlm:
     v: float = field(default=0.0, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
-        "sleep": {"way": "sleep"},
-        "reload": {"way": "cold"},
-        "pool": {"way": "pool"},
-        "edf": {"solver": "edf"},
+        "sleep": {"way": "sleep", "delta": 4.0},
+        "reload": {"way": "cold", "delta": 4.0},
+        "pool": {"way": "pool", "delta": 4.0},
+        "edf": {"solver": "edf", "delta": 4.0},
     }
 
     def __post_init__(self) -> None:
         to = {"host": {"Move.to:host", "Move.to:gpu"}, "recompute": {"Move.to:none"}, "drain": set[str]()}[self.evict]
         evict = {"Run.steps:0", "Evict.drain", "Move"} | to if to else to
         way = set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
-        self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo"} | evict | way)
+        self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Request.slo", "Cluster.homes"} | evict | way)
         self.options = {
             "kv": "paged",
             "process": "kept" if self.way == "sleep" else "gpu",

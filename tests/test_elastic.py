@@ -21,7 +21,7 @@ SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
 WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # of an 8B, with its process and the pages that it keeps
 WITHOUT: dict[str, dict[str, Any]] = {
     "elastic": {},
-    "muxserve": {"quotas": False},
+    "muxserve": {"quotas": "none"},
     "prism": {"placement": "fixed", "evict": "never", "order": "fcfs"},
 }
 
@@ -73,7 +73,10 @@ def test_systems_without_their_own_parts_are_elastic_memory(gpus: int, rate_rps:
 def test_quotas_are_what_the_pool_is_shared_by() -> None:
     config = machine(2, 6.0)
     load = poisson(config, 5, 12.0, 60.0)
-    assert not ran("muxserve", config, load)[0].equals(ran("muxserve", config, load, quotas=False)[0])
+    rows = {quotas: ran("muxserve", config, load, quotas=quotas)[0] for quotas in ("none", "sequences", "bytes")}
+    assert not any(
+        rows[a].equals(rows[b]) for a, b in (("none", "sequences"), ("none", "bytes"), ("sequences", "bytes"))
+    )
 
 
 def test_a_model_without_requests_sleeps_and_the_next_request_waits_for_it() -> None:

@@ -77,7 +77,7 @@ def told(policy: MuxServe, event: Event, view: Seen | None = None) -> list[Actio
 
 def started(world: Cluster, **fields: Any) -> tuple[MuxServe, list[Action]]:
     """A policy after its start, and what it said."""
-    policy = MuxServe(world, **{"kv": "paged"} | fields)
+    policy = MuxServe(world, **{"kv": "paged", "quotas": "sequences"} | fields)
     return policy, told(policy, Woke("start"))
 
 
@@ -97,8 +97,8 @@ def test_first_quotas_go_by_rate_times_token_bytes() -> None:
     assert said[-1] == Wake(8.0, "adapt")
 
 
-def test_hard_quotas_are_limits_and_hold_one_longest_request() -> None:
-    policy, said = started(cluster({"a": 9.0, "b": 0.1}, mem=1_000 * KB), hard=True)
+def test_quotas_in_bytes_are_limits_and_hold_one_longest_request() -> None:
+    policy, said = started(cluster({"a": 9.0, "b": 0.1}, mem=1_000 * KB), quotas="bytes")
     floor = 200 * KB + 10 * KB
     assert {0: {"a": 1_000 * KB - floor, "b": floor}} == policy.Q
     assert [x for x in said if isinstance(x, Limit)] == [Limit("a", 0, 790 * KB), Limit("b", 0, floor)]
@@ -152,7 +152,7 @@ def test_no_adaptation(a: BatchState, b: BatchState) -> None:
 
 
 def test_a_donor_keeps_its_floor() -> None:
-    policy, _ = started(cluster({"a": 9.0, "b": 0.01}, mem=10_000 * KB), hard=True)
+    policy, _ = started(cluster({"a": 9.0, "b": 0.01}, mem=10_000 * KB), quotas="bytes")
     for k in range(1, 30):
         told(policy, Woke("adapt"), Seen(8.0 * k, {"a": look(100 * k, 99, 500)}))
     assert policy.Q[0]["b"] == policy.llms["b"].floor
@@ -169,23 +169,23 @@ names = st.sampled_from("abcdef")
 @given(
     rates=st.dictionaries(names, st.floats(0, 50), min_size=1),
     gpus=st.integers(1, 3),
-    hard=st.booleans(),
+    quotas=st.sampled_from(["sequences", "bytes"]),
     kv=st.sampled_from(["paged", "elastic"]),
     looks=st.lists(st.dictionaries(names, st.tuples(st.floats(0, 120), st.integers(0, 300))), max_size=6),
 )
 def test_quotas_share_what_is_left(
-    rates: dict[str, float], gpus: int, hard: bool, kv: str, looks: list[dict[str, tuple[float, int]]]
+    rates: dict[str, float], gpus: int, quotas: str, kv: str, looks: list[dict[str, tuple[float, int]]]
 ) -> None:
     """At any time quotas on a GPU sum to at most what weights leave, and each holds its least."""
     world = cluster(rates, gpus=gpus, weight=500 * KB)
-    policy, _ = started(world, hard=hard, kv=kv)
+    policy, _ = started(world, quotas=quotas, kv=kv)
     totals = dict.fromkeys(rates, EMPTY)
     for k in range(len(looks) + 1):
         for g, Q in policy.Q.items():
             left = world.gpus[g].mem_bytes - sum(policy.llms[m].weight for m in Q)
             assert sum(Q.values()) <= left
             for m, quota in Q.items():
-                least = policy.llms[m].floor if hard else policy.llms[m].seq
+                least = policy.llms[m].floor if quotas == "bytes" else policy.llms[m].seq
                 assert quota >= int(least)
                 assert policy.most(m) >= 1
         if k < len(looks):
@@ -223,7 +223,7 @@ def test_partitions_are_those_of_the_code() -> None:
 
 
 def llms(world: Cluster, **fields: Any) -> list[Llm]:
-    policy = MuxServe(world, **{"kv": "paged"} | fields)
+    policy = MuxServe(world, **{"kv": "paged", "quotas": "sequences"} | fields)
     return [policy.llm(m) for m in world.models]
 
 

@@ -252,6 +252,83 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     assert of(Load, still) == []
 
 
+def crowd() -> tuple[Config, Jobs]:
+    """Two GPUs full of three models each; the two models with all the traffic begin on the first."""
+    config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster, start="alg1")
+    list(start.begin(0.0))
+    busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)][:2]
+    others = [k for k in range(6) if k not in busy]
+    rows = [(0.05 * k, busy[k % 2]) for k in range(2400)] + [(1.0 * k + 0.5, others[k % 4]) for k in range(120)]
+    return config, work(config, sorted(rows))
+
+
+def test_only_an_exchange_moves_a_model_where_no_second_copy_fits() -> None:
+    config, jobs = crowd()
+    said = {moves: run(config, jobs, moves=moves, window_s=20.0) for moves in ("copy", "deactivate", "exchange")}
+    assert of(Evict, said["copy"][0]) == of(Evict, said["deactivate"][0]) == []
+    evicts, loads = of(Evict, said["exchange"][0]), of(Load, said["exchange"][0])
+    (t0, a), (t1, b) = evicts[:2]
+    assert isinstance(a, Evict)
+    assert isinstance(b, Evict)
+    assert t0 == t1 < min(t for t, _ in loads)  # both leave first
+    assert {(a.inst.model, b.inst.place), (b.inst.model, a.inst.place)} == {
+        (load.inst.model, load.inst.place) for _, load in loads[:2] if isinstance(load, Load)
+    }
+    assert set(states(said["exchange"][1])) == {"done"}
+
+
+def test_deactivate_evicts_before_it_loads() -> None:
+    config = world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01])
+    rows = [(0.05 * k, k % 2 * 2) for k in range(4000)]
+    said, engine = run(config, work(config, rows), window_s=20.0, moves="deactivate")
+    (t0, evict), (t1, load) = of(Evict, said)[0], of(Load, said)[0]
+    assert isinstance(load, Load)
+    assert isinstance(evict, Evict)
+    assert load.inst.model == evict.inst.model
+    assert t0 < t1
+    assert set(states(engine)) == {"done"}
+
+
+def idle() -> tuple[Config, Jobs]:
+    """Two models share the first GPU; the second one is full of models without requests, so a move must evict one."""
+    config = world(5, 3.2, gpus=2, rates=[3.0, 2.0, 1.9, 0.02, 0.01])
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster, start="alg1")
+    list(start.begin(0.0))
+    first = [k for k in range(5) if start.models[f"m{k}"].home == (0,)]
+    second = [k for k in range(5) if k not in first]
+    pair = (first if len(first) < len(second) else second)[:2]
+    return config, work(config, [(0.02 * k, pair[k % 2]) for k in range(10_000)])
+
+
+def test_evict_out_evicts_for_no_move_but_for_a_model_that_is_out() -> None:
+    config, jobs = idle()
+    evicted = {evict: of(Evict, run(config, jobs, evict=evict, window_s=20.0)[0]) for evict in ("pressure", "out")}
+    assert len(evicted["pressure"]) > 0
+    assert evicted["out"] == []
+    small = world(3, 2.6, rates=[3.0, 2.0, 1.0])  # of three models two are in
+    said, _ = run(small, work(small, [(0.0, 0), (50.0, 1), (60.0, 2), (61.0, 1)]), evict="out")
+    assert [a for _, a in of(Evict, said)] == [Evict(Inst("m0", (0,)))]
+
+
+def test_a_given_home_is_where_a_model_starts_stays_and_comes_back() -> None:
+    homes = {"m0": (0,), "m1": (0,), "m2": (1,)}
+    config = replace(world(3, 3.0, gpus=2, rates=[2.0, 2.0, 0.01]), homes=homes)
+    said, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(4000)]), window_s=20.0)
+    assert {a.inst.model: a.inst.place for _, _, a in said if isinstance(a, Load)} == homes
+    assert of(Load, said) == []
+    policy = Prism(Sim(config, {"kv": "elastic"}).cluster)
+    list(policy.begin(0.0))
+    for action in policy.leave(policy.models["m0"]):
+        assert isinstance(action, Evict)
+    policy.copies.clear()
+    policy.out["m0"] = None
+    view = Sim(config, {"kv": "elastic"})
+    view.ready()
+    loads = [a for a in policy.load(policy.models["m0"], view.view()) if isinstance(a, Load)]
+    assert [a.inst.place for a in loads] == [(0,)]
+
+
 def test_late_requests_go_last_or_again_or_away() -> None:
     # 200 prompts of 1,000 tokens at once: no engine prefills them all within 0.4 s
     config = world(1, 3.0, ttft_s=0.4)

@@ -91,7 +91,7 @@ def test_the_global_scheduler_spreads_load_that_the_forecast_did_not_see() -> No
     config = served(4, 2.0, gpus=2, rates=[4.0, 3.0, 2.9, 2.8])
     jobs = arrivals(config, [(0, 0, 120, 8.0, 600, 300), (3, 0, 120, 8.0, 600, 300)])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster)
-    list(start.start(0.0))
+    list(start.begin(0.0))
     assert start.models["m0"].home == start.models["m3"].home
     on, _, engine = outcome(config, jobs)
     off, _, still = outcome(config, jobs, placement="fixed")

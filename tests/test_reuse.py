@@ -299,7 +299,7 @@ def test_a_spec_has_a_prefix_cache_where_the_trace_has_ids(told: str) -> None:
 
 
 def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:
-    spec = Spec("dedicated", trace=told, models="llama-3.1-8b", warmup_s=0.0, scaling="none")
+    spec = Spec("dedicated", trace=told, models="llama-3.1-8b", warmup_s=0.0, scaling="none", plan="trace")
     on, off = (execute(resolve(replace(spec, prefix_cache=x)), tmp_path, "") for x in (True, False))
     tokens = sum(512 * (k + 1) + 100 for k in range(10))
     assert record.meta(on)["stats"]["hit_share"] == pytest.approx(sum(512 * k for k in range(10)) / tokens)

@@ -3,6 +3,7 @@
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
 z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
+evict: str = choice("pressure", "out", tuned=True, ablations=("never",))    a part switched off, never drawn
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Domain(NamedTuple):
     choices: tuple[Option, ...] = ()
     least: float = -math.inf
     most: float = math.inf
-    tuned: bool = False  # `bench tune` draws it: what the paper leaves open, never what it states, nor a part's switch
+    tuned: bool = False  # `bench tune` draws it: what the paper leaves open, never what it states
+    ablations: tuple[Option, ...] = ()  # of the choices, those that switch a part off: never drawn
 
     @property
     def stated(self) -> bool:
@@ -32,9 +34,10 @@ class Domain(NamedTuple):
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 
-def choice(default: Option, *others: Option, tuned: bool = False) -> Any:
+def choice(default: Option, *others: Option, tuned: bool = False, ablations: tuple[Option, ...] = ()) -> Any:
     """Declare a field of a dataclass that takes one of these values."""
-    return dataclasses.field(default=default, metadata={DOMAIN: Domain(default, (default, *others), tuned=tuned)})
+    domain = Domain(default, (default, *others, *ablations), tuned=tuned, ablations=ablations)
+    return dataclasses.field(default=default, metadata={DOMAIN: domain})
 
 
 def number(default: float, least: float, most: float, *, tuned: bool = False) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
+from harness.policy.search import Part, search
 from harness.policy.types import GIB, Cluster, Gpus, Infeasible, Model
 
 
@@ -22,14 +23,39 @@ def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
         yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
 
 
-def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
-    """A home for each model: heaviest weights first, each where KV demand over free memory stays lowest.
+def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
+    """A home for each model, with room for its weights and one longest request of it beside all others of its GPU.
 
-    A placement that is given stands instead. Raises Infeasible when some model's weights and one longest request fit
-    nowhere, or not where they are to be.
+    by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
+         rate       of all placements the one whose busiest GPU has the fewest forecast requests
+         searched   of all placements the one with the lowest largest KV demand over free memory
+
+    Where `pressure` leaves a model without room, it is as `searched`. A placement that is given stands instead. Raises
+    Infeasible when there is none, or a GPU cannot hold what is given to it.
     """
     if cluster.homes:
         return given(cluster, elastic)
+    homes = _heaviest_first(cluster, elastic) if by == "pressure" else None
+    if homes is None and by == "rate":
+        plan = cluster.plan
+        rate = {name: plan[name].rate_rps if name in plan else 0.0 for name in cluster.models}
+        homes = searched(cluster, rate, elastic, free=False)
+    elif homes is None:
+        homes = searched(cluster, {name: demand(cluster, name) for name in cluster.models}, elastic)
+    if homes is None:
+        need = {name: footprint(m, elastic) + one_request(m) for name, m in cluster.models.items()}
+        total = sum(need[name] * m.tp for name, m in cluster.models.items())
+        most = max(need, key=lambda name: (need[name], cluster.models[name].tp))
+        raise Infeasible(
+            f"no placement found of {len(need)} models, {total / GIB:.1f} GiB with one request each, on "
+            f"{len(cluster.gpus)} GPU(s) of {cluster.gpus[0].mem_bytes / GIB:.1f}; {most} alone takes "
+            f"{need[most] / GIB:.1f} on each of {cluster.models[most].tp}"
+        )
+    return {name: homes[name] for name in cluster.models}
+
+
+def _heaviest_first(cluster: Cluster, elastic: bool) -> dict[str, Gpus] | None:
+    """See `spread`; None where some model finds no room."""
     free = [float(g.mem_bytes) for g in cluster.gpus]
     load = [0.0] * len(free)
     homes: dict[str, Gpus] = {}
@@ -46,12 +72,31 @@ def spread(cluster: Cluster, elastic: bool = False) -> Mapping[str, Gpus]:
             if best is None or (pressure, -left) < best[:2]:
                 best = (pressure, -left, place)
         if best is None:
-            raise Infeasible(f"{name} finds no {model.tp} GPU(s) with {need / 2**30:.1f} GiB left")
+            return None
         homes[name] = best[2]
         for g in best[2]:
             free[g] -= need
             load[g] += want
-    return {name: homes[name] for name in order}
+    return homes
+
+
+def searched(
+    cluster: Cluster,
+    d: Mapping[str, float],
+    elastic: bool,
+    *,
+    free: bool = True,
+    known: Mapping[str, Gpus] | None = None,
+) -> dict[str, Gpus] | None:
+    """The placement with the lowest largest sum of `d` over what is `free` beside weights, else of `d` alone.
+
+    It holds all models with one longest request each, and is no worse than a `known` one that does. None: not found.
+    """
+    parts = {}
+    for name, model in cluster.models.items():
+        held = footprint(model, elastic)
+        parts[name] = Part(model.tp, held + one_request(model), held if free else 0, d[name])
+    return search(parts, [gpu.mem_bytes for gpu in cluster.gpus], [gpu.node for gpu in cluster.gpus], known)
 
 
 def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
@@ -93,17 +138,27 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> list[Gpus]:
     """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
 
-    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had. Raises
-    Infeasible where no node holds the largest degree, or where a model and one longest request do not fit its GPUs.
+    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had. Homes that are
+    given stand instead. Raises Infeasible where no node holds the largest degree, where a model and one longest request
+    do not fit its GPUs, and where given homes overlap or have another degree than their model.
     """
     for m, model in cluster.models.items():
         if cluster.gpus[0].mem_bytes - model.weight_bytes < one_request(model):
             raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s)")
+    if cluster.homes:
+        given = list(dict.fromkeys(cluster.homes.values()))
+        if len({g for place in given for g in place}) < sum(map(len, given)):
+            raise Infeasible("the placement has groups of GPUs that overlap: each is to serve one model at a time")
+        if bad := next((m for m, at in cluster.homes.items() if len(at) != cluster.models[m].tp), None):
+            raise Infeasible(
+                f"the placement gives {bad} {len(cluster.homes[bad])} GPU(s), not {cluster.models[bad].tp}"
+            )
+        return given
     free: dict[int, list[int]] = {}
     for k, gpu in enumerate(cluster.gpus):
         free.setdefault(gpu.node, []).append(k)
     degrees = sorted({model.tp for model in cluster.models.values()}, reverse=True)
-    cut: list[Gpus] = []
+    cut = list[Gpus]()
     for j, tp in enumerate(degrees):
         asked = [sum(work[m] for m, model in cluster.models.items() if model.tp == t) for t in degrees[j:]]
         part = asked[0] / sum(asked) if sum(asked) > 0 else 1 / len(asked)

@@ -28,8 +28,9 @@ class Slot:
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Whether there are GPUs enough for a model."""
-        return self.cluster.models[m].tp <= len(self.gpus)
+        """Whether there are GPUs enough for a model; where homes are given, whether this is its own."""
+        homes = self.cluster.homes
+        return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
     def batch(self, m: str, tag: int = 0) -> Batch:
         """A batch of a model: on the first of the GPUs, as many as the model needs."""

@@ -1,0 +1,201 @@
+"""Placements: what a search finds, what is given, and which of them each system starts with."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.engines.machine import Config
+from harness.engines.sim.engine import Sim
+from harness.experiment.lookup import assemble
+from harness.experiment.resolve import resolve
+from harness.experiment.spec import Spec
+from harness.loop import system
+from harness.policy.actions import Load
+from harness.policy.events import Woke
+from harness.policy.placement import footprint, one_request, searched, spread
+from harness.policy.search import Part, search
+from harness.policy.types import GIB, Cluster, Gpus, Infeasible
+from systems.prism import Demand, Prism, alg1
+
+POOL = round(67.28 * GIB)  # of each H100, as Prism's released configuration gives its engines
+
+
+def largest(parts: Mapping[str, Part], room: Sequence[float], at: Mapping[str, Gpus]) -> float:
+    """The largest pressure of a placement; infinite where some GPU lacks room."""
+    found = [0.0]
+    for g, has in enumerate(room):
+        here = [part for name, part in parts.items() if g in at[name]]
+        fits = sum(part.need for part in here) <= has
+        found.append(sum(part.d for part in here) / (has - sum(part.w for part in here)) if fits else math.inf)
+    return max(found)
+
+
+sizes = st.tuples(st.integers(1, 2), st.integers(1, 30), st.integers(0, 10))
+
+
+@given(st.lists(sizes, min_size=1, max_size=5), st.integers(2, 3), st.integers(20, 80))
+def test_the_search_is_as_good_as_any_placement_of_few_models(
+    models: list[tuple[int, int, int]], gpus: int, room: int
+) -> None:
+    parts = {str(k): Part(tp, w + 1.0, float(w), float(d)) for k, (tp, w, d) in enumerate(models)}
+    places = {tp: list(itertools.combinations(range(gpus), tp)) for tp in (1, 2)}
+    every = itertools.product(*(places[part.tp] for part in parts.values()))
+    best = min(largest(parts, [room] * gpus, dict(zip(parts, at, strict=True))) for at in every)
+    found = search(parts, [float(room)] * gpus, [0] * gpus)
+    if best == math.inf:
+        assert found is None
+    else:
+        assert found is not None
+        assert largest(parts, [room] * gpus, found) == pytest.approx(best)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 9.0)), min_size=14, max_size=16), st.sampled_from([4, 8]),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_local_search_keeps_room_and_is_no_worse_than_what_is_known(
+    models: list[tuple[int, float]], gpus: int, where: int
+) -> None:
+    parts = {str(k): Part(1, w + 1.0, float(w), d) for k, (w, d) in enumerate(models)}
+    room = [1.5 * sum(part.need for part in parts.values()) / gpus + 21.0] * gpus
+    known = {name: ((where * (k + 7) // 11) % gpus,) for k, name in enumerate(parts)}
+    found = search(parts, room, [0] * gpus, known)
+    assert found is not None
+    assert largest(parts, room, found) <= min(largest(parts, room, known), 1e9) * (1 + 1e-9)
+    assert found == search(parts, room, [0] * gpus, known)
+
+
+def test_parts_of_a_model_stay_within_a_node() -> None:
+    parts = {"a": Part(2, 10.0, 9.0, 1.0), "b": Part(2, 10.0, 9.0, 1.0), "c": Part(1, 5.0, 4.0, 1.0)}
+    assert search(parts, [12.0] * 3, [0, 0, 1]) is None  # b's two GPUs would lie in two nodes
+    found = search(parts, [12.0] * 5, [0, 0, 1, 1, 1])
+    assert found is not None
+    assert {found["a"], found["b"]} <= {(0, 1), (2, 3), (2, 4), (3, 4)}
+
+
+def test_58_models_on_32_gpus_are_placed() -> None:
+    parts = {str(k): Part(1 + (k % 9 == 0), 6.0 + k % 17, 5.0 + k % 17, 1.0 + k % 5) for k in range(58)}
+    room = [1.25 * sum(part.need * part.tp for part in parts.values()) / 32 + 5.0] * 32
+    found = search(parts, room, [g // 8 for g in range(32)])
+    assert found is not None
+    assert largest(parts, room, found) < math.inf
+
+
+# ------------------------------------------------------------------ what systems start with
+
+
+def heavy8(name: str, **more: object) -> Spec:
+    return replace(Spec(name, trace="arena-like", models="heavy8", pool_bytes=POOL), **more)  # type: ignore[arg-type]
+
+
+def begun(spec: Spec) -> tuple[Mapping[str, Gpus], Cluster]:
+    """Where a system's first answer puts models, and what it knew."""
+    policy, engine = assemble(resolve(spec))
+    engine.ready()
+    said = policy.on(Woke("start"), engine.view())
+    found = {a.inst.model: a.inst.place for a in said if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
+    return found, engine.cluster
+
+
+@pytest.mark.parametrize("name", ["elastic", "muxserve", "static", "prism"])
+def test_heavy8_is_placed_on_two_gpus_of_the_released_pool(name: str) -> None:
+    found, cluster = begun(heavy8(name))
+    assert len(found) == 8
+    for g, gpu in enumerate(cluster.gpus):
+        here = [cluster.models[m] for m, at in found.items() if g in at]
+        assert sum(footprint(m, name != "static") + one_request(m) for m in here) <= gpu.mem_bytes
+
+
+def test_a_greedy_placement_that_fits_stays_and_one_that_does_not_is_searched() -> None:
+    cluster = Sim(Config((), gpus=2), {}).cluster
+    assert spread(cluster) == {}
+    roomy, cluster = begun(heavy8("elastic", fields=(("placement", "pressure"),), pool_bytes=None, gpus=4))
+    assert roomy == spread(cluster, elastic=True)
+    with pytest.raises(Infeasible, match="no placement found of 8 models"):
+        spread(begun(heavy8("elastic"))[1].__class__(cluster.gpus[:1], cluster.models, cluster.plan, cluster.profile))
+
+
+@pytest.mark.parametrize("name", ["static", "elastic"])
+def test_searched_has_the_lowest_pressure_and_rate_the_fewest_requests_on_the_busiest_gpu(name: str) -> None:
+    found = {by: begun(heavy8(name, fields=(("placement", by),)))[0] for by in ("pressure", "rate", "searched")}
+    cluster = begun(heavy8(name))[1]
+    plan, models, elastic = cluster.plan, cluster.models, name == "elastic"
+    room = [gpu.mem_bytes for gpu in cluster.gpus]
+
+    def of(by: str, *, rate: bool) -> float:
+        parts = {}
+        for m, x in models.items():
+            held, bytes_ = footprint(x, elastic), (plan[m].prompt_tokens + plan[m].output_tokens) * x.kv_token_bytes
+            d = plan[m].rate_rps * (1.0 if rate else bytes_)
+            parts[m] = Part(1, held + one_request(x), 0 if rate else held, d)
+        return largest(parts, room, found[by])
+
+    assert of("searched", rate=False) <= min(of(by, rate=False) for by in found)
+    assert of("rate", rate=True) <= min(of(by, rate=True) for by in found)
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 10.0), st.integers(1, 12)), min_size=1, max_size=8), st.integers(1, 4))
+def test_a_searched_start_is_no_worse_than_algorithm_1(models: list[tuple[float, int]], gpus: int) -> None:
+    """Where Alg. 1 places all models with one longest request each, here 1 GiB."""
+    demands = [Demand(str(k), d, float(w), reserve=1.0) for k, (d, w) in enumerate(models)]
+    parts = {m.name: Part(1, m.w + m.reserve, m.w, m.d) for m in demands}
+    room = [40.0] * gpus
+    known = alg1(demands, room, [0] * gpus)
+    found = search(parts, room, [0] * gpus, known)
+    if len(known) == len(parts) and (mine := largest(parts, room, known)) < math.inf:
+        assert found is not None
+        assert largest(parts, room, found) <= mine * (1 + 1e-9)
+
+
+def test_prism_starts_as_asked() -> None:
+    found = {start: begun(heavy8("prism", fields=(("start", start),))) for start in ("alg1", "searched")}
+    cluster = found["alg1"][1]
+    prism = Prism(cluster, start="alg1")
+    list(prism.begin(0.0))
+    tenants = list(prism.models.values())
+    assert found["alg1"][0] == prism.place([replace(m, home=None) for m in tenants])
+    searched_, alg1_ = (prism.worst(tenants, found[start][0])[0] for start in ("searched", "alg1"))
+    assert searched_ <= alg1_
+    assert found["searched"][0] == searched(
+        cluster, {m.name: m.d for m in tenants}, elastic=True, known=found["alg1"][0]
+    )
+
+
+# ------------------------------------------------------------------ a placement that is given
+
+HOMING = [name for name in system.names() if "Cluster.homes" in assemble(resolve(heavy8(name, gpus=8)))[0].uses]
+
+
+def test_who_declares_that_it_keeps_a_placement() -> None:
+    assert {"prism", "muxserve", "static", "elastic", "qlm"} < set(HOMING)
+
+
+@pytest.mark.parametrize("name", [name for name in HOMING if name != "qlm"])  # whose GPUs hold one model at a time
+def test_a_given_placement_is_kept(name: str) -> None:
+    homes = begun(heavy8("elastic", seed=3, assign="shuffled"))[0]
+    spec = heavy8(name, homes=tuple(homes.items()))
+    assert begun(spec)[0] == homes
+
+
+def test_a_given_placement_that_does_not_fit_is_infeasible() -> None:
+    homes = dict.fromkeys(begun(heavy8("elastic"))[0], (0,))
+    for name in ("prism", "muxserve", "static", "elastic"):
+        with pytest.raises(Infeasible, match="of GPU 0"):
+            begun(heavy8(name, homes=tuple(homes.items())))
+
+
+def test_a_queue_serves_the_models_that_live_on_its_gpu() -> None:
+    homes = begun(heavy8("elastic"))[0]
+    policy, _ = assemble(resolve(heavy8("qlm", homes=tuple(homes.items()))))
+    for m, at in homes.items():
+        assert [policy.queues[k].gpus for k in policy.fits[m]] == [at]  # type: ignore[attr-defined]
+    crossed = {**homes, next(iter(homes)): (0, 1)}
+    with pytest.raises(Infeasible, match="overlap"):
+        assemble(resolve(heavy8("qlm", homes=tuple(crossed.items()))))
