@@ -160,17 +160,14 @@ def test_prism_starts_as_asked() -> None:
     prism = Prism(cluster, start="alg1")
     list(prism.begin(0.0))
     tenants = list(prism.models.values())
-    assert found["alg1"][0] == prism.place([*map(_out, tenants)])
+    for tenant in tenants:
+        tenant.home = None
+    assert found["alg1"][0] == prism.place(tenants)
     searched_, alg1_ = (prism.worst(tenants, found[start][0])[0] for start in ("searched", "alg1"))
     assert searched_ <= alg1_
     assert found["searched"][0] == searched(
         cluster, {m.name: m.d for m in tenants}, elastic=True, known=found["alg1"][0]
     )
-
-
-def _out(tenant: object) -> object:
-    tenant.home = None  # type: ignore[attr-defined]
-    return tenant
 
 
 # ------------------------------------------------------------------ a placement that is given
