@@ -30,11 +30,12 @@ from harness.rows.statistics import Estimate, interval, wins
 
 TRACES = ("arena-like", "hyperbolic-like")
 RATE_SCALES = (2.0, 4.0, 8.0)  # 5 to 23 requests a second: from where most systems hold their SLOs to where none does
-SEEDS = tuple(range(TUNING_SEEDS[0], TUNING_SEEDS[0] + 6))
+SEEDS = TUNING_SEEDS[:4]
 RULE, DEFINITION = "5xP95", "both"
 BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB), assign="shuffled")
 DRAWS = 12
-DECADE, DIGITS = 10.0, 3
+DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
+PLACES = 4  # of a score: a hundredth of a point
 
 Fields = Mapping[str, Option]
 
@@ -120,10 +121,17 @@ def _tuned(
         got = {cell: score.attained(next(folders), under[cell[0]], [DEFINITION])[DEFINITION] for cell in cells}
         units.append([fmean(got[trace, seed, rate] for rate in RATE_SCALES) for trace in TRACES for seed in SEEDS])
     found = [
-        Draw(fields, fmean(mine), interval([a - b for a, b in zip(mine, units[0], strict=True)]))
+        Draw(fields, round(fmean(mine), PLACES), rounded([a - b for a, b in zip(mine, units[0], strict=True)]))
         for fields, mine in zip(tried, units, strict=True)
     ]
     return Tuned(name, tuple(found), choose(found))
+
+
+def rounded(gains: Sequence[float]) -> Estimate:
+    """Mean and interval to the places that are recorded, so that the choice follows from the record."""
+    found = interval(gains)
+    low, high = (None if x is None else round(x, PLACES) for x in (found.low, found.high))
+    return replace(found, mean=round(found.mean, PLACES), low=low, high=high)
 
 
 def choose(draws: Sequence[Draw]) -> int:
@@ -153,15 +161,15 @@ def as_toml(found: Sequence[Tuned], date: str, command: str) -> str:
         f"rate_scales = {list(RATE_SCALES)}",
         f"models = {_toml(BASE.models)}",
         f"gpus = {BASE.gpus}",
-        f"pool_bytes = {BASE.pool_bytes}",
+        *([f"pool_bytes = {BASE.pool_bytes}"] if BASE.pool_bytes is not None else []),
         f"assign = {_toml(BASE.assign)}",
         f"slo = {_toml(RULE)}",
     ]
     for one in found:
         lines += ["", f"[{one.system}]", f"chosen = {one.chosen}"]
         for draw in one.draws:
-            gain = ", ".join(f"{x:.4f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0))
-            lines += ["", f"[[{one.system}.draw]]", f"score = {draw.score:.4f}", f"gain = [{gain}]"]
+            gain = ", ".join(f"{x:.{PLACES}f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0))
+            lines += ["", f"[[{one.system}.draw]]", f"score = {draw.score:.{PLACES}f}", f"gain = [{gain}]"]
             lines += [f"fields.{name} = {_toml(value)}" for name, value in draw.fields.items()]
     return "\n".join(lines) + "\n"
 
