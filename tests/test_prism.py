@@ -170,7 +170,8 @@ def work(config: Config, rows: Sequence[tuple[float, int]], prompt: int = 100, o
 def run(
     config: Config, jobs: Jobs, make: Any = Prism, **fields: object
 ) -> tuple[list[tuple[float, Event, Action]], Sim]:
-    """Every action with its time and cause, and the engine."""
+    """Every action with its time and cause, and the engine; fields that are tuned stand as before, unless given."""
+    fields = {**getattr(make, "untuned", {}), **fields}
     policy = make(Sim(config, {"kv": "elastic"}).cluster, **fields)
     engine = Sim(config, policy.options)
     policy = make(engine.cluster, **fields)
@@ -255,7 +256,7 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
 def crowd() -> tuple[Config, Jobs]:
     """Two GPUs full of three models each; two of the first have most of the traffic."""
     config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
-    start = Prism(Sim(config, {"kv": "elastic"}).cluster, start="alg1")
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
     busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)][:2]
     others = [k for k in range(6) if k not in busy]
@@ -291,7 +292,7 @@ def test_deactivate_evicts_before_it_loads() -> None:
 def idle() -> tuple[Config, Jobs]:
     """Two GPUs full of three models each; one has all the traffic, so that a move must evict an idle model."""
     config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
-    start = Prism(Sim(config, {"kv": "elastic"}).cluster, start="alg1")
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
     busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)]
     assert len(busy) == 3
@@ -314,7 +315,7 @@ def test_a_given_home_is_where_a_model_starts_stays_and_comes_back() -> None:
     said, _ = run(config, work(config, [(0.05 * k, k % 2) for k in range(4000)]), window_s=20.0)
     assert {a.inst.model: a.inst.place for _, _, a in said if isinstance(a, Load)} == homes
     assert of(Load, said) == []
-    policy = Prism(Sim(config, {"kv": "elastic"}).cluster)
+    policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(policy.begin(0.0))
     for action in policy.leave(policy.models["m0"]):
         assert isinstance(action, Evict)

@@ -47,7 +47,8 @@ def arrivals(config: Config, parts: Sequence[tuple[int, float, float, float, int
 
 
 def outcome(config: Config, jobs: Jobs, **fields: object) -> tuple[np.ndarray, np.ndarray, Sim]:
-    """Whether each request met its TTFT, when it was done, and the engine."""
+    """Whether each request met its TTFT, when it was done, and the engine; tuned fields stand as before."""
+    fields = {**Prism.untuned, **fields}
     policy = Prism(Sim(config, {"kv": "elastic"}).cluster, **fields)  # type: ignore[arg-type]
     engine = Sim(config, policy.options)
     policy = Prism(engine.cluster, **fields)  # type: ignore[arg-type]
@@ -90,7 +91,7 @@ def test_the_global_scheduler_spreads_load_that_the_forecast_did_not_see() -> No
     # figure 10: two of four models get all the traffic, and the forecast has put them on one GPU
     config = served(4, 2.0, gpus=2, rates=[4.0, 3.0, 2.9, 2.8])
     jobs = arrivals(config, [(0, 0, 120, 8.0, 600, 300), (3, 0, 120, 8.0, 600, 300)])
-    start = Prism(Sim(config, {"kv": "elastic"}).cluster)
+    start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
     assert start.models["m0"].home == start.models["m3"].home
     on, _, engine = outcome(config, jobs)

@@ -24,24 +24,37 @@ from harness.check.laws import FILE_LAWS, LAWS, TRIAL_LAWS, deterministic, print
 from harness.check.trial import Subject, TooLong, Trial, run, subject
 from harness.loop import system
 from harness.loop.guard import Endless
+from harness.policy.fields import domains
+from harness.policy.types import Option
 
 SEEDS, LONG = 3, 8  # of --full: workloads of each case, and how many times longer they are
 
 
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:
-    """What a system is tried on: each preset, and none, in each case; by a name that two processes agree on.
+    """What a system is tried on: each preset, none, and other values, in each case; by a name that two processes share.
 
     Long workloads are for its default: presets of one file share its code, and eight of them take ten minutes.
     """
     make = system.find(name)
     sizes = [(0, 1)] if quick else [(0, 1), *((seed, LONG) for seed in range(1, SEEDS + 1))]
-    return {
-        f"{one}/{preset}/{seed}": subject(make, preset, one, workload)
-        for seed, size in sizes
-        for one, workload in cases(seed, size).items()
-        if case in {None, one}
-        for preset in (None, *(make.presets if size == 1 else ()))
-    }
+    found = {}
+    for seed, size in sizes:
+        for one, workload in cases(seed, size).items():
+            if case in {None, one}:
+                for preset in (None, *(make.presets if size == 1 else ())):
+                    found[f"{one}/{preset}/{seed}"] = subject(make, preset, one, workload)
+                for k, fields in enumerate(others(make) if size == 1 else (), 1):
+                    values = subject(make, None, one, workload)._replace(fields=fields)
+                    found[f"{one}/others-{k}/{seed}"] = values
+    return found
+
+
+def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
+    """Settings that between them try each value of each tuned choice beside its default."""
+    left = {name: [x for x in one.choices if x not in (one.default, *one.ablations)]
+            for name, one in domains(make).items() if one.tuned and one.choices}  # fmt: skip
+    most = max(map(len, left.values()), default=0)
+    return [tuple((name, values[k]) for name, values in left.items() if k < len(values)) for k in range(most)]
 
 
 def check(name: str, *, quick: bool = True, only: str | None = None, case: str | None = None) -> list[Failure]:

@@ -37,7 +37,7 @@ from harness.loop.standing import same_subject
 from harness.loop.system import System
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake, brief
 from harness.policy.events import Arrived, Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
-from harness.policy.types import Cluster, Host, Infeasible, Jobs, Shape, Unsupported
+from harness.policy.types import Cluster, Host, Infeasible, Jobs, Option, Shape, Unsupported
 from harness.policy.view import View
 
 ACTIONS = (Load, Evict, Limit, Admit, Drop, Run, Move, Wake)
@@ -55,19 +55,23 @@ MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view'
 
 
 class Subject(NamedTuple):
-    """A preset of a system in a case."""
+    """A preset of a system in a case, or its defaults but for some fields."""
 
     make: Any
     preset: str | None
     name: str  # of the case
     case: Case
+    fields: tuple[tuple[str, Option], ...] = ()
 
     def __str__(self) -> str:
-        return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "")
+        said = "".join(f", {name}={value}" for name, value in self.fields)
+        return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "") + said
 
     def policy(self, cluster: Cluster) -> System:
         """A fresh policy. Raises Infeasible where it says so, Fault where it fails."""
-        return system.build(self.make, cluster, self.make.presets[self.preset] if self.preset else {})
+        return system.build(
+            self.make, cluster, {**(self.make.presets[self.preset] if self.preset else {}), **dict(self.fields)}
+        )
 
     def assemble(self) -> tuple[System, Engine]:
         """A fresh policy and its engine, whose page size the policy's options decide."""

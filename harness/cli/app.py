@@ -47,6 +47,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "Halve and double constants of the machine: which of them turns the order of two systems.",
     ),
     "trace": ("traces.trace", "Look at traces, and make canonical ones."),
+    "tune": (
+        "tune.tune",
+        "Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.",
+    ),
     "validate": (
         "tools.validate",
         "Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).",

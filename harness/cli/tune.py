@@ -1,0 +1,62 @@
+"""`bench tune`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.options import LIMIT, OUT, RESULTS, ROOT, WORKERS, complete, examples, system_names
+from harness.cli.terminal import Terminal
+from harness.report.commands import short_path
+
+if TYPE_CHECKING:
+    from harness.experiment.tune import Tuned
+
+TUNED = ROOT / "systems" / "tuned.toml"
+SYSTEMS = "prism,muxserve,static,elastic,qlm"
+
+
+@click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
+@click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
+              shell_complete=complete(system_names, many=True), help="Systems by name.")  # fmt: skip
+@click.option("--draws", default=12, show_default=True, type=click.IntRange(2), metavar="N",
+              help="Settings that each system tries, the first its defaults.")  # fmt: skip
+@click.option("--to", type=click.Path(path_type=Path), default=TUNED, metavar="FILE",
+              help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
+@LIMIT
+@WORKERS
+@OUT
+def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path | None) -> None:
+    """Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.
+
+    Only fields that a system's source leaves open are drawn (tuned=True where the field is declared). Runs are kept, so
+    the same command goes on where it was ended. To adopt a choice, make its values the defaults in the system's file.
+    """
+    from datetime import UTC, datetime
+
+    from harness.experiment import tune as tuning
+
+    names = [name.strip() for name in systems.split(",") if name.strip()]
+    with Terminal() as teller:
+        found = tuning.tune(names, (out or RESULTS).resolve(), draws=draws, workers=workers, teller=teller)
+    for one in found:
+        click.echo("\n".join(_lines(one)))
+    command = f"bench tune --systems {','.join(names)} --draws {draws}"
+    to.write_text(tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command), "utf-8")
+    click.echo(short_path(to))
+
+
+def _lines(one: Tuned) -> Sequence[str]:
+    """A system's draws as a table, and what was chosen."""
+    from harness.experiment.tune import shown
+    from harness.report.table import aligned
+
+    rows: list[Sequence[str]] = [("draw", "attainment %", "gain", "from", "to", "fields")]
+    for k, draw in enumerate(one.draws):
+        gain = [f"{100 * x:+.2f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
+        rows.append((f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.score:.2f}", *gain, shown(draw.fields)))
+    why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no better draw excludes 0"
+    return [f"{one.system}: {why}", *aligned(rows), ""]
