@@ -205,7 +205,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
         unchecked(runs),
         f"SLO {each('slo')}",
         f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",
-        f"plans from the {each('plan_origin')}" if each("plan_origin") else "",
+        tidy.plans(runs["plan_origin"].dropna().unique()),
     ]
     told = [" · ".join(fact for fact in facts if fact) + ".", note, TAILS if "simulated" in each("fidelity") else ""]
     return " ".join(part for part in told if part)

@@ -110,7 +110,7 @@ def words(table: pa.Table) -> str:
 
 def test_a_figure_says_what_it_shows() -> None:
     said = words(GRID)
-    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5xP95 | 1 to 3 seeds | plans from the trace | rotate
+    facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5xP95 | 1 to 3 seeds | plans know the trace | rotate
         | 1.5 req/s | dedicated (8 GPUs) | Hollow | never finished | 2 runs are stale"""
     for fact in map(str.strip, facts.split("|")):
         assert fact in said, fact

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from harness.rows.attainment import (
     undefined_tpot,
 )  # fmt: skip
 from harness.rows.requests import Rows, in_window, rows, take
-from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, interval, least
+from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -99,11 +100,29 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
 
 
+PLANS = {  # what offline planners saw, as captions say it
+    "held-out": "plans from requests that are not replayed",
+    "window": "plans know the window",
+    "trace": "plans know the trace",
+    "prefix": "plans from the first tenth of the trace",
+}
+
+
+def plans(origins: Iterable[str]) -> str:
+    """What planners saw, in words; a bound that knows the window beside others that do not is not said here."""
+    asked = {origin for origin in origins if origin}
+    known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
+    return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
+
+
 def machine(spec: Mapping[str, Any]) -> str | None:
     """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
-    held = spec.get("process_bytes")
+    held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [
+        "streams shuffled" if spec.get("assign") == "shuffled" else "",
+        f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
+        "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
         "one process a model for all" if spec.get("process") == "model" else "",
         SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
@@ -313,19 +332,21 @@ def bound(table: pa.Table) -> list[Bound]:
     return found
 
 
-def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:
-    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` over `axis`.
+def curves(
+    table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
+) -> dict[int, Curve]:
+    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` (or `over` others) over `axis`.
 
     `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
     by = "rate_scale" if axis == "offered_rps" else axis
     frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
-    frame = frame[frame["over"] == "pooled"].rename(columns={by: "rate_scale"})
-    offered = frame[(frame["definition"] == "offered_rps") & frame["value"].notna()]
+    frame = frame[frame["over"].isin(["pooled", over])].rename(columns={by: "rate_scale"})
+    offered = frame[(frame["over"] == "pooled") & (frame["definition"] == "offered_rps") & frame["value"].notna()]
     rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
     rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
     found: dict[int, dict[float, float]] = {}
-    mine = frame[(frame["label"] == label) & (frame["definition"] == definition)]
+    mine = frame[(frame["label"] == label) & (frame["definition"] == definition) & (frame["over"] == over)]
     for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
         x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
         if not math.isnan(x):
@@ -343,6 +364,31 @@ FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Crossing]] = {  # wher
     "slo_scale": least,
     "gpus": fewest,
 }
+
+
+def worst(table: pa.Table, axis: str, label: str, definition: str, level: float) -> float | None:
+    """Attainment of each seed's worst model, in the mean, at the hardest sampled x that holds the level pooled.
+
+    It holds by the fit of the mean over seeds; None where it holds at no x.
+    """
+    harder = 1.0 if FIND[axis] is crossing else -1.0
+    x = held({harder * x: y for x, y in _mean(curves(table, label, definition, "x")).items()}, level)
+    return None if x is None else _mean(curves(table, label, definition, "x", "worst")).get(harder * x)
+
+
+def _mean(seeds: Mapping[int, Curve]) -> dict[float, float]:
+    """The mean over seeds at each x that all have."""
+    shared = set.intersection(*(set(curve) for curve in seeds.values())) if seeds else set()
+    return {x: float(np.mean([curve[x] for curve in seeds.values()])) for x in shared}
+
+
+def unfit(table: pa.Table, label: str) -> str | None:
+    """Why a label has no value at any x: its models do not fit, or the system cannot be asked for this; else None."""
+    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
+    for name, words in (("infeasible", "does not fit"), ("skipped", "skipped")):
+        if len(own) and not own[name].null_count:
+            return f"{words}: {own[name][0].as_py()}"
+    return None
 
 
 def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:
