@@ -356,7 +356,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             *filter(None, (f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else "",)),
             tidy.plans(own["plan_origin"].unique()),
         ]) + ".",
-        *_seen(facts["panels"]),
+        *seen(facts["panels"]),
         *_asked(facts, runs),
         *_rates(facts["panels"]),
         *_bounds(facts),
@@ -376,7 +376,7 @@ def scale_base(rule: str) -> tuple[float, str]:
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (1.0, rule)
 
 
-def _seen(panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def seen(panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """How much planners saw of each model, where it was not what is replayed."""
     found: dict[str, dict[str, None]] = {}
     for p in panels:
