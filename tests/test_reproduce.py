@@ -89,8 +89,8 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert fig7.systems[0] == "prism"
     assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm"} < set(fig7.systems)
     assert len([one for one in fig7.systems if "quotas" in one]) == 1  # MuxServe++ with quotas and without
-    rows = {(row.axis, row.models[0], row.gpus, row.assign or "released", row.pool_gib): row for row in fig7.rows}
-    rated = [key[1:] for key in rows if key[0] == "rate_scale" and not rows[key].extra]
+    rows = [row for row in fig7.rows if row.axis == "rate_scale" and not row.extra]
+    rated = [(row.models[0], row.gpus, row.assign or "released", row.pool_gib) for row in rows]
     assert rated == [
         ("light8", (1,), "released", 67.28),
         ("heavy8", (2,), "released", 67.28),
@@ -582,7 +582,7 @@ def test_a_system_that_fails_leaves_the_figure(mine: Path, tmp_path: Path) -> No
         found = reproduce.reproduce(asked.only(systems=systems, seeds=1), tmp_path / "out", workers=1, teller=heard)
         assert found.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
         assert found.about["systems"] == ["chunked"]
-        assert set(found.table["label"].to_pylist()) == {"chunked", "dedicated", "ideal", "chunked (A/A)"}
+        assert set(found.table["label"].to_pylist()) == {"chunked", *compare.CONTROLS, "chunked (A/A)"}
         assert len(heard.said) == len(set(heard.said))
         assert not list((tmp_path / "out").glob("bad-*"))
     alone = reproduce.reproduce(asked.only(systems=("chunked",), seeds=1), tmp_path / "out", workers=1)
