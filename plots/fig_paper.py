@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,13 +33,25 @@ if TYPE_CHECKING:
 LINE_IN = 0.84  # height of a line of panels, with what stands below it
 TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
 NAME = 15  # letters of a model set that fit beside a line of panels
+Line = tuple[int, str, int | None]  # row, models, GPUs
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
-CONTROL_POINTS = 4.0  # between controls of one x
+CONTROL_POINTS = 3.0  # between controls of one x
+QUIET = "#9a9a9a"
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
-WORDS = {  # of what a row names
+WORDS = {  # of what a row says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
+    "assign": {"released": "streams as released", "shuffled": "streams shuffled"},
+    "plan": tidy.PLANS,
+}
+USUAL = {  # of what another row says, and this one does not
+    "process": "own processes",
+    "sharing": "own sharing",
+    "assign": "streams as released",
+    "plan": tidy.PLANS["held-out"],
+    "placement": "own placements",
+    "pool_gib": "processes inside the engines' share",
 }
 CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
@@ -101,13 +113,14 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     if not len(frame):
         raise UserError("nothing to draw: every run of this figure was skipped (bench list tells why)")
     panels: list[dict[str, Any]] = facts["panels"]
-    lines = list(dict.fromkeys((panel["row"], panel["models"]) for panel in panels))
+    lines = list(dict.fromkeys(map(_line, panels)))
     traces = sorted({panel["column"] for panel in panels})
     columns = [(trace, definition) for trace in traces for definition in facts["definitions"]]
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
-    series = [label for label in series if not label.endswith(" (A/A)")]
     found = style.looks(series)
     looks = {label: found[label] for label in series}
+    others = [label for label in facts["controls"] if label in looks and label not in style.SYSTEMS]
+    looks |= {label: looks[label]._replace(color=QUIET) for label in others}  # as grey as the known ones
     titles = facts.get("titles") or [_title([p for p in panels if p["column"] == trace], lines) for trace in traces]
     width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
     text = textwrap.fill(_caption(table, facts, frame, note), CAPTION[width])
@@ -120,12 +133,12 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     figure.set_size_inches(width, height)
     grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, hspace=0.5,
                                top=1 - top / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
-    for i, (row, models) in enumerate(lines):
+    for i, line in enumerate(lines):
         axes = []
         for j, (trace, definition) in enumerate(columns):
             axis = figure.add_subplot(grid[i, j])
             axes.append(axis)
-            panel = next((p for p in panels if (p["row"], p["models"], p["column"]) == (row, models, trace)), None)
+            panel = next((p for p in panels if (_line(p), p["column"]) == (line, trace)), None)
             if panel is None:
                 axis.set_axis_off()
                 continue
@@ -135,15 +148,15 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             if j:
                 axis.tick_params(labelleft=False)
             else:
-                called = f"{_called(models)}\n({LETTERS[i]}) SLO met (%)"
+                called = f"{_called(line[1])}\n({LETTERS[i]}) SLO met (%)"
                 axis.set_ylabel(called, fontsize=6, labelpad=1.5, linespacing=1.3)
         low = min(axis.get_ylim()[0] for axis in axes)
         for axis in axes:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
         box = axes[0].get_position(), axes[-1].get_position()
-        panel = next(p for p in panels if (p["row"], p["models"]) == (row, models))
-        figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel), ha="center", va="center",
-                    fontsize=6)  # fmt: skip
+        panel = next(p for p in panels if _line(p) == line)
+        figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel, panels[0]), ha="center",
+                    va="center", fontsize=6)  # fmt: skip
     for k, title in enumerate(titles):
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
@@ -152,11 +165,16 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     return figure
 
 
-def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[tuple[int, str]]) -> str:
+def _line(panel: Mapping[str, Any]) -> Line:
+    """What the panels of a line have in common."""
+    return panel["row"], panel["models"], panel["gpus"]
+
+
+def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> str:
     """The trace of a column; where lines of it have another, that one with their letters below."""
     of: dict[str, list[str]] = {}
     for p in panels:
-        of.setdefault(f"{p['trace']} ({p['tier']})", []).append(LETTERS[lines.index((p["row"], p["models"]))])
+        of.setdefault(f"{p['trace']} ({p['tier']})", []).append(LETTERS[lines.index(_line(p))])
     first, *others = of
     return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
@@ -231,7 +249,7 @@ def _panel(axis: Axes, table: pa.Table, panel: Mapping[str, Any], frame: pd.Data
 
 def _beside(axis: Axes, label: str, facts: Mapping[str, Any], frame: pd.DataFrame) -> Transform:
     """Controls stand left and right of an x that they share with others, or one would hide the other."""
-    controls = [one for one in facts["controls"] if not one.endswith(" (A/A)")]
+    controls = facts["controls"]
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
         return axis.transData
@@ -281,21 +299,32 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
     axis.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _xlabel(panel: Mapping[str, Any]) -> str:
-    """Name the axis, and what stands still."""
+def _xlabel(panel: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
+    """Name the axis, what stands still, and in what the setting is not that of the figure's first panel."""
     facts = [f"{panel['count']} models"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
-    facts += [f"{panel['gpus']} GPUs"] if panel["gpus"] else []
+    facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
-    facts += [words[panel[key]] for key, words in WORDS.items() if panel.get(key)]
+    own, others = panel.get("own", {}), usual.get("own", {})
+    facts += [_setting(key, own.get(key)) for key in USUAL if own.get(key) != others.get(key)]
     return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
+
+
+def _setting(key: str, said: Any) -> str:
+    """What a row says of its setting, in words; None: it leaves it as usual."""
+    if said is None:
+        return USUAL[key]
+    if key == "pool_gib":
+        return f"{said:g} GiB a GPU for weights and KV"
+    return WORDS[key][said] if key in WORDS else f"placed as {Path(said).stem}"
 
 
 def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, note: str) -> str:
     """The paper, the facts of all figures, what stands still in each row, and what a reader could be misled by."""
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     own = runs[~runs["label"].isin(facts["controls"])]
-    apart = {panel["panel"] for panel in facts["panels"] if any(map(panel.get, WORDS))}  # their x label says so
+    first = facts["panels"][0].get("own", {})
+    apart = {p["panel"] for p in facts["panels"] if p.get("own", {}) != first}  # their x label says so
     usual = own[~own["panel"].isin(apart)]
     fits = {key: " and ".join(sorted(x["fit"].dropna().unique())) for key, x in own.groupby("panel", observed=True)
             } if "fit" in own else {}  # fmt: skip
@@ -324,10 +353,13 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
             *filter(None, (each(own["fidelity"].unique()), style.unchecked(own))),
             f"SLO {span(scale for scale, _ in rules)} x {each(base for _, base in rules)}",
             f"mean and 95 % interval of {seeds} seeds" if seeds > 1 else "one run, no interval",
+            *filter(None, (f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else "",)),
             tidy.plans(own["plan_origin"].unique()),
         ]) + ".",
+        *seen(facts["panels"]),
+        *_asked(facts, runs),
         *_rates(facts["panels"]),
-        "Markers without a line: controls, at the ends.",
+        *_bounds(facts),
         "Hollow: the models do not fit." if frame["infeasible"].any() else "",
         style.caps(table),
         style.departs(own),
@@ -342,6 +374,46 @@ def scale_base(rule: str) -> tuple[float, str]:
     """An SLO rule's scale and base: seconds stand alone at scale 1."""
     scale, x, base = rule.partition("x")
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (1.0, rule)
+
+
+def seen(panels: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """How much planners saw of each model, where it was not what is replayed."""
+    found: dict[str, dict[str, None]] = {}
+    for p in panels:
+        if p.get("plan") == "held-out" and p["axis"] != "models":
+            counts = " or ".join(" ".join(map(str, fold)) for fold in p["seen"])
+            found.setdefault(f"{p['trace']}: {counts}", {})[p["models"]] = None
+    if found:
+        listed = "; ".join(f"{', '.join(sets)} on {counts}" for counts, sets in found.items())
+        none = any(not all(fold) for p in panels for fold in p.get("seen", ()))
+        prior = " Where planners saw 0 requests, a prior of one decides." * none
+        yield (
+            "A seed replays one half of a replayed trace, planners see the other; synthetic traces are planned from "
+            f"another seed's draw. Requests that planners saw of each model, by popularity: {listed}.{prior}"
+        )
+
+
+def _asked(facts: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[str]:
+    """Where rates were given and others followed by bisection, and how many requests a point has at least."""
+    for p in facts["panels"]:
+        if p.get("rates_rps"):
+            fixed = ", ".join(f"{rps:g}" for rps in p["rates_rps"])
+            yield f"Rates: {fixed} req/s, then by bisection of each system's crossing."
+            break
+    ran = runs[(runs["over"] == "pooled") & runs["infeasible"].isna()]
+    points = ran[ran["definition"] == facts["definitions"][0]]
+    if len(points):
+        least = int(points.groupby(["panel", "label", "x"], observed=True)["n"].sum().min())
+        yield f"At least {least:,} requests a point, over its seeds."
+
+
+def _bounds(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What the markers without a line are."""
+    names = [label for label in facts["controls"] if not label.endswith(" (A/A)")]
+    knows = "; static:oracle is static:rate whose plan knows the window" * ("static:oracle" in names)
+    low = "where the first system still holds the level" if any(p.get("rates_rps") for p in facts["panels"]) else ""
+    at = f"{low} and at the end" if low else "at the ends"
+    yield f"Markers without a line: bounds and the A/A copy, {at}{knows}."
 
 
 def _rates(panels: Sequence[Mapping[str, Any]]) -> list[str]:

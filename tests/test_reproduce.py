@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness.experiment import claims, figure, reproduce, slo
+from harness.experiment import claims, compare, figure, reproduce, slo
 from harness.experiment.claims import judged, judged_reach
 from harness.experiment.figure_text import lines
 from harness.experiment.lookup import Failed
@@ -86,24 +86,51 @@ def mine(tmp_path: Path) -> Path:
 
 def test_figure_7_is_as_large_as_promised() -> None:
     fig7 = figure.figure("fig7")
-    assert fig7.systems == ("prism", "muxserve:plusplus", "static", "qlm")
-    assert [row.axis for row in fig7.rows] == ["rate_scale", "slo_scale", "gpus", "rate_scale"]
-    assert [row.process for row in fig7.rows] == ["", "", "", "model"]
-    assert {row.models for row in fig7.rows[:2]} == {("light8", "heavy8")}
-    assert fig7.rows[2].gpus == tuple(range(2, 9))
+    assert fig7.systems[0] == "prism"
+    assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm"} < set(fig7.systems)
+    assert len([one for one in fig7.systems if "quotas" in one]) == 1  # MuxServe++ with quotas and without
+    rows = [row for row in fig7.rows if row.axis == "rate_scale" and not row.extra]
+    rated = [(row.models[0], row.gpus, row.assign or "released", row.pool_gib) for row in rows]
+    assert rated == [
+        ("light8", (1,), "released", 67.28),
+        ("heavy8", (2,), "released", 67.28),
+        ("heavy8", (2,), "shuffled", 67.28),
+        ("prism18", (2, 3), "released", 67.28),
+        ("heavy8", (2,), "released", 0.0),  # processes inside the engines' share
+    ]
+    assert [(row.axis, row.models) for row in fig7.rows if row.extra] == [
+        ("rate_scale", ("light8",)),
+        ("rate_scale", ("heavy8",)),
+        ("gpus", ("prism18",)),
+    ]
+    drift = next(row for row in fig7.rows if "drift" in " ".join(row.traces))
+    assert drift.window_s >= 1800
+    assert next(row for row in fig7.rows if row.axis == "gpus").gpus == tuple(range(2, 9))
+    assert all(len(row.rate_rps) == 3 for row in fig7.rows if row.axis == "rate_scale")
+    assert all(min(row.rate_rps) < 1 for row in fig7.rows if row.axis == "rate_scale" and not row.extra)
     assert fig7.requests >= 700
-    assert (fig7.quick.seeds, fig7.full.seeds) == (5, 10)
-    assert (fig7.quick.rates, fig7.full.rates) >= (6, 12)
-    assert min(fig7.quick.window_s, fig7.quick.replayed_s) >= 600
-    assert fig7.full.window_s >= 7200
-    scales = fig7.rows[1]
-    assert 5.0 in scales.slo_scale
-    assert len(scales.slo_scale) >= 5
-    assert len(set(scales.slo_scale + scales.full)) >= 10
+    assert (fig7.quick.seeds, fig7.full.seeds) == (5, 12)
+    assert (fig7.quick.rates, fig7.full.rates) >= (5, 8)
     assert {claim.paper for claim in fig7.claims} == {2.3, 3.5, "reached", "never", 4, 5}
+    assert all(claim.row for claim in fig7.claims)
+    assert {claim.row for claim in fig7.claims if claim.over} == {2, 7}  # heavy8 as released, light8, on 2 GPUs
+    assert {claim.row for claim in fig7.of(full=False).claims} == {2, 5}  # the others are of rows for --full
     unrated = [claim for claim in fig7.claims if not claim.comparable]  # the paper's third row states no rate
     assert unrated == [claim for claim in fig7.claims if claim.axis == "gpus"]
     assert all("no request rate" in claim.why for claim in unrated)
+
+
+@pytest.mark.parametrize(("full", "most"), [(False, 3_000), (True, 20_000)])
+def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
+    fig7 = figure.figure("fig7").of(full)
+    scope, runs = fig7.full if full else fig7.quick, 0
+    for row in fig7.rows:
+        panels = len(row.traces or fig7.traces) * len(row.models)
+        panels *= len(row.gpus) if row.axis == "rate_scale" else 1
+        along = scope.rates if row.axis == "rate_scale" else len(row.along(full))
+        bounds = 2 * (len(compare.CONTROLS) + (row.axis == "rate_scale"))  # at two places, with the A/A copy
+        runs += panels * (along * len(row.systems or fig7.systems) + bounds) * scope.seeds
+    assert most / 2 < runs < most
 
 
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
@@ -180,11 +207,13 @@ def test_an_unknown_figure_or_set_is_named() -> None:
     with pytest.raises(UserError, match="has no model set"):
         figure.figure("fig7").only(models=("light9",))
     part = figure.figure("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
-    assert [(row.axis, row.models, row.traces) for row in part.rows] == [
+    assert [(row.axis, row.models, row.traces) for row in part.of(full=False).rows] == [
+        ("rate_scale", ("heavy8",), ()),
         ("rate_scale", ("heavy8",), ()),
         ("slo_scale", ("heavy8",), ()),
         ("rate_scale", ("heavy8",), ()),
     ]
+    assert [claim.row for claim in part.claims if claim.over] == [1, 1]  # light8 went, and rows are counted anew
     assert part.quick.seeds == 1
 
 
@@ -468,7 +497,7 @@ def drawing() -> Drawing:
 def test_the_figure_says_what_it_shows() -> None:
     said = " ".join(" ".join(text.get_text() for text in drawing().texts).split())
     facts = """After A paper, figure 7 | hyperbolic-like (synthetic) | heavy8 | 2 to 5 x h100 | simulated | SLO 5 x P95
-        | 3 seeds | plans from the trace | at 6 (heavy8, hyperbolic-like) | windows cut to 600 of 7200 s | Hollow
+        | 3 seeds | plans know the trace | at 6 (heavy8, hyperbolic-like) | windows cut to 600 of 7200 s | Hollow
         | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5) | models: heavy8"""
     for fact in map(str.strip, facts.split("|")):
         assert fact in said, fact
@@ -509,7 +538,7 @@ def test_lines_of_panels_are_called_by_their_set_and_measure() -> None:
 def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None:
     figure = drawing()
     names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "crosses 99 %"]
+    assert names == ["prism", "static", "dedicated (8 GPUs)", "ideal", "prism (A/A)", "crosses 99 %"]
     axis = figure.axes[4]
     shown = dict(zip(axis.get_xticks(), (x.get_text() for x in axis.get_xticklabels()), strict=True))
     own = [line for line in axis.lines if line.get_marker() == style.SYSTEMS["dedicated"].marker]
@@ -553,7 +582,7 @@ def test_a_system_that_fails_leaves_the_figure(mine: Path, tmp_path: Path) -> No
         found = reproduce.reproduce(asked.only(systems=systems, seeds=1), tmp_path / "out", workers=1, teller=heard)
         assert found.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
         assert found.about["systems"] == ["chunked"]
-        assert set(found.table["label"].to_pylist()) == {"chunked", "dedicated", "ideal", "chunked (A/A)"}
+        assert set(found.table["label"].to_pylist()) == {"chunked", *compare.CONTROLS, "chunked (A/A)"}
         assert len(heard.said) == len(set(heard.said))
         assert not list((tmp_path / "out").glob("bad-*"))
     alone = reproduce.reproduce(asked.only(systems=("chunked",), seeds=1), tmp_path / "out", workers=1)

@@ -253,11 +253,11 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
     return rows.only(np.flatnonzero(early))._replace(span_s=PREFIX * rows.span_s)
 
 
-def rate_rps(trace: Rows, models: ModelSet, seed: int = 0) -> float:
-    """Requests per second at rate scale 1: as the trace's generator means them, or as counted."""
+def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
+    """Requests per second at rate scale 1: as the trace's generator means them, or as counted where a seed replays."""
     if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
         return each * len(models.members)
-    rows = _rows(trace, models, seed, 1.0)
+    rows = _rows(trace, models, seed, 1.0, fold=window_fold(trace, seed, origin))
     return len(rows.model) / rows.span_s
 
 

@@ -70,7 +70,9 @@ def reproduce(
     folder = (out or RESULTS / asked.name).resolve()
     with Terminal() as teller:
         found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)
-    click.echo("\n".join([*figure_text.lines(found), *failures(found.failed)]))
+    left = 0 if full else len(asked.claims) - len(asked.of(full).claims)
+    later = [f"{left} claims are of rows that only --full runs"] * bool(left)
+    click.echo("\n".join([*figure_text.lines(found), *later, *failures(found.failed)]))
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_paper

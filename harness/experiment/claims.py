@@ -45,6 +45,7 @@ SAYS = {
     "differs": "it does not",
     "open": "it may, beyond the grid or with more seeds",
     "not comparable": "the paper leaves out what a comparison needs",
+    "does not fit": "one of its systems finds no room for the models here",
     "not run": "this system has no runs here",
 }
 RULES = {  # when a claim agrees, by what the paper gives and whether ours has an interval
@@ -68,11 +69,14 @@ def verdicts(found: Reproduced) -> list[Verdict]:
         for panel in about["panels"]:
             if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
                 continue
-            apart = panel.get("process") or panel.get("sharing")  # the papers' rows have engines of their own
+            apart = panel.get("own")  # a claim that names no row is about those as the figure has them
             anywhere = panel["row"] + 1 if apart else 0
             if claim.row not in {anywhere, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
                 continue
-            here, says, rule = _verdict(claim, panel, of_panel(found.table, panel["panel"]), about["level"])
+            rows = of_panel(found.table, panel["panel"])
+            here, says, rule = _verdict(claim, panel, rows, about["level"])
+            if any(tidy.unfit(rows, label) for label in who):
+                here, says, rule = table.NONE, "does not fit", table.NONE
             if not claim.comparable:
                 says, rule = "not comparable", table.NONE
             out.append(Verdict(claim, panel, here, says, rule))

@@ -21,7 +21,8 @@ AXES = ("rate_scale", "slo_scale", "gpus", "models")
 WORDS = ("reached", "never")
 
 
-MACHINES = ("process", "sharing")  # what a row may have of its own, as words
+SETTING = ("process", "sharing", "assign", "plan", "placement")  # what a row may have of its own, as a spec says it
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,18 @@ class Row:
     gpus: tuple[int, ...]
     slo_scale: tuple[float, ...]
     rate_scale: tuple[float, ...] = ()  # none: searched along rate_scale, else as the row of rates found it
+    rate_rps: tuple[float, ...] = ()  # instead, of all models together; along rates others come by bisection
     full: tuple[float | str, ...] = ()  # more x for --full
-    traces: tuple[str, ...] = ()  # instead of the figure's, one for each of them
+    extra: bool = False  # the row itself is only for --full; a file says `full = true`
+    traces: tuple[str, ...] = ()  # instead of the figure's: one for each column, or for the first ones
     systems: tuple[str, ...] = ()  # of the figure's, its first among them; none: all
+    window_s: float = 0.0  # 0: the scope's
+    pool_gib: float = 0.0  # of a GPU for weights and KV, processes beside it; 0: the figure's
     process: str = ""  # processes on a GPU, as in a spec; "": the figure's
     sharing: str = ""  # of a GPU by processes, as in a spec; "": the figure's
+    assign: str = ""  # of streams to models, as in a spec
+    plan: str = ""  # what planners see, as in a spec
+    placement: str = ""  # one for all systems, as in a spec
 
     def along(self, full: bool = False) -> tuple[Any, ...]:
         """What is asked for along the axis; no rates: they are searched."""
@@ -48,6 +56,17 @@ class Row:
     def sets(self) -> tuple[str, ...]:
         """Every model set, --full or not."""
         return tuple(map(str, self.along(full=True))) if self.axis == "models" else self.models
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """What this row says of its setting, as a file does."""
+        return {key: said for key in (*SETTING, "pool_gib") if (said := getattr(self, key))}
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """The fields of a spec that this row sets."""
+        pool = {"pool_bytes": round(self.pool_gib * GIB)} if self.pool_gib else {}
+        return {key: said for key, said in self.own.items() if key != "pool_gib"} | pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +94,9 @@ class Scope:
     """How much is run."""
 
     seeds: int
-    rates: int  # at least so many of each system
-    window_s: float  # of synthetic traces; replayed ones take `replayed_s`
-    replayed_s: float
+    rates: int  # of each system: at least so many where they are searched by doubling, at most by bisection
+    window_s: float  # of synthetic traces
+    replayed_s: float = 0.0  # of replayed traces; 0: all that a seed replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +111,7 @@ class Figure:
     rows: tuple[Row, ...]
     quick: Scope
     full: Scope
-    requests: int  # a window holds at least so many
+    requests: int  # the seeds of a point hold at least so many together
     warmup_s: float
     gpu: str = "h100"
     host: str = "vllm-0.15"  # costs of the engine's host side
@@ -118,30 +137,38 @@ class Figure:
         seeds: int | None = None,
     ) -> Figure:
         """The figure with other systems, traces or seeds, or a part of its model sets. UserError for an unknown set."""
-        kept = {
-            i: replace(row, models=those, traces=() if traces else row.traces, systems=() if systems else row.systems)
-            for i, row in enumerate(self.rows, 1)
-            if (those := row.models if models is None else tuple(one for one in row.models if one in models))
-        }
-        number = {0: 0} | {old: new for new, old in enumerate(kept, 1)}
-        claims = tuple(replace(claim, row=number[claim.row]) for claim in self.claims if claim.row in number)
         sets = {one for row in self.rows for one in row.models}
         if unknown := next((one for one in models or () if one not in sets), None):
             raise UserError(
                 f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})'
             )
+        found = self._with({
+            i: replace(row, models=those, traces=() if traces else row.traces, systems=() if systems else row.systems)
+            for i, row in enumerate(self.rows, 1)
+            if (those := row.models if models is None else tuple(one for one in row.models if one in models))
+        })  # fmt: skip
         quick, full = (replace(one, seeds=seeds or one.seeds) for one in (self.quick, self.full))
         titles = () if traces else self.titles
         return replace(
-            self,
+            found,
             systems=systems or self.systems,
             traces=traces or self.traces,
             titles=titles,
-            rows=tuple(kept.values()),
-            claims=claims,
             quick=quick,
             full=full,
         )
+
+    def of(self, full: bool) -> Figure:
+        """The figure without the rows that are only for --full, unless they are asked for."""
+        return self._with({i: row for i, row in enumerate(self.rows, 1) if full or not row.extra})
+
+    def _with(self, rows: Mapping[int, Row]) -> Figure:
+        """The figure with some of its rows, by number from 1, and the claims that are about them."""
+        number = {0: 0} | {old: new for new, old in enumerate(rows, 1)}
+        left = {row.axis for row in rows.values()}
+        claims = (one for one in self.claims if one.row in number and one.axis in left)
+        claims = (replace(one, row=number[one.row]) for one in claims)
+        return replace(self, rows=tuple(rows.values()), claims=tuple(claims))
 
     def without(self, gone: Collection[str]) -> Figure | None:
         """The figure without some of its systems; None where no other one is in every row, to stand first."""
@@ -179,14 +206,28 @@ def figure(name: str) -> Figure:
 
 
 def _row(i: int, data: Mapping[str, Any]) -> Row:
+    if isinstance(data.get("full"), bool):
+        data = {key: value for key, value in data.items() if key != "full"} | {"extra": data["full"]}
     lists = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
-    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in ("axis", *MACHINES) if key in data}})
+    single = ("axis", "extra", "window_s", "pool_gib", *SETTING)
+    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in single if key in data}})
     if row.axis not in AXES:
         raise UserError(f'row {i}: axis is "{row.axis}"{meant(row.axis, AXES)} ({", ".join(AXES)})')
-    for key in ("gpus", "slo_scale", "rate_scale"):
+    several = {"rate_rps": "rate_scale", "gpus": "rate_scale"}  # a panel each, or fixed rates
+    for key in ("gpus", "slo_scale", "rate_scale", "rate_rps"):
         values = getattr(row, key)
-        if (not values and key != "rate_scale") or (len(values) > 1 and row.axis != key):
+        if (not values and key not in {"rate_scale", "rate_rps"}) or (
+            len(values) > 1 and row.axis not in {key, several.get(key)}
+        ):
             raise UserError(f"row {i}: {key} is {list(values)}: one number, but along its own axis")
+    for key in ("rate_rps", "pool_gib", "window_s"):
+        value = getattr(row, key)
+        if not all(type(x) in {int, float} and x >= 0 for x in (value if isinstance(value, tuple) else [value])):
+            raise UserError(f"row {i}: {key} is {value!r}, not numbers of 0 or more")
+    if row.rate_rps and (row.rate_scale or min(row.rate_rps) <= 0 or row.axis == "models"):
+        raise UserError(f"row {i}: rate_rps is {list(row.rate_rps)}: above 0, without rate_scale, not along models")
+    if row.rate_rps and row.axis == "rate_scale" and row.full:
+        raise UserError(f"row {i}: full is {list(row.full)}: with rate_rps, --full has more rates by bisection")
     return row
 
 
@@ -203,8 +244,8 @@ def _claim(i: int, data: Mapping[str, Any]) -> Claim:
     return claim
 
 
-def _known(i: int, asked: Mapping[str, str]) -> None:
-    """UserError where a row asks for processes, or their way of sharing, that no spec has."""
+def _known(i: int, asked: Mapping[str, Any]) -> None:
+    """UserError where a row asks for what no spec has."""
     try:
         from_dict({"system": "", **asked})
     except UserError as error:
@@ -218,8 +259,8 @@ def _whole(found: Figure) -> None:
     if len(found.titles) not in {0, len(found.traces)}:
         raise UserError(f"titles are {len(found.titles)}, the figure has {len(found.traces)} traces")
     for i, row in enumerate(found.rows, 1):
-        _known(i, {key: asked for key in MACHINES if (asked := getattr(row, key))})
-        if len(row.traces) not in {0, len(found.traces)}:
+        _known(i, row.spec)
+        if len(row.traces) > len(found.traces):
             raise UserError(f"row {i}: traces are {len(row.traces)}, the figure has {len(found.traces)}")
         if unknown := next((one for one in row.systems if one not in found.systems), None):
             raise UserError(f'row {i}: system "{unknown}" is none of the figure\'s ({", ".join(found.systems)})')
@@ -227,7 +268,7 @@ def _whole(found: Figure) -> None:
             raise UserError(f"row {i}: systems are without {found.systems[0]}, the figure's first")
         if row.axis == "models" and not row.rate_scale:
             raise UserError(f"row {i}: no rate_scale, which a row along models needs")
-        if row.axis != "rate_scale" and not row.rate_scale and not _rates(found, row):
+        if row.axis != "rate_scale" and not (row.rate_scale or row.rate_rps) and not _rates(found, row):
             raise UserError(f"row {i}: no rate_scale, and no row along rate_scale with its models, GPUs and SLO scale")
     for i, claim in enumerate(found.claims, 1):
         if claim.axis not in axes:
@@ -239,7 +280,7 @@ def _whole(found: Figure) -> None:
 def _rates(found: Figure, row: Row) -> bool:
     """Tell whether a row of rates covers the sets of this row."""
     return any(
-        one.axis == "rate_scale" and set(row.models) <= set(one.models) and one.gpus[0] in row.gpus
+        one.axis == "rate_scale" and set(row.models) <= set(one.models) and not set(one.gpus).isdisjoint(row.gpus)
         for one in found.rows
     )
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.experiment.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
 from harness.experiment.compare import AA
-from harness.experiment.figure import MACHINES
 from harness.experiment.reproduce import Reproduced
 from harness.experiment.sentences import departures
 from harness.report import table
@@ -36,30 +35,41 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     names = [d.upper() for d in about["definitions"]]
     each = [f"{panel['slo_scale']:g}x" for panel in panels if panel["slo_scale"]]
     fixed = f"SLO {' and '.join(dict.fromkeys(each))}" if each else "at the rate that the first system holds"
-    gpus = "" if axis == "gpus" else f", {panels[0]['gpus']} GPUs"
+    several = dict.fromkeys(panel["gpus"] for panel in panels)
+    gpus = "" if axis == "gpus" else f", {' and '.join(map(str, several))} GPU{'s' * (list(several) != [1])}"
     level = f"{100 * about['level']:g} %"
     holds = "holds" if axis in {"rate_scale", "models"} else "reaches"
-    machine = "".join(f", {key}: {word}" for key in MACHINES if (word := panels[0].get(key)))
-    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{machine})"
+    own = "".join(f", {key}: {said}" for key, said in panels[0].get("own", {}).items())
+    yield f"{AXIS[axis]} at which each system {holds} {level} ({fixed}{gpus}{own})"
     given = axis != "rate_scale"
-    head = ["trace", "models", *["req/s each" if axis == "models" else "req/s"] * given, "system"]
-    head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %")]
+    head = ["trace", "models", *["GPUs"] * (len(several) > 1)]
+    head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
+    head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %", "worst %")]
+    unfit: dict[str, dict[str, None]] = {}  # why, and on which panels
     rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
     for panel in panels:
         own = of_panel(found.table, panel["panel"])
         shown = _named(own, panel)
+        place = [panel["trace"], panel["models"], *[str(panel["gpus"])] * (len(several) > 1)]
         for label in about["systems"]:
             crossed = [where(own, panel, label, d, about["level"]) for d in about["definitions"]]
             if not any(crossed):
                 continue  # not of this row
             cells = [f"{panel['rate_rps']:.3g}", shown[label]] if given else [shown[label]]
-            cells += [cell for c in crossed for cell in _crossing(c, axis)]
-            rows.append([panel["trace"], panel["models"], *cells, "|", *_beside(own, panel, label, about)])
+            if why := tidy.unfit(own, label):
+                unfit.setdefault(f"{shown[label]} {why}", {})[", ".join(place)] = None
+                cells += [why.partition(":")[0], *[table.NONE] * 3] * len(names)
+                rows.append([*place, *cells, "|", *[table.NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
+                continue
+            for d, c in zip(about["definitions"], crossed, strict=True):
+                cells += _crossing(c, tidy.worst(own, axis, label, d, about["level"]), axis)
+            rows.append([*place, *cells, "|", *_beside(own, panel, label, about)])
     columns = [x for x in zip(*rows, strict=True) if x[0] not in ASIDE or set(x[1:]) != {table.NONE}]
     yield from table.aligned(zip(*columns, strict=True))
+    yield from (f"{why} ({'; '.join(places)})" for why, places in unfit.items())
 
 
-ASIDE = ("fails at", "dip %")  # columns that are left out where they say nothing
+ASIDE = ("fails at", "dip %", "worst %")  # columns that are left out where they say nothing
 
 
 def _named(rows: pa.Table, panel: Mapping[str, Any]) -> dict[str, str]:
@@ -71,12 +81,14 @@ def _named(rows: pa.Table, panel: Mapping[str, Any]) -> dict[str, str]:
     return {label: tidy.with_gpus(label, counts) if label in own else label for label, counts in took.items()}
 
 
-def _crossing(c: Crossing | None, axis: str) -> list[str]:
-    """A crossing, the first x that fails, and the deepest dip where there is one."""
+def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
+    """A crossing, the first x that fails, the deepest dip where there is one, and the worst model."""
     if c is None:
-        return [table.NONE] * 3
+        return [table.NONE] * 4
     fails = None if c.fails is None else Estimate(c.fails, None, None, c.at.n)
-    return [at_text(c.at, axis), table.text(fails, COLUMN[axis]), f"{100 * c.dip:.1f}" if table.dips(c) else table.NONE]
+    dip = f"{100 * c.dip:.1f}" if table.dips(c) else table.NONE
+    least = table.NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
+    return [at_text(c.at, axis), table.text(fails, COLUMN[axis]), dip, least]
 
 
 def _beside(rows: pa.Table, panel: Mapping[str, Any], label: str, about: Mapping[str, Any]) -> list[str]:
@@ -112,7 +124,9 @@ def _claims(found: Reproduced) -> Iterator[str]:
         said = f"{c.system} / {c.over}, {kind} at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
         numbers = c.paper if isinstance(c.paper, tuple) else (c.paper,)
         paper = "-".join(x if isinstance(x, str) else f"{x:g}{'x' if c.over else ''}" for x in numbers)
-        rows.append([said, one.panel["trace"], one.panel["models"], paper, one.here, one.says, one.rule])
+        panel = one.panel
+        on = f"{panel['models']}, row {panel['row'] + 1}" if c.row else panel["models"]
+        rows.append([said, panel["trace"], on, paper, one.here, one.says, one.rule])
     yield from table.aligned(rows)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):

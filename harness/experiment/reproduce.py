@@ -7,7 +7,7 @@ its metadata holds what panels, caption and claims need.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.engines import sim
 from harness.experiment import panels, rates, score, sweep
 from harness.experiment.compare import Entry
-from harness.experiment.figure import Figure, Scope
+from harness.experiment.figure import Figure, Row, Scope
 from harness.experiment.lookup import Failed, models_of, trace_of
 from harness.experiment.panels import Cell, Grid, Panel
 from harness.experiment.resolve import resolve
@@ -81,8 +81,8 @@ def reproduce(
     A system whose policy fails leaves the figure; Failed where none is left to stand first.
     """
     failed: dict[str, str] = {}
+    figure, scope = figure.of(full), figure.full if full else figure.quick
     while True:
-        scope = figure.full if full else figure.quick
         work = _Work(figure, out, scope, full, workers, _Counted(teller or sweep.Silent()))
         try:
             if not failed:
@@ -125,7 +125,7 @@ class _Work:
             with self.teller.step("compile", lambda: "the simulator, once"):
                 sweep.compile_once()
         grid = Grid(self.figure, self.scope, self.full, self.entries, self.measure_bases())
-        with self.teller.step("rates", lambda: "as the figure says, or doubled until each system falls"):
+        with self.teller.step("rates", lambda: "as the figure says, by bisection, or doubled until each system falls"):
             grid = replace(grid, rates=self.search_rates(grid))
             grid = replace(grid, held=self.measure_held(grid))
         cells = grid.cells()
@@ -140,77 +140,87 @@ class _Work:
 
     def measure_bases(self) -> tuple[Panel, ...]:
         """Every panel; their SLO bases are measured in one sweep."""
-        rows = self.figure.rows
-        named = {
-            (t, m): self._named(t, m)
-            for row in rows
-            for t in panels.traces(self.figure, row)
-            for m in panels.sets(row, self.full)
-        }
-        pairs = list(dict.fromkeys((trace, m) for (_, m), trace in named.items()))
-        most = panels.most_gpus(self.figure)
-        for trace, models in pairs:  # a mistake shows before anything is run
-            for entry in self.entries:
-                jobs_of(resolve(replace(entry.spec, trace=trace, models=models, gpus=most, slo="")))
-        if self.figure.slo == "P95":
-            with self.teller.step("SLO bases", lambda: f"P95 of {len(pairs)} pairs of trace and models, each alone"):
-                self._run([one for t, m in pairs for one in base_specs(self._spec(t, m))], "SLO bases")
-        judges = {pair: self._judges(*pair) for pair in pairs}
-        return tuple(
-            Panel(i, k, panels.family(row, models), trace, models, *self._window(trace, models), judges[trace, models])
-            for i, row in enumerate(rows)
+        asked = [
+            (i, k, row, self._named(trace, models), models)
+            for i, row in enumerate(self.figure.rows)
             for models in panels.sets(row, self.full)
-            for k, trace in enumerate(named[asked, models] for asked in panels.traces(self.figure, row))
-        )
+            for k, trace in enumerate(panels.traces(self.figure, row))
+        ]
+        for _, _, row, trace, models in asked:  # a mistake shows before anything is run
+            for entry in self.entries:
+                here = replace(entry.spec, trace=trace, models=models, **row.spec)
+                jobs_of(resolve(replace(here, gpus=max(row.gpus), slo="")))
+        scales: dict[Spec, set[float]] = {}  # of the SLO, by what its base is measured for; --full or not
+        for _, _, row, trace, models in asked:
+            all_of_row = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
+            scales.setdefault(self._based(row, trace, models), set()).update(map(float, all_of_row))
+        if self.figure.slo == "P95":
+            with self.teller.step("SLO bases", lambda: f"P95 of {len(scales)} pairs of trace and models, each alone"):
+                self._run([one for spec in scales for one in base_specs(spec)], "SLO bases")
+        judges = {spec: self._judges(spec, each) for spec, each in scales.items()}
+        return tuple(
+            Panel(
+                i, k, panels.family(row, models), trace, models, gpus, *self._window(row, trace, models),
+                judges[self._based(row, trace, models)], len(panels.counts(row)) == 1,
+            )
+            for i, k, row, trace, models in asked
+            for gpus in panels.counts(row)
+        )  # fmt: skip
 
     def _named(self, trace: str, models: str) -> str:
         """The trace as runs of a set know it; a generator's as long as the window asked for."""
         trace = trace.replace("{models}", str(len(models_of(models).members)))
-        name = resolve(replace(self._spec(trace, models), gpus=panels.most_gpus(self.figure), slo="")).trace
+        first = replace(self.entries[0].spec, trace=trace, models=models)
+        name = resolve(replace(first, gpus=panels.most_gpus(self.figure), slo="")).trace
         found = trace_of(name)
         if found.maker is None or found.span_s >= self.scope.window_s:
             return name
         return f"{found.maker}+span_s={self.scope.window_s:g}"
 
-    def _spec(self, trace: str, models: str) -> Spec:
-        return replace(self.entries[0].spec, trace=trace, models=models)
+    def _based(self, row: Row, trace: str, models: str) -> Spec:
+        """What the SLO base of a row's panel is measured for."""
+        own = {key: value for key, value in row.spec.items() if key in {"assign", "pool_bytes"}}
+        return replace(self.entries[0].spec, trace=trace, models=models, **own)
 
-    def _judges(self, trace: str, models: str) -> dict[float, Judge]:
-        """The SLO at every scale of a set, --full or not."""
-        rows = [row for row in self.figure.rows if models in row.sets]
-        scales = {
-            float(s) for row in rows for s in (row.along(full=True) if row.axis == "slo_scale" else row.slo_scale)
-        }
+    def _judges(self, spec: Spec, scales: Iterable[float]) -> dict[float, Judge]:
+        """The SLO at every scale."""
         quiet = sweep.Silent()
-        return {
-            s: judge(self._spec(trace, models), rule(self.figure.slo, s), self.out, teller=quiet)
-            for s in sorted(scales)
-        }
+        return {s: judge(spec, rule(self.figure.slo, s), self.out, teller=quiet) for s in sorted(scales)}
 
-    def _window(self, trace: str, models: str) -> tuple[float, float]:
-        """Seconds that count, and requests per second at rate scale 1."""
-        from workloads.build import rate_rps
+    def _window(self, row: Row, trace: str, models: str) -> tuple[float, float]:
+        """Seconds that count, and requests per second at rate scale 1, in the mean over what seeds replay."""
+        from workloads.build import rate_rps, window_fold, window_span_s
 
-        found = trace_of(trace)
-        unit_rps = rate_rps(found, models_of(models), self.entries[0].spec.seed)
-        asked_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
-        fixed = [min(row.rate_scale) for row in self.figure.rows if models in row.sets and row.rate_scale]
-        needed_s = (self.figure.requests / (rate * unit_rps) for rate in fixed)  # where the rate is no choice
+        found, first = trace_of(trace), self.entries[0].spec
+        plan = row.plan or first.plan
+        folds = {window_fold(found, first.seed + k, plan): first.seed + k for k in (1, 0)}
+        each = [
+            rate_rps(found, models_of(models), seed, plan)  # type: ignore[arg-type]  # checked by Spec
+            for seed in folds.values()
+        ]
+        unit_rps = sum(each) / len(each)
+        usual_s = self.scope.window_s if found.tier == "synthetic" else self.scope.replayed_s
+        asked_s = row.window_s or usual_s or window_span_s(found, plan)
+        fixed = [  # where the rate is no choice
+            min(one.rate_rps) if one.rate_rps else min(one.rate_scale) * unit_rps
+            for one in self.figure.rows
+            if models in one.sets and (one.rate_rps or one.rate_scale)
+        ]
+        needed_s = (self.figure.requests / (self.scope.seeds * rps) for rps in fixed)
         return max([asked_s, *map(math.ceil, needed_s)]), unit_rps
 
     # -------------------------------------------------------------- rates
 
     def search_rates(self, grid: Grid) -> dict[tuple[str, str], tuple[float, ...]]:
-        """Rate scales of each panel and contestant: as given, or doubled until it falls, then sampled at its knee.
+        """Rate scales of each panel and contestant: as given, bisected, or doubled until it falls and sampled there.
 
         It has fallen below `LOW`, and `OCTAVES` above the lowest rate at the earliest: a dip is no fall.
         """
         every = [(panel, entry) for panel in grid.rated for entry in grid.of_row(panel)]
         given = {
-            (panel.key, entry.label): found
-            for panel, entry in every
-            if (found := self.figure.rows[panel.row].along(self.full))
+            (panel.key, entry.label): found for panel, entry in every if (found := grid.row(panel).along(self.full))
         }
+        given |= self.bisect_rates(grid)
         seen: dict[tuple[str, str], dict[float, Mapping[str, float]]] = {}
         rising = [(panel, entry) for panel, entry in every if (panel.key, entry.label) not in given]
         for times in (2.0**k for k in range(1 + round(math.log2(TOP)))):
@@ -229,9 +239,44 @@ class _Work:
         level = self.figure.level
         return given | {key: rates.grid(found, self.scope.rates, level) for key, found in seen.items()}
 
-    def measure_held(self, grid: Grid) -> dict[tuple[str, str], float | None]:
-        """By trace and set, the highest rate scale at which the first system holds every definition, if any."""
-        found: dict[tuple[str, str], float | None] = {}
+    def bisect_rates(self, grid: Grid) -> dict[tuple[str, str], tuple[float, ...]]:
+        """Rate scales of each panel and contestant whose row gives rates in requests per second: these, then others.
+
+        A step is a sweep of all seeds of the next rate of each (`rates.between`), until the scope's number of rates
+        stands. One whose models do not fit is asked for no more.
+        """
+        decides = self.figure.definitions[:1]
+        every = {(p.key, e.label): (p, e) for p in grid.rated if grid.row(p).rate_rps for e in grid.of_row(p)}
+        seen: dict[tuple[str, str], dict[float, float]] = {key: {} for key in every}
+        asked = {key: list(grid.fixed(panel)) for key, (panel, _) in every.items()}
+        while any(asked.values()):
+            cells = [
+                cell
+                for key, scales in asked.items()
+                for x in scales
+                for cell in grid.seeds(*every[key], **grid.at(every[key][0], x))
+            ]
+            rated = max(len(seen[key]) + len(scales) for key, scales in asked.items() if scales)
+            folders = self._run([cell.spec for cell in cells], f"rates, up to {rated} each")
+            shares: dict[tuple[str, str, float], list[float]] = {}
+            ran: set[tuple[str, str]] = set()
+            for cell, folder in zip(cells, folders, strict=True):
+                share = score.attained(folder, cell.under, decides)[decides[0]]
+                shares.setdefault((cell.panel, cell.label, cell.x), []).append(share)
+                if score.ran(folder):
+                    ran.add((cell.panel, cell.label))
+            for (panel, label, x), each in shares.items():
+                seen[panel, label][x] = sum(each) / len(each)
+            asked = {key: self._next(grid, every[key][0], seen[key]) for key in asked if key in ran}
+        return {key: tuple(sorted(found)) for key, found in seen.items()}
+
+    def _next(self, grid: Grid, panel: Panel, seen: Mapping[float, float]) -> list[float]:
+        """The rate scale to sample next, if any."""
+        found = rates.between(seen, self.figure.level, rates.rounded(grid.least(panel)))
+        return [] if found is None or len(seen) >= self.scope.rates else [found]
+
+    def measure_held(self, grid: Grid) -> dict[str, float | None]:
+        """By panel of rates, the highest rate scale at which the first system holds every definition, if any."""
         first = self.entries[0]
         cells = [
             cell
@@ -240,10 +285,10 @@ class _Work:
             for cell in grid.seeds(panel, first, **grid.at(panel, x))
         ]
         scores = self._attained(cells, f"knee of {first.label}")
-        for panel in grid.rated:  # the first row of a trace and a set decides
-            own = [(cell.x, one) for cell, one in zip(cells, scores, strict=True) if cell.panel == panel.key]
-            found.setdefault((panel.trace, panel.models), rates.highest(own, self.figure.level))
-        return found
+        own: dict[str, list[tuple[float, Mapping[str, float]]]] = {}
+        for cell, one in zip(cells, scores, strict=True):
+            own.setdefault(cell.panel, []).append((cell.x, one))
+        return {panel: rates.highest(found, self.figure.level) for panel, found in own.items()}
 
     def _attained(self, cells: Sequence[Cell], what: str) -> list[dict[str, float]]:
         """Run cells; their pooled attainment by definition."""
@@ -287,6 +332,7 @@ class _Work:
             "systems": [entry.label for entry in self.entries],
             "controls": [entry.label for entry in panels.controls(self.entries)],
             "seeds": self.scope.seeds,
+            "fuller": "" if self.full else fuller(self.figure),
             "panels": grid.facts(),
             "claims": [asdict(claim) for claim in self.figure.claims],
             "notes": [*grid.notes(), *stand_ins, *self.figure.notes],
@@ -301,6 +347,15 @@ class _Work:
             count = str(len(models_of(panels.sets(row, self.full)[-1]).members))
             found |= dict.fromkeys(t.replace("{models}", count) for t in panels.traces(self.figure, row))
         return list(found)
+
+
+def fuller(figure: Figure) -> str:
+    """What --full has more of; empty where the quick scope is all there is."""
+    return ", ".join(
+        f"{more} {name}"
+        for name in ("seeds", "rates")
+        if (more := getattr(figure.full, name)) > getattr(figure.quick, name)
+    )
 
 
 def _described(named: Sequence[Trace]) -> Iterator[str]:

@@ -44,6 +44,12 @@ def attained(run: Path, under: Judge, definitions: Collection[str]) -> dict[str,
     return found
 
 
+def ran(run: Path) -> bool:
+    """Tell whether a run was neither skipped nor infeasible."""
+    about = record.meta(run)
+    return not (about["skipped"] or about["infeasible"])
+
+
 def kept(
     path: Path, about: Mapping[str, Any], tasks: Iterable[Task], scorer: str, make: Callable[[], pa.Table]
 ) -> pa.Table:

@@ -30,7 +30,7 @@ from harness.rows.attainment import (
     undefined_tpot,
 )  # fmt: skip
 from harness.rows.requests import Rows, in_window, rows, take
-from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, interval, least
+from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -332,19 +332,21 @@ def bound(table: pa.Table) -> list[Bound]:
     return found
 
 
-def curves(table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps") -> dict[int, Curve]:
-    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` over `axis`.
+def curves(
+    table: pa.Table, label: str, definition: str = "both", axis: str = "offered_rps", over: str = "pooled"
+) -> dict[int, Curve]:
+    """Attainment by rate of each seed, for `crossing`: pooled values of `definition` (or `over` others) over `axis`.
 
     `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
     by = "rate_scale" if axis == "offered_rps" else axis
     frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
-    frame = frame[frame["over"] == "pooled"].rename(columns={by: "rate_scale"})
-    offered = frame[(frame["definition"] == "offered_rps") & frame["value"].notna()]
+    frame = frame[frame["over"].isin(["pooled", over])].rename(columns={by: "rate_scale"})
+    offered = frame[(frame["over"] == "pooled") & (frame["definition"] == "offered_rps") & frame["value"].notna()]
     rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
     rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
     found: dict[int, dict[float, float]] = {}
-    mine = frame[(frame["label"] == label) & (frame["definition"] == definition)]
+    mine = frame[(frame["label"] == label) & (frame["definition"] == definition) & (frame["over"] == over)]
     for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
         x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
         if not math.isnan(x):
@@ -362,6 +364,31 @@ FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Crossing]] = {  # wher
     "slo_scale": least,
     "gpus": fewest,
 }
+
+
+def worst(table: pa.Table, axis: str, label: str, definition: str, level: float) -> float | None:
+    """Attainment of each seed's worst model, in the mean, at the hardest sampled x that holds the level pooled.
+
+    It holds by the fit of the mean over seeds; None where it holds at no x.
+    """
+    harder = 1.0 if FIND[axis] is crossing else -1.0
+    x = held({harder * x: y for x, y in _mean(curves(table, label, definition, "x")).items()}, level)
+    return None if x is None else _mean(curves(table, label, definition, "x", "worst")).get(harder * x)
+
+
+def _mean(seeds: Mapping[int, Curve]) -> dict[float, float]:
+    """The mean over seeds at each x that all have."""
+    shared = set.intersection(*(set(curve) for curve in seeds.values())) if seeds else set()
+    return {x: float(np.mean([curve[x] for curve in seeds.values()])) for x in shared}
+
+
+def unfit(table: pa.Table, label: str) -> str | None:
+    """Why a label has no value at any x: its models do not fit, or the system cannot be asked for this; else None."""
+    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
+    for name, words in (("infeasible", "does not fit"), ("skipped", "skipped")):
+        if len(own) and not own[name].null_count:
+            return f"{words}: {own[name][0].as_py()}"
+    return None
 
 
 def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:
