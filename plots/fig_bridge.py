@@ -126,6 +126,8 @@ def caption(facts: Mapping[str, Any]) -> str:
     """Say what a reader must know of the runs, and how rates were chosen."""
     runs = pd.DataFrame(facts["facts"])
     runs["gpus"] = " and ".join(map(str, sorted(runs["gpus"].unique())))
+    if runs["machine"].nunique(dropna=False) > 1:
+        runs["machine"] = "memory and processes by condition"
     least, level = facts["requests"], f"{100 * facts['level']:g} %"
     rates = ", ".join(f"{rate:g}" for rate in facts["rates_rps"])
     what = f"{facts['paper']}: ratio of the rates at which {level} {facts['definition'].upper()} is held"

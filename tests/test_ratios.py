@@ -253,8 +253,8 @@ def test_a_bridge_is_printed_and_drawn(tmp_path: Path, capped: Path) -> None:
     steps = STEPS.replace("static:equal", f"{capped}+most_rps=6.0")
     path = write(tmp_path / "mine.toml", f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", steps)
     said = ok("bridge", path, "-o", tmp_path / "runs")
-    assert "ours / theirs, 2 in the paper: reached beyond the interval under " in said
-    assert f"{START}, + larger steps and only larger steps; of 5 conditions." in said
+    holds = f"{START}, + larger steps, only larger steps"
+    assert f"ours / theirs, 2 in the paper, of 5 conditions: beyond the interval: {holds}.\n" in said
     assert "equal parts: unknown, nothing says so" in said
     table = ok("bridge", path, "--markdown", "--no-plot", "-o", tmp_path / "runs")
     assert table.startswith(
@@ -289,7 +289,7 @@ def test_regimes_are_drawn_by_verdict(tmp_path: Path, capped: Path) -> None:
     rest += 'spec = { models = "nemo-12b*4" }\n'
     path = write(tmp_path / "mine.toml", f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest)
     said = ok("regimes", path, "-o", tmp_path / "runs")
-    assert "ours / theirs, 2 in the paper: reached beyond the interval under open field" in said
+    assert "ours / theirs, 2 in the paper, of 2 conditions: beyond the interval: open field.\n" in said
     (folder,) = (tmp_path / "runs").glob("regimes-mine-*")
     rows, facts = ratios.read(folder)
     with style.theme():

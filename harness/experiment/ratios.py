@@ -28,6 +28,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+class Ground(NamedTuple):
+    """What a condition's runs have in common beside their spec."""
+
+    under: Judge
+    unit_rps: float  # requests per second at rate scale 1
+
+
 class Cell(NamedTuple):
     """A curve: of a condition (by position) and a system's name, for one seed."""
 
@@ -71,8 +78,8 @@ def measure(study: Study, out: Path, *, workers: int | None = None, teller: Tell
     """Run what a study needs, and keep its ratios; stored runs that are current cost nothing. Raises UserError."""
     teller = teller or Silent()
     conditions = study.conditions()
-    judges = _judges(study, conditions, out, workers, teller)
-    curves = _curves(study, conditions, judges, out, workers, teller)
+    grounds = _grounds(conditions, out, workers, teller)
+    curves = _curves(study, conditions, grounds, out, workers, teller)
     rows = [row for k, one in enumerate(conditions) for row in _rows(study, k, one, curves)]
     specs = [
         [one.kind, one.change.name, name, canonical(spec)] for one in conditions for name, spec in one.specs.items()
@@ -87,28 +94,29 @@ def measure(study: Study, out: Path, *, workers: int | None = None, teller: Tell
     return Measured(folder, table, about)
 
 
-def _judges(
-    study: Study, conditions: Sequence[Condition], out: Path, workers: int | None, teller: Teller
-) -> list[Judge]:
-    """Who judges each condition; the SLO bases of all are measured in one sweep."""
-    firsts = [next(iter(one.specs.values())) for one in conditions]
-    for one in conditions:  # a mistake shows before anything is run
-        for spec in one.specs.values():
-            try:
-                jobs_of(resolve(replace(spec, slo="")))
-            except UserError as error:
-                raise UserError(f'"{one.change.name}": {error}') from None
-    bases = [
-        base for one, spec in zip(conditions, firsts, strict=True) if "P95" in one.slo for base in base_specs(spec)
-    ]
+def _grounds(conditions: Sequence[Condition], out: Path, workers: int | None, teller: Teller) -> list[Ground]:
+    """Who judges each condition, and the rate of its trace; the SLO bases of all are measured in one sweep."""
+    from workloads.build import rate_rps
+
+    firsts = []
+    for one in conditions:
+        try:
+            ready = [resolve(replace(spec, slo="")) for spec in one.specs.values()]
+            jobs_of(ready[0])  # a mistake shows before anything is run
+        except UserError as error:
+            raise UserError(f'"{one.change.name}": {error}') from None
+        firsts.append(ready[0])
+    pairs = [(one, next(iter(one.specs.values()))) for one in conditions]
+    bases = [base for one, spec in pairs if "P95" in one.slo for base in base_specs(spec)]
     if bases:
         sweep(bases, out, workers=workers, teller=teller, what="SLO bases")
-    return [judge(spec, one.slo, out, workers=workers, teller=Silent())
-            for one, spec in zip(conditions, firsts, strict=True)]  # fmt: skip
+    judges = (judge(spec, one.slo, out, workers=workers, teller=Silent()) for one, spec in pairs)
+    rates = (rate_rps(trace_of(spec.trace), models_of(spec.models)) for spec in firsts)
+    return [Ground(under, unit_rps) for under, unit_rps in zip(judges, rates, strict=True)]
 
 
 def _curves(
-    study: Study, conditions: Sequence[Condition], judges: Sequence[Judge], out: Path, workers: int | None,
+    study: Study, conditions: Sequence[Condition], grounds: Sequence[Ground], out: Path, workers: int | None,
     teller: Teller,
 ) -> Curves:  # fmt: skip
     """Attainment at the fixed rates, and then where each seed's curve is bisected."""
@@ -119,11 +127,11 @@ def _curves(
     asked: dict[Cell, tuple[float, ...]] = dict.fromkeys(cells, study.rates_rps)
     for step in range(1 + study.bisections):
         points = [(cell, rps) for cell, rates in asked.items() for rps in rates]
-        specs = [_spec(study, conditions, judges, cell, rps) for cell, rps in points]
+        specs = [_spec(study, conditions[cell.condition], grounds[cell.condition], cell, rps) for cell, rps in points]
         what = f"bisection {step} of {study.bisections}" if step else "fixed rates"
         folders = sweep(specs, out, workers=workers, teller=teller, what=what)
         for (cell, rps), run in zip(points, folders, strict=True):
-            under, about = judges[cell.condition], record.meta(run)
+            under, about = grounds[cell.condition].under, record.meta(run)
             if about["infeasible"] or about["skipped"]:
                 found.misfits.add(cell)
             found.runs.add(run.name)
@@ -137,15 +145,11 @@ def _curves(
     return found
 
 
-def _spec(study: Study, conditions: Sequence[Condition], judges: Sequence[Judge], cell: Cell, rps: float) -> Spec:
+def _spec(study: Study, condition: Condition, ground: Ground, cell: Cell, rps: float) -> Spec:
     """The run of a cell at a rate."""
-    from workloads.build import rate_rps
-
-    spec = conditions[cell.condition].specs[cell.system]
-    unit_rps = rate_rps(trace_of(resolve(replace(spec, slo="")).trace), models_of(spec.models))
-    spec = replace(spec, rate_scale=float(f"{rps / unit_rps:.6g}"), seed=cell.seed,
+    spec = replace(condition.specs[cell.system], rate_scale=float(f"{rps / ground.unit_rps:.6g}"), seed=cell.seed,
                    token_times=study.definition in definitions.BY_TOKEN)  # fmt: skip
-    return judges[cell.condition].spec(spec)
+    return ground.under.spec(spec)
 
 
 def _facts(about: Mapping[str, Any], under: Judge) -> dict[str, Any]:

@@ -79,24 +79,18 @@ def sentences(found: Measured) -> Iterator[str]:
 
 
 def _claimed(label: str, paper: float, own: Sequence[Mapping[str, Any]]) -> str:
-    """Under which conditions the paper's ratio lies below the interval, or inside it."""
-    above = [_name(row) for row in own if row["low"] is not None and row["low"] >= paper]
-    inside = [_name(row) for row in own if row["mean"] is not None and _name(row) not in above and _covers(row, paper)]
-    said = f"{label}, {paper:g} in the paper: "
-    if not above and not inside:
-        most = max((row for row in own if row["mean"] is not None), key=lambda row: row["mean"], default=None)
-        return said + (f"under none of {len(own)} conditions"
-                       + (f"; the highest is {ratios.text(most)} ({_name(most)})" if most else "") + ".")  # fmt: skip
-    parts = [f"reached beyond the interval under {_list(above)}"] if above else []
-    parts += [f"inside the interval under {_list(inside)}"] if inside else []
-    return said + f"{'; '.join(parts)}; of {len(own)} conditions."
-
-
-def _covers(row: Mapping[str, Any], paper: float) -> bool:
-    """Whether an interval holds a number; one without bounds on both sides says nothing."""
-    if row["verdict"] == "open":
-        return False
-    return bool((row["low"] is None or row["low"] <= paper) and (row["high"] is None or row["high"] >= paper))
+    """Under which conditions a ratio is the paper's: beyond its interval, by its mean, or not excluded by it."""
+    kinds: dict[str, list[str]] = {"beyond the interval": [], "by the mean": [], "not excluded by the interval": []}
+    beyond, mean, covers = kinds.values()
+    for row in (row for row in own if row["mean"] is not None and row["verdict"] != "open"):
+        if row["low"] is not None and row["low"] >= paper:
+            beyond.append(_name(row))
+        elif row["mean"] >= paper:
+            mean.append(_name(row))
+        elif row["high"] is None or row["high"] >= paper:
+            covers.append(_name(row))
+    said = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
+    return f"{label}, {paper:g} in the paper, of {len(own)} conditions: " + (said or "under none") + "."
 
 
 def _ahead(label: str, own: Sequence[Mapping[str, Any]]) -> str:
