@@ -18,6 +18,10 @@ from harness.cli.options import WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
+    "bridge": (
+        "ratios.bridge",
+        "Walk from a fair default to a paper's setting: the ratios after each assumption, and after each alone.",
+    ),
     "calibrate": ("tools.calibrate", "A cost table from what `make gpu` measured, with its errors."),
     "check": (
         "tools.check",
@@ -34,6 +38,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
     "new": ("tools.new", "Write a small annotated system that passes bench check at once."),
     "plot": ("runs.plot", "Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."),
+    "regimes": (
+        "ratios.regimes",
+        "Show where sharing pays and where it does not: ratios of rates under several conditions.",
+    ),
     "reproduce": (
         "reproduce.reproduce",
         "Run a paper's figure again, and put what comes out beside what the paper says.",

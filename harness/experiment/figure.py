@@ -7,16 +7,18 @@ axis; each row is drawn for every trace and every model set.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, fields, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from harness.experiment.spec import MACHINE, from_dict, meant
+from harness.experiment.toml_tables import made as _made
+from harness.experiment.toml_tables import table as _table
+from harness.experiment.toml_tables import tables as _tables
 from harness.policy.types import UserError
 
 HERE = Path(__file__).parent / "figures"
-T = TypeVar("T")
 AXES = ("rate_scale", "slo_scale", "gpus", "models")
 WORDS = ("reached", "never")
 
@@ -283,26 +285,3 @@ def _rates(found: Figure, row: Row) -> bool:
         one.axis == "rate_scale" and set(row.models) <= set(one.models) and not set(one.gpus).isdisjoint(row.gpus)
         for one in found.rows
     )
-
-
-def _made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:
-    """A dataclass of TOML values, lists as tuples; UserError for a key too many or too few."""
-    takes = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    if unknown := next((key for key in data if key not in takes), None):
-        raise UserError(f'{where}unknown key "{unknown}"{meant(unknown, takes)}')
-    needs = (name for name, one in takes.items() if one.default is MISSING)
-    if missing := next((key for key in needs if key not in data), None):
-        raise UserError(f'{where}the key "{missing}" is missing')
-    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
-
-
-def _table(name: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{name} is {value!r}, not a table ([{name}])")
-    return value
-
-
-def _tables(name: str, value: Any) -> Iterable[Mapping[str, Any]]:
-    if not isinstance(value, list):
-        raise UserError(f"{name} is {value!r}, not a list of tables ([[{name}]])")
-    return [_table(name, one) for one in value]
