@@ -31,6 +31,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "runs.explain",
         "Explain a stored run: where a request's time went, or why requests missed their SLOs.",
     ),
+    "fleet": (
+        "fleet.fleet",
+        "Find the fewest GPUs on which each system reaches a level of attainment, by bracketing.",
+    ),
     "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
     "new": ("tools.new", "Write a small annotated system that passes bench check at once."),
     "plot": ("runs.plot", "Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."),
