@@ -18,6 +18,10 @@ from harness.cli.options import WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
+    "ablate": (
+        "fleet.ablate",
+        "Switch parts of a system off one at a time: what each adds to attainment, beside what the paper says.",
+    ),
     "calibrate": ("tools.calibrate", "A cost table from what `make gpu` measured, with its errors."),
     "check": (
         "tools.check",

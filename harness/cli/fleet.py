@@ -25,7 +25,7 @@ def _ablations() -> list[str]:
     return stems("harness/experiment/ablations")
 
 
-@click.command(epilog=examples("bench fleet fig12", "bench fleet fig12 --seeds 10 --markdown", "bench fleet ./mine.toml"))
+@click.command(epilog=examples("bench fleet fig12", "bench fleet fig12 --seeds 10 --markdown"))
 @click.argument("name", shell_complete=complete(_fleets), metavar="NAME|FILE.toml")
 @SEEDS
 @MARKDOWN
@@ -55,5 +55,29 @@ def fleet(
         stem = (FIGURES if out is None else folder) / asked.name
         paths = fig_fleet.render(found.folder, stem, f"bench plot {short_path(found.folder)}")
         click.echo(" · ".join(short_path(path) for path in (found.folder, *paths[:2])), err=markdown)
+    if found.failed:
+        sys.exit(2)
+
+
+@click.command(epilog=examples("bench ablate prism", "bench ablate prism --seeds 10 --markdown"))
+@click.argument("name", shell_complete=complete(_ablations), metavar="NAME|FILE.toml")
+@SEEDS
+@MARKDOWN
+@LIMIT
+@WORKERS
+@OUT
+def ablate(*, name: str, seeds: int | None, markdown: bool, workers: int | None, out: Path | None) -> None:
+    """Switch parts of a system off one at a time: what each adds to attainment, beside what the paper says."""
+    from dataclasses import replace
+
+    from harness.experiment import ablation
+    from harness.experiment.sentences import failures
+
+    asked = ablation.ablation(name)
+    asked = replace(asked, seeds=seeds or asked.seeds)
+    folder = (out or RESULTS / f"ablate-{asked.name}").resolve()
+    with Terminal() as teller:
+        found = ablation.ablate(asked, folder, workers=workers, teller=teller)
+    click.echo("\n".join([*ablation.lines(found, markdown=markdown), *failures(found.failed)]))
     if found.failed:
         sys.exit(2)

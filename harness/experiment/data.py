@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,14 @@ from harness.experiment.spec import meant
 from harness.policy.types import UserError
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace at a rate."""
+
+    trace: str
+    rate_scale: float = 1.0
 
 
 def names(folder: Path) -> list[str]:

@@ -1,15 +1,15 @@
 """The fewest GPUs on which each system reaches a level of attainment, found by bracketing over whole counts.
 
-`fleets/NAME.toml` is `bench fleet NAME`; a file of the same form is one's own. A contest is a system on a workload under
-an SLO. Each halves its bracket, all of them at once: one sweep a round. What decides is `statistics.fewest`, the fit of
-the mean over seeds, so a count that holds by luck below one that fails is no answer.
+`fleets/NAME.toml` is `bench fleet NAME`; a file of the same form is one's own. A contest is a system on a workload
+under an SLO. Each halves its bracket, all of them at once: one sweep a round. What decides is `statistics.fewest`, the
+fit of the mean over seeds, so a count that holds by luck below one that fails is no answer.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.experiment import data, score, sweep
 from harness.experiment.claims import judged
 from harness.experiment.compare import Entry
+from harness.experiment.data import Workload
 from harness.experiment.lookup import Failed, models_of, trace_of
 from harness.experiment.rates import LEVEL
 from harness.experiment.resolve import resolve
@@ -32,14 +33,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLEETS = Path(__file__).parent / "fleets"
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """A trace at a rate."""
-
-    trace: str
-    rate_scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +78,14 @@ class Fleet:
         """The bounds."""
         return tuple(_entry(name, self.spec) for name in self.bounds)
 
+    def without(self, gone: Collection[str]) -> Fleet:
+        """The fleet without some labels."""
+
+        def left(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(name for name in names if _entry(name, self.spec).label not in gone)
+
+        return replace(self, systems=left(self.systems), bounds=left(self.bounds))
+
 
 def _entry(text: str, common: Mapping[str, Any]) -> Entry:
     spec = from_dict({**common, **asked(text)})
@@ -96,9 +97,9 @@ def fleet(name: str) -> Fleet:
     path = data.path_of(name, FLEETS, "fleet")
     rows = data.toml(path)
     try:
-        lists = {"workload": data.each(Workload, "workload", rows.pop("workload", []))}
-        lists["claim"] = data.each(Claim, "claim", rows.pop("claim", []))
-        found = data.made(Fleet, "", {**rows, **lists, "name": path.stem})
+        workloads = data.each(Workload, "workload", rows.pop("workload", []))
+        claims = data.each(Claim, "claim", rows.pop("claim", []))
+        found = data.made(Fleet, "", {**rows, "name": path.stem, "workload": workloads, "claim": claims})
         _whole(found)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
@@ -196,11 +197,7 @@ def fewest(asked_for: Fleet, out: Path, *, workers: int | None = None, teller: T
     """
     teller, failed = teller or sweep.Silent(), dict[str, str]()
     while True:
-        left = replace(
-            asked_for,
-            systems=tuple(x for x, e in zip(asked_for.systems, asked_for.entries, strict=True) if e.label not in failed),
-            bounds=tuple(x for x, e in zip(asked_for.bounds, asked_for.bounding, strict=True) if e.label not in failed),
-        )
+        left = asked_for.without(failed)
         if not left.systems:
             raise Failed(failed)
         try:
@@ -339,7 +336,10 @@ def cpu_s(run: Path) -> float:
 # ------------------------------------------------------------------ answers
 
 
-def curves(table: pa.Table, about: Mapping[str, Any], over: str = "pooled") -> dict[Contest, dict[int, Curve]]:
+Curves = Mapping[int, Mapping[float, float]]  # seed -> GPUs -> attainment
+
+
+def curves(table: pa.Table, about: Mapping[str, Any], over: str = "pooled") -> Mapping[Contest, Curves]:
     """Attainment by GPUs of each contest and seed, pooled or of the worst model."""
     of = {(one["name"], one["rate_scale"]): Workload(one["trace"], one["rate_scale"]) for one in about["workloads"]}
     columns = ["trace", "rate_scale", "slo", "label", "seed", "gpus", "over", "definition", "value"]
@@ -406,7 +406,7 @@ def verdicts(found: Found) -> list[Verdict]:
 
 
 def _paper(value: Any) -> float | tuple[float, float]:
-    return tuple(value) if isinstance(value, list | tuple) else value  # type: ignore[return-value]  # checked when read
+    return tuple(value) if isinstance(value, list | tuple) else value
 
 
 def ratio(ours: Estimate | None, theirs: Estimate | None) -> Estimate | None:

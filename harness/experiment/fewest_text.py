@@ -6,7 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.experiment.claims import SAYS
-from harness.experiment.fewest import Answer, Found, Workload, verdicts
+from harness.experiment.data import Workload
+from harness.experiment.fewest import Answer, Found, verdicts
 from harness.report import table
 from harness.rows.statistics import Estimate
 
@@ -21,7 +22,9 @@ def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
 
 def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
     about = found.about
-    facts = next(x for x in about["workloads"] if (x["trace"], x["rate_scale"]) == (workload.trace, workload.rate_scale))
+    facts = next(
+        x for x in about["workloads"] if (x["trace"], x["rate_scale"]) == (workload.trace, workload.rate_scale)
+    )
     own = [one for one in found.answers if one.workload == workload]
     goal = f"{100 * about['level']:g} % {about['definition'].upper()}"
     yield (
