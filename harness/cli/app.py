@@ -18,6 +18,10 @@ from harness.cli.options import WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
+    "ablate": (
+        "fleet.ablate",
+        "Switch parts of a system off one at a time: what each adds to attainment, beside what the paper says.",
+    ),
     "bridge": (
         "ratios.bridge",
         "Walk from a fair default to a paper's setting: the ratios after each assumption, and after each alone.",
@@ -34,6 +38,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     "explain": (
         "runs.explain",
         "Explain a stored run: where a request's time went, or why requests missed their SLOs.",
+    ),
+    "fleet": (
+        "fleet.fleet",
+        "Find the fewest GPUs on which each system reaches a level of attainment, by bracketing.",
     ),
     "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
     "new": ("tools.new", "Write a small annotated system that passes bench check at once."),

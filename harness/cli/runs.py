@@ -69,7 +69,7 @@ def plot(sweep: Path | None, out: Path | None) -> None:
     from harness.experiment import sensitivity_text
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
-    from plots import fig_compare, fig_paper
+    from plots import fig_compare, fig_fleet, fig_paper
 
     if sweep is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
@@ -79,6 +79,7 @@ def plot(sweep: Path | None, out: Path | None) -> None:
     sweep = sweep.resolve()
     draw, name = (
         (fig_paper.render, sweep.name.rpartition("-")[0]) if fig_paper.drawn(sweep) else
+        (fig_fleet.render, sweep.name.rpartition("-")[0]) if fig_fleet.drawn(sweep) else
         (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
     )  # fmt: skip
     stem = (out.with_suffix("") if out else FIGURES / name).resolve()

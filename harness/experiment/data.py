@@ -1,0 +1,62 @@
+"""Experiments as data: TOML files read into dataclasses; a mistake names the file and the key."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from harness.experiment.spec import meant
+from harness.policy.types import UserError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace at a rate."""
+
+    trace: str
+    rate_scale: float = 1.0
+
+
+def names(folder: Path) -> list[str]:
+    """What comes with the bench in a folder, by name."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def path_of(name: str, folder: Path, kind: str) -> Path:
+    """The file of a name, or the path of one's own; UserError where there is none of that name."""
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in (have := names(folder)):
+        raise UserError(f'no {kind} "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
+    return folder / f"{name}.toml"
+
+
+def toml(path: Path) -> dict[str, Any]:
+    """The tables of a file."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:
+    """A dataclass of TOML values, lists as tuples; UserError for a key too many or too few."""
+    takes = {one.name: one for one in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    if unknown := next((key for key in data if key not in takes), None):
+        raise UserError(f'{where}unknown key "{unknown}"{meant(unknown, takes)}')
+    needs = (name for name, one in takes.items() if one.default is MISSING and one.default_factory is MISSING)
+    if missing := next((key for key in needs if key not in data), None):
+        raise UserError(f'{where}the key "{missing}" is missing')
+    return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+
+
+def each(kind: type[T], name: str, value: Any) -> tuple[T, ...]:
+    """A list of tables as dataclasses."""
+    if not isinstance(value, Sequence) or isinstance(value, str) or not all(isinstance(x, Mapping) for x in value):
+        raise UserError(f"{name} is {value!r}, not a list of tables ([[{name}]])")
+    return tuple(made(kind, f"{name} {i}: ", one) for i, one in enumerate(value, 1))

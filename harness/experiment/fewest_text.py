@@ -1,0 +1,82 @@
+"""A fleet in words: the fewest GPUs by system and SLO, a block a workload, and the claims beside the paper's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from harness.experiment.claims import SAYS
+from harness.experiment.data import Workload
+from harness.experiment.fewest import Answer, Found, verdicts
+from harness.report import table
+from harness.rows.statistics import Estimate
+
+
+def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
+    """What is printed."""
+    for workload in dict.fromkeys(one.workload for one in found.answers):
+        yield from _block(found, workload, markdown)
+        yield ""
+    yield from _claims(found, markdown)
+
+
+def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
+    about = found.about
+    facts = next(
+        x for x in about["workloads"] if (x["trace"], x["rate_scale"]) == (workload.trace, workload.rate_scale)
+    )
+    own = [one for one in found.answers if one.workload == workload]
+    goal = f"{100 * about['level']:g} % {about['definition'].upper()}"
+    yield (
+        f"fewest GPUs of {about['gpus'][0]} to {about['gpus'][1]} for {goal} · {facts['name']} ({facts['tier']}) "
+        f"at {facts['rate_rps']:.3g} req/s · mean of {about['seeds']} seeds [each seed alone]"
+    )
+    slos = [slo for slo in about["slos"] if any(one.slo == slo for one in own)]
+    head = ["system"]
+    for slo in slos:
+        head += [f"SLO {slo}", "there %", "worst model %"]
+    rows = [[*head, "CPU s"]]
+    for label in (*about["systems"], *about["bounds"]):
+        mine = [one for slo in slos for one in own if (one.slo, one.label) == (slo, label)]
+        if mine:
+            cells = [cell for one in mine for cell in _cells(one)]
+            rows.append([label, *cells, f"{sum(one.cpu_s for one in mine):.0f}"])
+    yield from table.laid(rows, markdown=markdown)
+
+
+def _cells(one: Answer) -> list[str]:
+    share, worst = (table.NONE if math.isnan(x) else f"{100 * x:.1f}" for x in (one.attained, one.worst))
+    return [count(one.at) + spread(one.seeds), share, worst]
+
+
+def count(e: Estimate) -> str:
+    """A number of GPUs; "≤" and ">" where it lies at an end of what was tried."""
+    return f"{ {'<': '≤', '>': '>'}.get(e.sign, '') }{e.mean:.0f}"
+
+
+def spread(seeds: Sequence[Estimate]) -> str:
+    """The seeds' own counts from the least to the most, where they differ."""
+    every = sorted(seeds, key=lambda e: (e.sign == ">", e.mean))
+    ends = dict.fromkeys(count(e) for e in (every[0], every[-1])) if every else {}
+    return f" [{' - '.join(ends)}]" if len(ends) > 1 else ""
+
+
+def _claims(found: Found, markdown: bool) -> Iterator[str]:
+    every = verdicts(found)
+    if not every:
+        return
+    rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict"]]
+    for one in every:
+        c = one.claim
+        said = f"{c.system} / {c.over}, GPUs" if c.over else f"{c.system}, GPUs"
+        unit = "x" if c.over else ""
+        paper = " - ".join(f"{x:g}{unit}" for x in (c.paper if isinstance(c.paper, tuple) else (c.paper,)))
+        here = table.NONE if one.here is None else f"{one.here.mean:.2f}x" if c.over else count(one.here)
+        at = f"{one.workload.trace} x {one.workload.rate_scale:g}"
+        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says])
+    yield from table.laid(rows, markdown=markdown)
+    for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
+        for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
+            yield f"{words}: {why}"
+    counts = {says: sum(one.says == says for one in every) for says in SAYS}
+    yield "; ".join(f"{n} {says}: {SAYS[says]}" for says, n in counts.items() if n)
