@@ -1,9 +1,10 @@
-"""`bench run`, `plot` and `explain`: one run made, stored results drawn and explained."""
+"""`bench run`, `plot`, `explain` and `timeline`: one run made, stored results drawn, explained and traced."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -141,19 +142,17 @@ def explain(
     run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
 ) -> None:
     """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
-    from harness.experiment import judged
+    from harness.experiment import judged, retrace
     from harness.experiment import slo as slos
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
+    from harness.report.timeline import Part
     from harness.rows import record
 
     if slo is None and slo_scale is not None:
         raise UserError("--slo-scale has no --slo to scale")
-    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
-    about = record.meta(run)
-    if why := about["skipped"] or about["infeasible"]:
-        raise UserError(f"{run}: nothing ran: {why}")
+    run, about = _stored(run)
     if request is None and not misses:
         raise UserError("say what to explain: --request ID, or --misses")
     spec = from_dict(about["spec"])
@@ -163,8 +162,59 @@ def explain(
     limits, table = slos.limits(run, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
-        click.echo("\n".join(words.timeline(table, request, limits)))
+        row, parts, made_ns = words.row_of(table, request), list[Part](), None
+        try:
+            with Terminal() as teller:
+                trace = retrace.retrace(run, table, look_at=request, teller=teller)
+            parts = retrace.parts(row, trace.stretches, trace.transfers)
+            made_ns = retrace.first_ns(trace, request)
+        except retrace.Lost as why:
+            click.echo(f"in no order of time: {why}", err=True)
+        click.echo("\n".join(words.request(table, request, limits, parts, made_ns)))
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
         click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))
+
+
+@click.command(epilog=examples(
+    "bench timeline results/aegaeon-3f9c01ab -o t.json",
+    "bench timeline prism-3f9c01ab -o t.json.gz  # then open it at https://ui.perfetto.dev",
+))  # fmt: skip
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+def timeline(run: Path, out: Path | None) -> None:
+    """Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.
+
+    The run is made again from its spec, which a simulated run alone allows. A span of decode steps is one slice.
+    """
+    from harness.experiment import retrace, trace_event
+    from harness.policy.types import UserError
+    from harness.rows import record
+
+    path = out or FIGURES / f"timeline-{run.name}.json"
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UserError(f"{path}: a trace ends in .json or .json.gz")
+    run, about = _stored(run)
+    table = record.read(run)
+    with Terminal() as teller:
+        trace = retrace.retrace(run, table, teller=teller)
+    found = trace_event.events(trace, table)
+    facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":
+             round(-trace.start_s * 1e6, 3)}  # fmt: skip
+    record.write_bytes(path, trace_event.document(found, facts, path))
+    span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
+    click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+
+
+def _stored(run: Path) -> tuple[Path, dict[str, Any]]:
+    """A stored run, by path or by its name in the results, and its facts. UserError where nothing ran."""
+    from harness.policy.types import UserError
+    from harness.rows import record
+
+    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
+    about = record.meta(run)
+    if why := about["skipped"] or about["infeasible"]:
+        raise UserError(f"{run}: nothing ran: {why}")
+    return run, about
