@@ -129,27 +129,54 @@ def _stale(sweep: Path) -> str:
 
 
 @click.command(epilog=examples(
-    "bench explain results/static-3f9c01ab --misses",
     "bench explain results/static-3f9c01ab --request 217",
+    "bench explain results/static-3f9c01ab --misses",
+    "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
+    "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
 ))  # fmt: skip
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
-@click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request in order of time.")
+@click.option("--misses", is_flag=True, help="All misses: what they were made of.")
+@click.option("--system", metavar="LABEL", help="Of a comparison, one system at each rate.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Of a comparison, also draw it: as PDF, PNG and the CSV of its points.")  # fmt: skip
 @click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
 @click.option("--slo-scale", type=float, metavar="X", help="Times the base.  [default: 5; of seconds 1]")
 @click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
 def explain(
-    run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
+    *,
+    run: Path,
+    request: int | None,
+    misses: bool,
+    system: str | None,
+    out: Path | None,
+    slo: str | None,
+    slo_scale: float | None,
+    definition: str | None,
 ) -> None:
-    """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
+    """Explain a stored run: where a request's time went, or why requests missed their SLOs.
+
+    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
+    """
     from harness.experiment import judged, retrace
     from harness.experiment import slo as slos
+    from harness.experiment.misses import is_sweep
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
     from harness.report.timeline import Part
     from harness.rows import record
 
+    folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
+    if folder is not None:
+        if request is not None or slo is not None or not misses:
+            raise UserError(
+                f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
+            )
+        _sweep_misses(folder.resolve(), system, out, definition)
+        return
+    if system is not None or out is not None:
+        raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
     if slo is None and slo_scale is not None:
         raise UserError("--slo-scale has no --slo to scale")
     run, about = _stored(run)
@@ -206,6 +233,30 @@ def timeline(run: Path, out: Path | None) -> None:
     record.write_bytes(path, trace_event.document(found, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+
+
+def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:
+    """What the misses of a comparison were made of: lines, and on request a figure."""
+    import shlex
+
+    from harness.experiment import misses
+    from harness.report import misses as words
+
+    with Terminal() as teller:
+        found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
+    of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
+    seeds = max(one.runs for one in found.rows)
+    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds} seeds together")
+    click.echo("\n".join(words.lines(found.rows, "rate" if system else "system")))
+    if out is None:
+        return
+    from plots import fig_causes
+
+    again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
+    stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
+    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, stem.resolve(),
+                                  shlex.join(again)):  # fmt: skip
+        click.echo(short_path(path))
 
 
 def _stored(run: Path) -> tuple[Path, dict[str, Any]]:

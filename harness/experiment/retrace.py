@@ -118,7 +118,7 @@ def _loading(loads: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
         for key, a, b in zip(LOADING, times[:-1], times[1:], strict=True):
             found[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
     absent_s = wait.end_s - wait.start_s - sum(found[key] for key in LOADING)
-    return {"absent_s": max(0.0, absent_s), **found} if loads else {}
+    return {"absent_s": max(0.0, absent_s), **found}
 
 
 def by_request(trace: Trace) -> dict[int, list[Stretch]]:
