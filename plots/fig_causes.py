@@ -76,16 +76,17 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     seconds, share = (figure.add_subplot(grid[0, i]) for i in (0, 1))
     for axis, column, unit in ((seconds, "seconds", 1.0), (share, "share", 100.0)):
         _bars(axis, points, key, order, column, unit)
-    seconds.set_title("(a) seconds a miss, mean", loc="left", pad=3)
-    share.set_title("(b) share of them (%)", loc="left", pad=3)
+    seconds.set_title("(a) seconds a miss", loc="left", pad=3)
+    share.set_title("(b) share (%)", loc="left", pad=3)
     missed = dict(zip(bars[key], 100 * bars["missed"] / bars["offered"], strict=True))
+    seconds.set_xlim(left=0)
     seconds.set_yticks(range(len(order)), [f"{_name(x)}\n{missed[x]:.3g} % missed" for x in order], fontsize=6)
     share.set_yticks([])
     share.set_xlim(0, 100)
     if by_rate:
         seconds.set_ylabel(f"rate scale of {points['label'].iloc[0]}")
     top = 1 - (_legend(figure, points) + 0.22) / height
-    grid.update(left=_room(figure, seconds), right=0.965, top=top, bottom=below / height)
+    figure.subplots_adjust(left=_room(figure, seconds), right=0.965, top=top, bottom=below / height)
     figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
     return figure
 

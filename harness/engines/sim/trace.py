@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from harness.engines.sim import kernel, state
 from harness.engines.sim.engine import PHASE, Sim
 from harness.engines.sim.kernel.loop import next_arrival, next_time
-from harness.policy.events import Event
+from harness.policy.actions import Action, Load
+from harness.policy.events import Done, Event
 from harness.policy.types import Batch, Gpus, Host, Inst
 
 QUIET_S = 1e-9  # past an instant: what forms at it has formed
@@ -178,11 +179,18 @@ class Traced(Sim):
                 return event
             if S.s["dirty_head"] >= 0 or S.s["grants"]:
                 continue  # something ended within these: it forms first
+            S.now[0] = now
             self.recorder.note(now)
             target = min(until_s, self._next_s())
             event = super().poll(target)
             if event is not None or target == until_s or S.now.item() < target:
                 return event
+
+    def do(self, action: Action) -> Done | None:
+        """Start an action; see Engine."""
+        if isinstance(action, Load) and self.view().weights(action.inst) == "out":
+            self.recorder.asked.add(action.inst)
+        return super().do(action)
 
     def _next_s(self) -> float:
         """When something is due, now that all is formed."""
@@ -207,6 +215,7 @@ class Recorder:
         self._key, self._start, self._spent = np.zeros(0, np.int64), np.zeros(0), np.zeros((0, len(SECONDS)))
         self._live, self._column, self._lane = (np.zeros(0, np.int64) for _ in range(3))  # of requests that are alive
         self._facts: dict[str, float] = {}
+        self.asked: set[Inst] = set()  # whose load was asked for in this instant
         self._transfers: dict[int, int] = {}  # those under way: row of the kernel's to index of ours
         self._stages: dict[int, int] = {}  # by index
         self._carried: dict[int, tuple[int, float]] = {}  # by link: index of the transfer, and since when
@@ -422,6 +431,7 @@ class Recorder:
             seen.add(x)
             self._note_transfer(X[x], x, now)
             x = int(X["next"][x])
+        self.asked.clear()
         for gone in self._transfers.keys() - seen:
             self._end_transfer(gone, now)
         carries = dict[int, int]()
@@ -443,6 +453,7 @@ class Recorder:
         if index >= 0:
             was = self._trace.transfers[index]
             same = (was.kind, was.model, was.to) == (KINDS[kind], to.model, to.place)
+            same = same and not (kind == state.LOAD and to in self.asked)
             if not same or stage < self._stages[index] or was.request not in {-1, request}:
                 self._end_transfer(x, now)  # its row was taken by another at this instant
                 index = -1
