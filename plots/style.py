@@ -15,6 +15,7 @@ import matplotlib as mpl
 import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from harness.rows import tidy
 from harness.rows.checked import note
@@ -171,7 +172,7 @@ def unchecked(runs: pd.DataFrame) -> str:
     return next((said for gpu, host in zip(own["gpu"], own["host"], strict=True) if (said := note(gpu, host))), "")
 
 
-def legend(figure: Figure, handles: Sequence[Line2D], columns: int, **more: Any) -> float:
+def legend(figure: Figure, handles: Sequence[Line2D | Patch], columns: int, **more: Any) -> float:
     """Put the legend on top of a figure, in at most so many columns as fit; returns its height in inches."""
     for count in range(min(columns, len(handles)), 0, -1):
         made = figure.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 1.0), ncols=count,
@@ -184,10 +185,11 @@ def legend(figure: Figure, handles: Sequence[Line2D], columns: int, **more: Any)
     return 0.0
 
 
-def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
+def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled: bool = False) -> str:
     """Say what a reader must know: trace and tier, models, GPUs, fidelity, SLO, seeds, what the planners knew.
 
-    `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point.
+    `runs` holds the columns of tidy.RUN_SCHEMA of all that is drawn; `seeds` the number of runs of each point, of which
+    means and intervals are shown unless they are pooled.
     """
 
     def each(column: str) -> str:
@@ -196,6 +198,9 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
     fit = each("fit") if "fit" in runs else ""
     fewest, most = min(seeds := list(seeds)), max(seeds)
     count = f"{most}" if fewest == most else f"{fewest} to {most}"
+    spread = f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval"
+    if pooled:
+        spread = f"{count} seeds together" if most > 1 else "one run"
     facts = [
         f"{each('trace')} ({each('tier')}{f', fit {fit}' if fit else ''})",
         f"models: {each('models')}",
@@ -204,7 +209,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "") -> str:
         each("fidelity"),
         unchecked(runs),
         f"SLO {each('slo')}",
-        f"mean and 95 % interval of {count} seeds" if most > 1 else "one run, no interval",
+        spread,
         tidy.plans(runs["plan_origin"].dropna().unique()),
     ]
     told = [" · ".join(fact for fact in facts if fact) + ".", note, TAILS if "simulated" in each("fidelity") else ""]

@@ -62,6 +62,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "sensitivity.sensitivity",
         "Halve and double constants of the machine: which of them turns the order of two systems.",
     ),
+    "timeline": (
+        "runs.timeline",
+        "Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.",
+    ),
     "trace": ("traces.trace", "Look at traces, and make canonical ones."),
     "tune": (
         "tune.tune",

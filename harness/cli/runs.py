@@ -1,9 +1,10 @@
-"""`bench run`, `plot` and `explain`: one run made, stored results drawn and explained."""
+"""`bench run`, `plot`, `explain` and `timeline`: one run made, stored results drawn, explained and traced."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -129,32 +130,57 @@ def _stale(sweep: Path) -> str:
 
 
 @click.command(epilog=examples(
-    "bench explain results/static-3f9c01ab --misses",
     "bench explain results/static-3f9c01ab --request 217",
+    "bench explain results/static-3f9c01ab --misses",
+    "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
+    "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
 ))  # fmt: skip
 @click.argument("run", type=click.Path(path_type=Path))
-@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request: where its time went.")
-@click.option("--misses", is_flag=True, help="All misses: what they waited for, by model.")
+@click.option("--request", type=click.IntRange(0), metavar="ID", help="One request in order of time.")
+@click.option("--misses", is_flag=True, help="All misses: what they were made of.")
+@click.option("--system", metavar="LABEL", help="Of a comparison, one system at each rate.")
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+              help="Of a comparison, also draw it: as PDF, PNG and the CSV of its points.")  # fmt: skip
 @click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
 @click.option("--slo-scale", type=float, metavar="X", help="Times the base.  [default: 5; of seconds 1]")
 @click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
 def explain(
-    run: Path, request: int | None, misses: bool, slo: str | None, slo_scale: float | None, definition: str | None
+    *,
+    run: Path,
+    request: int | None,
+    misses: bool,
+    system: str | None,
+    out: Path | None,
+    slo: str | None,
+    slo_scale: float | None,
+    definition: str | None,
 ) -> None:
-    """Explain a stored run: where a request's time went, or why requests missed their SLOs."""
-    from harness.experiment import judged
+    """Explain a stored run: where a request's time went, or why requests missed their SLOs.
+
+    RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
+    """
+    from harness.experiment import judged, retrace
     from harness.experiment import slo as slos
+    from harness.experiment.misses import is_sweep
     from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
+    from harness.report.timeline import Part
     from harness.rows import record
 
+    folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
+    if folder is not None:
+        if request is not None or slo is not None or not misses:
+            raise UserError(
+                f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
+            )
+        _sweep_misses(folder.resolve(), system, out, definition)
+        return
+    if system is not None or out is not None:
+        raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
     if slo is None and slo_scale is not None:
         raise UserError("--slo-scale has no --slo to scale")
-    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
-    about = record.meta(run)
-    if why := about["skipped"] or about["infeasible"]:
-        raise UserError(f"{run}: nothing ran: {why}")
+    run, about = _stored(run)
     if request is None and not misses:
         raise UserError("say what to explain: --request ID, or --misses")
     spec = from_dict(about["spec"])
@@ -164,8 +190,83 @@ def explain(
     limits, table = slos.limits(run, under), record.read(run)
     click.echo("\n".join(lines))
     if request is not None:
-        click.echo("\n".join(words.timeline(table, request, limits)))
+        row, parts, made_ns = words.row_of(table, request), list[Part](), None
+        try:
+            with Terminal() as teller:
+                trace = retrace.retrace(run, table, look_at=request, teller=teller)
+            parts = retrace.parts(row, trace.stretches, trace.transfers)
+            made_ns = retrace.first_ns(trace, request)
+        except retrace.Lost as why:
+            click.echo(f"in no order of time: {why}", err=True)
+        click.echo("\n".join(words.request(table, request, limits, parts, made_ns)))
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
         click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))
+
+
+@click.command(epilog=examples(
+    "bench timeline results/aegaeon-3f9c01ab -o t.json",
+    "bench timeline prism-3f9c01ab -o t.json.gz  # then open it at https://ui.perfetto.dev",
+))  # fmt: skip
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+              help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
+def timeline(run: Path, out: Path | None) -> None:
+    """Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.
+
+    The run is made again from its spec, which a simulated run alone allows. A span of decode steps is one slice.
+    """
+    from harness.experiment import retrace, trace_event
+    from harness.policy.types import UserError
+    from harness.rows import record
+
+    path = out or FIGURES / f"timeline-{run.name}.json"
+    if not path.name.endswith((".json", ".json.gz")):
+        raise UserError(f"{path}: a trace ends in .json or .json.gz")
+    run, about = _stored(run)
+    table = record.read(run)
+    with Terminal() as teller:
+        trace = retrace.retrace(run, table, teller=teller)
+    found = trace_event.events(trace, table)
+    facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":
+             round(-trace.start_s * 1e6, 3)}  # fmt: skip
+    record.write_bytes(path, trace_event.document(found, facts, path))
+    span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
+    click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+
+
+def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:
+    """What the misses of a comparison were made of: lines, and on request a figure."""
+    import shlex
+
+    from harness.experiment import misses
+    from harness.report import misses as words
+
+    with Terminal() as teller:
+        found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
+    of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
+    seeds = max(one.runs for one in found.rows)
+    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds} seeds together")
+    click.echo("\n".join(words.lines(found.rows, "rate" if system else "system")))
+    if out is None:
+        return
+    from plots import fig_causes
+
+    again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
+    stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
+    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, stem.resolve(),
+                                  shlex.join(again)):  # fmt: skip
+        click.echo(short_path(path))
+
+
+def _stored(run: Path) -> tuple[Path, dict[str, Any]]:
+    """A stored run, by path or by its name in the results, and its facts. UserError where nothing ran."""
+    from harness.policy.types import UserError
+    from harness.rows import record
+
+    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
+    about = record.meta(run)
+    if why := about["skipped"] or about["infeasible"]:
+        raise UserError(f"{run}: nothing ran: {why}")
+    return run, about

@@ -1,9 +1,9 @@
-"""Where a request's time went, in words: stored waits by cause, which sum to its latency."""
+"""Where requests' time went, in words: waits by cause, which sum to a latency, and one request in order of time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from harness.policy.types import UserError
 from harness.report.causes import CAUSES
 from harness.report.table import aligned
+from harness.report.timeline import Part, after_first, lines, made_of, to_first
 from harness.rows import attainment, definitions, requests
 from harness.rows.record import WAITS
 
@@ -20,11 +21,22 @@ if TYPE_CHECKING:
 SHOWN = 5  # of the latest misses
 
 
-def timeline(table: pa.Table, rid: int, slo: attainment.Slo) -> Iterator[str]:
-    """Lines about one request. Raises UserError where there is none of that id."""
+def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
+    """The row of a request. Raises UserError where there is none of that id."""
     if rid >= table.num_rows:
         raise UserError(f"no request {rid}: the ids of this run are 0 to {table.num_rows - 1}")
-    q = table.slice(rid, 1).to_pylist()[0]
+    row: dict[str, Any] = table.slice(rid, 1).to_pylist()[0]
+    return row
+
+
+def request(
+    table: pa.Table, rid: int, slo: attainment.Slo, parts: Sequence[Part] = (), made_ns: int | None = None
+) -> Iterator[str]:
+    """Lines about one request: its SLO, what a miss was made of, its `parts` in order of time, and their sums by cause.
+
+    `made_ns` is when the engine made its first token. Without parts the order in time is not known.
+    """
+    q = row_of(table, rid)
     rows = requests.rows(table.slice(rid, 1))
     ttft_s, tpot_s = float(rows.ttft_s[0]), float(attainment.tpot_s(rows)[0])
     which = np.arange(table.num_rows) == rid
@@ -36,11 +48,15 @@ def timeline(table: pa.Table, rid: int, slo: attainment.Slo) -> Iterator[str]:
     if q["output_tokens"] > 1:
         said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
     yield "  " + "; ".join(said)
+    if parts and made_ns is not None and q["first_ns"] is not None:
+        if ttft_s > limits[0]:
+            yield f"  its TTFT: {made_of(to_first(parts, made_ns, q['first_ns']))}"
+        if tpot_s > limits[1]:
+            yield f"  from its first token to its last: {made_of(after_first(parts, made_ns))}"
     total_s = sum(q[f"{wait}_ns"] for wait in WAITS) / 1e9
-    stamps = [("arrived", 0), ("admitted", _since(q, "admit_ns")), ("first token", _since(q, "first_ns")),
-              (q["state"], _since(q, "done_ns"))]  # fmt: skip
-    lines = [(f"{ns / 1e9:10.4f}", name) for name, ns in stamps if ns is not None]
-    yield from (f"  {at} s  {name}" for at, name in lines)
+    first_ns = q["first_ns"] if made_ns is None else made_ns
+    stamps = {"arrived": q["arrival_ns"], "admitted": q["admit_ns"], "first token": first_ns, q["state"]: q["done_ns"]}
+    yield from lines(parts, [(name, ns) for name, ns in stamps.items() if ns is not None], q["arrival_ns"])
     yield f"  where its {total_s:.4f} s went{'' if q['done_ns'] is not None else ' until the run ended'}, by cause:"
     for wait in WAITS:
         seconds = q[f"{wait}_ns"] / 1e9
@@ -48,10 +64,6 @@ def timeline(table: pa.Table, rid: int, slo: attainment.Slo) -> Iterator[str]:
             yield f"  {seconds:10.4f} s  {wait:<5} {100 * seconds / total_s:3.0f} %  {CAUSES[wait].what}"
     if q["preemptions"]:
         yield f"  preempted {q['preemptions']} times: what was made is prefilled again"
-
-
-def _since(q: dict[str, Any], stamp: str) -> int | None:
-    return None if q[stamp] is None else q[stamp] - q["arrival_ns"]
 
 
 def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:
@@ -83,15 +95,18 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
     if not missed:
         return
     shown = [wait for wait in WAITS if wait != "solo"]
-    lines = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
+    cells = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
     late = [score < 1, attainment.met_ttft(rows, slo) < 1, attainment.met_tpot(rows, slo) < 1]
     for i, model in [*enumerate(rows.models), (-1, "all")]:
         mine = rows.model == i if i >= 0 else np.ones(len(rows), bool)
         causes = attainment.causes(requests.take(rows, mine), score[mine])
         shares = [f"{100 * causes[wait]:.0f} %" if causes and causes[wait] else "-" for wait in shown]
-        lines.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
-    yield from aligned(lines)
+        cells.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
+    yield from aligned(cells)
     yield "share of misses by their longest wait: " + "; ".join(f"{wait}: {CAUSES[wait].what}" for wait in shown)
+    spent = dict(zip(WAITS, rows.waits_s[score < 1].sum(axis=0).tolist(), strict=True))
+    ns = {wait: round(1e9 * seconds) for wait, seconds in spent.items()}
+    yield f"all misses together took {sum(spent.values()):.1f} s from arrival to end: {made_of(ns)}"
     latest = sorted((i for i in range(len(rows)) if score[i] < 1), key=lambda i: -rows.waits_s[i].sum())[:SHOWN]
     yield "longest: " + ", ".join(str(int(ids[i])) for i in latest)
     yield f"next: {again} --request {int(ids[latest[0]])}"

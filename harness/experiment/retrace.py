@@ -1,0 +1,151 @@
+"""A stored run is made again from its spec, with a recorder: what happened in it, in order of time.
+
+A simulated run is deterministic, so nothing of this is stored. The rows that come out are held against those that are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.trace import Stretch, Trace, Traced, Transfer
+from harness.experiment.lookup import assemble, blamed
+from harness.experiment.run import jobs_of
+from harness.experiment.spec import from_dict
+from harness.experiment.sweep import Silent, Teller
+from harness.loop.replay import replay
+from harness.policy.types import UserError
+from harness.report.timeline import Part, folded
+from harness.rows import record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+NO_REQUEST = -1
+LOADING = ("grant_s", "link_s", "tail_s")  # the parts of a load: until its memory, its links, its last second
+
+
+class Lost(UserError):
+    """A run cannot be made again: real time passed in it, or its sources have changed."""
+
+
+def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
+    """Make a run again and record it; `stored` are its rows. Of the request `look_at`, and of no other, more is noted.
+
+    Raises Lost.
+    """
+    about, teller = record.meta(run), teller or Silent()
+    spec = from_dict(about["spec"])
+    if about["fidelity"] != "simulated":
+        raise Lost(
+            f"{run.name} is {about['fidelity']}: only simulated runs can be made again, to see their order in time"
+        )
+    with blamed(spec):
+        policy, engine = assemble(spec)
+        assert isinstance(engine, Sim)  # no other engine simulates
+        traced = Traced.of(engine, look_at, lambda done, total: teller.progress("replay", done, total))
+        end_s = math.inf if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
+        replay(policy, traced, jobs_of(spec), end_s=end_s, decision_s=spec.decision_s or 0.0,
+               control_s=spec.control_s or 0.0)  # fmt: skip
+    trace = traced.recorder.trace()
+    made = pa.Table.from_batches(list(traced.rows()), record.SCHEMA)
+    if not _equal(made, stored):
+        raise Lost(f"{run.name} was made by other sources: made again, its requests come out otherwise (bench compare "
+                   "or bench run stores it anew)")  # fmt: skip
+    return trace
+
+
+def _equal(a: pa.Table, b: pa.Table) -> bool:
+    """Whether two tables have the same rows, however their words are coded."""
+    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in record.SCHEMA])
+    return bool(a.cast(plain).equals(b.cast(plain)))
+
+
+# ------------------------------------------------------------------ requests
+
+
+def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
+    """A request's time in parts that follow each other without a gap, from its arrival to its end; folded.
+
+    `row` is that of requests.parquet, `own` its stretches in order. `transfers` tell how waits for weights went by.
+    """
+    loads = [one for one in transfers if (one.kind, one.model) == ("load", row["model"])]
+    start_ns = row["arrival_ns"]
+    end_ns = start_ns + sum(row[f"{wait}_ns"] for wait in record.WAITS)
+    found: list[Part] = []
+    for stretch in own:
+        a, b = (min(max(round(x * 1e9), start_ns), end_ns) for x in (stretch.start_s, stretch.end_s))
+        a = found[-1].end_ns if found else a  # stamps within an instant
+        if b > a:
+            facts = dict(stretch.facts)
+            if stretch.doing == "load":
+                facts |= _loading(loads, stretch)
+            found.append(Part(stretch.doing, a, b, _whole(stretch.seconds, b - a), 0, stretch.inst, facts))
+    first = found[0].start_ns if found else end_ns
+    last = found[-1].end_ns if found else end_ns
+    ahead = [Part("host", start_ns, first, {"host": first - start_ns})] * (first > start_ns)
+    behind = [Part("host", last, end_ns, {"host": end_ns - last})] * (end_ns > last)
+    return folded([*ahead, *found, *behind])
+
+
+def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
+    """Seconds as nanoseconds that sum to a total: what rounding leaves goes to the longest."""
+    found = {name: round(x * 1e9) for name, x in seconds.items()}
+    longest = max(found, key=lambda name: found[name])
+    found[longest] += total_ns - sum(found.values())
+    return found
+
+
+def _loading(loads: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
+    """How a wait for weights went by: before their load was asked for, waiting for memory, on links, and the rest.
+
+    They are those of the batch's instance; without a batch, those of the model that came first.
+    """
+    loads = [one for one in loads if one.asked_s < wait.end_s and not one.end_s <= wait.start_s
+             and (wait.inst is None or one.to == wait.inst.place)]  # fmt: skip
+    if wait.inst is None:
+        loads = sorted(loads, key=lambda one: (not one.done, one.end_s))[:1]
+    found = dict.fromkeys(LOADING, 0.0)
+    for one in loads:
+        found["size_bytes"] = float(one.size_bytes)
+        times = [wait.end_s if math.isnan(t) else t for t in (one.asked_s, one.granted_s, one.moved_s, one.end_s)]
+        for key, a, b in zip(LOADING, times[:-1], times[1:], strict=True):
+            found[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
+    absent_s = wait.end_s - wait.start_s - sum(found[key] for key in LOADING)
+    return {"absent_s": max(0.0, absent_s), **found}
+
+
+def by_request(trace: Trace) -> dict[int, list[Stretch]]:
+    """The stretches of each request, in order."""
+    found: dict[int, list[Stretch]] = {}
+    for stretch in trace.stretches:
+        found.setdefault(stretch.request, []).append(stretch)
+    return found
+
+
+def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], list[Part]]]:
+    """Each request's row, and its parts."""
+    own = by_request(trace)
+    columns = [
+        "id",
+        "model",
+        "prompt_tokens",
+        "output_tokens",
+        "arrival_ns",
+        "state",
+        *(f"{x}_ns" for x in record.WAITS),
+    ]
+    for row in stored.select(columns).to_pylist():
+        yield row, parts(row, own.get(row["id"], ()))
+
+
+def first_ns(trace: Trace, rid: int) -> int | None:
+    """When the engine made a request's first token; None: never."""
+    first_s = float(trace.first_s[rid])
+    return None if np.isnan(first_s) else round(first_s * 1e9)

@@ -1,0 +1,89 @@
+"""Misses of several runs as a table: how many, how long they took, and what of that was which cause."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from harness.report.causes import CAUSES
+from harness.report.table import aligned
+from harness.rows.record import WAITS
+
+NONE = "-"
+
+
+class Misses(NamedTuple):
+    """Requests that missed, in one or more runs of a system at a rate."""
+
+    label: str
+    rate_scale: float
+    offered_rps: float  # mean over runs
+    runs: int
+    offered: int
+    missed: int
+    ns: Mapping[str, int]  # of all that missed, by cause (record.WAITS): sums to their latencies
+    longest: Mapping[str, int]  # how many waited longest for this cause
+    hollow: bool = False  # it could not run
+
+    @staticmethod
+    def pooled(runs: Sequence[Misses]) -> Misses:
+        """The misses of runs of one label and rate together."""
+        first = runs[0]
+        ns, longest = Counter[str](), Counter[str]()
+        for one in runs:
+            ns.update(one.ns)
+            longest.update(one.longest)
+        return first._replace(
+            offered_rps=sum(one.offered_rps for one in runs) / len(runs), runs=sum(one.runs for one in runs),
+            offered=sum(one.offered for one in runs), missed=sum(one.missed for one in runs), ns=dict(ns),
+            longest=dict(longest), hollow=all(one.hollow for one in runs),
+        )  # fmt: skip
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Mean seconds a miss by cause: they sum to its mean latency."""
+        return {wait: self.ns.get(wait, 0) / 1e9 / self.missed if self.missed else 0.0 for wait in WAITS}
+
+
+def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
+    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean."""
+    shown = [wait for wait in WAITS if any(one.ns.get(wait) for one in rows)]
+    ordered = sorted(rows, key=lambda one: one.rate_scale if by == "rate" else one.missed / max(1, one.offered))
+    cells = [
+        [
+            "rate scale" if by == "rate" else "system",
+            "req/s",
+            "missed",
+            "of",
+            "%",
+            "s a miss",
+            *shown,
+            "most waited longest for",
+        ]
+    ]
+    cells += [_cells(one, by, shown) for one in ordered]
+    yield from aligned(cells)
+    yield "mean seconds a miss by cause, which sum to its latency: " + "; ".join(
+        f"{wait}: {CAUSES[wait].phrase}" for wait in shown
+    )
+
+
+def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
+    name = f"{one.rate_scale:g}" if by == "rate" else one.label
+    rate = NONE if math.isnan(one.offered_rps) else f"{one.offered_rps:.3g}"
+    if one.hollow:
+        return [name, rate, *[NONE] * (5 + len(shown) - 1), "could not run"]
+    counts = [rate, f"{one.missed:,}", f"{one.offered:,}", f"{100 * one.missed / max(1, one.offered):.1f}"]
+    if not one.missed:
+        return [name, *counts, *[NONE] * (1 + len(shown)), NONE]
+    seconds = one.seconds
+    wait = max(one.longest, key=lambda key: one.longest[key])
+    most = f"{CAUSES[wait].phrase} ({100 * one.longest[wait] / one.missed:.0f} %)"
+    return [name, *counts, f"{sum(seconds.values()):.3g}", *(_three(seconds[x]) for x in shown), most]
+
+
+def _three(seconds: float) -> str:
+    """Three digits, of what shows in a tenth of a millisecond."""
+    return NONE if seconds < 5e-5 else f"{seconds:.3g}"

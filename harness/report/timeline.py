@@ -1,0 +1,140 @@
+"""One request in order of time: what it waited for and when it ran, in lines whose parts sum to its latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.policy.types import GIB
+from harness.report.causes import CAUSES
+
+if TYPE_CHECKING:
+    from harness.policy.types import Inst
+
+SHOWN_NS = 50_000  # what 0.1 ms rounds to 0 is not shown
+COUNTED = ("prefill", "decode")  # their waits between steps are counted, not listed
+
+
+class Part(NamedTuple):
+    """A part of a request's time, in whole nanoseconds from the window's start. `ns` sums to its length."""
+
+    doing: str  # host, held, load, move, queue, prefill or decode
+    start_ns: int
+    end_ns: int
+    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "turn" with no lane open
+    gaps: int = 0  # of prefill and decode: waits between their steps
+    inst: Inst | None = None
+    facts: Mapping[str, float] = {}  # what it waited for
+
+
+def folded(parts: Iterable[Part]) -> list[Part]:
+    """Parts of equal kind that follow each other as one; a queue between two stretches of like steps is one of theirs.
+
+    Of nothing else the order is lost: a queue behind the last prefill, or before a recompute, stays where it is.
+    """
+    found: list[Part] = []
+    for part in parts:
+        found.append(part)
+        gap = 0
+        if len(found) > 2 and part.doing in COUNTED and (found[-3].doing, found[-2].doing) == (part.doing, "queue"):
+            gap = 1
+        elif len(found) < 2 or (found[-2].doing, found[-2].inst) != (part.doing, part.inst):
+            continue
+        joined = found[-2 - gap :]
+        del found[-2 - gap :]
+        ns = summed(one.ns for one in joined)
+        facts = {**joined[-1].facts, **joined[0].facts}
+        gaps = gap + sum(one.gaps for one in joined)
+        found.append(Part(part.doing, joined[0].start_ns, part.end_ns, ns, gaps, joined[0].inst, facts))
+    return found
+
+
+def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Nanoseconds by cause, of several parts."""
+    total: dict[str, int] = {}
+    for ns in parts:
+        for cause, value in ns.items():
+            total[cause] = total.get(cause, 0) + value
+    return total
+
+
+def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Nanoseconds by the causes of record.WAITS: a turn is a turn, whether its lane is open or not."""
+    total = summed(parts)
+    if "closed" in total:
+        total["turn"] = total.get("turn", 0) + total.pop("closed")
+    return total
+
+
+def to_first(parts: Sequence[Part], made_ns: int, told_ns: int) -> dict[str, int]:
+    """What a TTFT is made of: all up to the first token, and the way from the engine to the client."""
+    before = [part.ns for part in parts if part.end_ns <= made_ns]
+    return by_cause([*before, {"host": told_ns - made_ns}])
+
+
+def after_first(parts: Sequence[Part], made_ns: int) -> dict[str, int]:
+    """What lies between a request's first token and its last."""
+    return by_cause(part.ns for part in parts if part.start_ns >= made_ns and part.doing != "host")
+
+
+def made_of(ns: Mapping[str, int]) -> str:
+    """Causes with their seconds and shares, the longest first; a cause below a ten-thousandth is left out."""
+    total = sum(ns.values())
+    longest = sorted(((value, cause) for cause, value in ns.items() if value > total / 10_000), key=lambda x: -x[0])
+    return ", ".join(
+        f"{CAUSES[cause].phrase} {value / 1e9:.4g} s ({100 * value / total:.0f} %)" for value, cause in longest
+    )
+
+
+def lines(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: int) -> Iterator[str]:
+    """A line for each part that shows in 0.1 ms, and each stamp, by seconds since the arrival."""
+    told = [(ns, 0, f"{(ns - arrival_ns) / 1e9:10.4f} s  {name}") for name, ns in stamps]
+    told += [(part.start_ns, 1, _line(part, arrival_ns)) for part in parts if part.end_ns - part.start_ns >= SHOWN_NS]
+    yield from (f"  {line}" for _, _, line in sorted(told, key=lambda one: one[:2]))
+
+
+def _line(part: Part, arrival_ns: int) -> str:
+    name = part.doing
+    if name == "queue":
+        waited = [cause for cause in ("kv", "turn") if by_cause([part.ns]).get(cause)]
+        name = waited[0] if len(waited) == 1 else "queue"
+    took = f"{(part.start_ns - arrival_ns) / 1e9:10.4f} s    {name:<8}{(part.end_ns - part.start_ns) / 1e9:10.4f} s"
+    said = "; ".join(_details(part))
+    return f"{took}  {said}".rstrip()
+
+
+def _details(part: Part) -> Iterator[str]:
+    ns, facts = part.ns, part.facts
+    place = "" if part.inst is None else f" {_place(part.inst)}"
+    if part.doing in COUNTED:
+        yield f"alone {ns.get('solo', 0) / 1e9:.4f} s, interference {ns.get('slow', 0) / 1e9:.4f} s"
+    if part.doing in {*COUNTED, "queue"}:
+        waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["turn"].phrase: ns.get("turn", 0)}
+        waits["its lane closed"] = ns.get("closed", 0)
+        named = {name: value for name, value in waits.items() if value}
+        if part.gaps:
+            yield f"{part.gaps} waits between steps"
+        if part.doing != "queue" or len(named) > 1 or ns.get("closed"):
+            yield from (f"{name} {value / 1e9:.4f} s" for name, value in named.items())
+    if "ahead" in facts:
+        yield f"behind {facts['ahead']:.0f} prompts of its batch" if facts["ahead"] else "first of its batch's prompts"
+    if "need_bytes" in facts:
+        free = f"{facts['free_bytes'] / GIB:.3g} GiB free on{place}"
+        if "limit_bytes" in facts:
+            free = (
+                f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
+            )
+        yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
+    if "kv_bytes" in facts:
+        yield f"{facts['kv_bytes'] / GIB:.3g} GiB of KV to{place}"
+    if part.doing == "load":
+        loads = [("not asked for", "absent_s"), ("waiting for memory", "grant_s"), ("on its links", "link_s"),
+                 ("then", "tail_s")]  # fmt: skip
+        if facts.get("size_bytes"):
+            yield f"{facts['size_bytes'] / GIB:.3g} GiB"
+        yield from (f"{name} {facts[key]:.4f} s" for name, key in loads if facts.get(key, 0.0) > 5e-5)
+
+
+def _place(inst: Inst) -> str:
+    place: Any = inst.place
+    return f"gpu {'+'.join(map(str, place))}" if isinstance(place, tuple) else f"host {place.node}"

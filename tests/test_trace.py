@@ -1,0 +1,95 @@
+"""A recorded run is the run: the same rows, every second of a request in order, all that lanes, links and memory did."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import fields, replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.engines.sim.engine import Sim
+from harness.engines.sim.trace import SECONDS, Trace, Traced
+from harness.rows.record import SCHEMA
+from tests.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
+
+CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
+END_S = 60.0
+
+
+class TracedWorld(World):
+    """A world on the simulator with a recorder."""
+
+    def sim(self) -> Sim:
+        return Traced.of(super().sim())
+
+
+def both(w: World) -> tuple[Sim, Sim, Trace]:
+    """The world run without and with a recorder, and what that noted."""
+    w = replace(w, end_s=min(w.end_s, END_S))
+    recorded, told = drive(TracedWorld(**{f.name: getattr(w, f.name) for f in fields(w)}))
+    plain, heard = drive(w)
+    assert told == heard
+    assert isinstance(recorded, Traced)
+    return plain, recorded, recorded.recorder.trace()
+
+
+def spent(trace: Trace, n: int) -> dict[str, np.ndarray]:
+    """Seconds of each request by cause, over its stretches."""
+    found = {name: np.zeros(n) for name in SECONDS}
+    for stretch in trace.stretches:
+        for name, seconds in stretch.seconds.items():
+            found[name][stretch.request] += seconds
+    found["turn"] += found.pop("closed")
+    return found
+
+
+@pytest.mark.parametrize("first", [0, TURNED, WILD, CUT, SLICED, SHARED, -1])
+def test_a_recorded_world_is_the_same_and_accounts_for_every_second(first: int) -> None:
+    for seed in range(first, first + 12) if first >= 0 else range(12):
+        plain, recorded, trace = both(world(seed) if first >= 0 else looped(seed))
+        R = plain.S.requests
+        for name in R.dtype.names or ():
+            np.testing.assert_array_equal(R[name], recorded.S.requests[name], f"{name} of world {seed}")
+        found = spent(trace, len(R))
+        for cause in CAUSES:
+            np.testing.assert_allclose(found[cause], R[cause], atol=1e-7, err_msg=f"{cause} of world {seed}")
+        laws(trace, recorded, seed)
+
+
+def laws(trace: Trace, sim: Sim, seed: int) -> None:
+    """What holds of any trace."""
+    w, said = sim.S.s, f"world {seed}"
+    ends: dict[int, float] = {}
+    for one in trace.stretches:
+        assert one.start_s == pytest.approx(ends.get(one.request, trace.arrival_s[one.request]), abs=3e-9), said
+        assert sum(one.seconds.values()) == pytest.approx(one.end_s - one.start_s, abs=1e-7), said
+        assert min(one.seconds.values()) >= 0, said
+        ends[one.request] = one.end_s
+    loads = [one for one in trace.transfers if one.kind == "load" and one.done and not math.isnan(one.end_s)]
+    assert len(loads) == w["loads"], said
+    moved = [one for one in trace.transfers if one.kind != "load" and one.done and not math.isnan(one.end_s)]
+    assert len(moved) <= w["moves"], said  # KV of no bytes arrives at the instant at which it is asked for
+    assert all(one.size_bytes > 0 for one in loads), said
+    for one in trace.transfers:
+        stamps = [x for x in (one.asked_s, one.granted_s, one.moved_s, one.end_s) if not math.isnan(x)]
+        assert stamps == sorted(stamps), said
+    lanes: dict[tuple[object, bool], float] = defaultdict(lambda: -math.inf)
+    for step in sorted(trace.steps, key=lambda x: x.start_s):
+        key = step.batch, step.decode_lane
+        assert step.start_s >= lanes[key] - 1e-9, said
+        assert step.end_s > step.start_s, said
+        lanes[key] = step.end_s
+    links: dict[int, float] = defaultdict(lambda: -math.inf)
+    for carried in sorted(trace.carried, key=lambda x: x.start_s):
+        assert carried.start_s >= links[carried.link] - 1e-9, said
+        links[carried.link] = carried.end_s
+    whole = float(sim.S.links["busy_s"].sum())
+    assert sum(x.end_s - x.start_s for x in trace.carried) >= whole - 1e-6, said
+    assert trace.start_s <= min((x.start_s for x in trace.steps), default=0.0), said
+    if not w["unlimited"]:
+        for sample in trace.memory:
+            assert 0 <= sample.weights_bytes + sample.kv_bytes <= trace.gpu_bytes[sample.gpu], said
+            assert sample.weights_bytes >= 0 <= sample.kv_bytes, said
