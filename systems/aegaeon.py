@@ -38,7 +38,7 @@ import math
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, pairwise
+from itertools import chain, count
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
@@ -136,12 +136,11 @@ class Instance(Slot):
             del self.home[batch]
         return [Move(batch, self.host) for batch in gone]
 
-    def take(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
+    def take(self, rid: int, batch: Batch, view: View) -> list[Action]:
         """A request's KV joins that of its batch: in host memory, or by that way on the GPUs."""
         now = view.request(rid).home
         path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
-        if now != path[-1]:
-            yield from (Move(rid, place) for place in path if place != now)
+        return [Move(rid, place) for place in path if place != now] if now != path[-1] else []
 
     def advance(self) -> Iterator[Action]:
         """The next stages of a switch, up to one that has to be waited for."""
@@ -178,7 +177,9 @@ class Aegaeon:
         default_factory=lambda: {"kv": "paged", "preempt": "swap", "process": "gpu"}, init=False
     )
     all: list[Instance] = field(init=False)
-    homes: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that serve a model
+    on_gpu: dict[int, Instance] = field(init=False)
+    prefill_at: dict[str, list[Instance]] = field(default_factory=dict, init=False)  # those that prefill a model
+    decode_at: dict[str, list[Instance]] = field(default_factory=dict, init=False)
     room: Mapping[str, int] = field(init=False)  # tokens of KV beside a model's weights
     switch_s: Mapping[str, float] = field(init=False)
     groups: dict[str, list[Group]] = field(init=False)  # by model, in order of forming
@@ -216,12 +217,15 @@ class Aegaeon:
         self.all = [
             Instance(self.cluster, gpus, prefills=p, decodes=d) for gpus, p, d in phases(self.cluster, work, share)
         ]
+        self.on_gpu = {g: x for x in self.all for g in x.gpus}
         for k, m in enumerate(models):
             fit = [x for x in self.all if x.fits(m)]
             hosts = list(dict.fromkeys(x.host for x in fit))
             near = [x for x in fit if x.host == hosts[k % len(hosts)]]
             both = any(x.prefills for x in near) and any(x.decodes for x in near)
-            self.homes[m] = near if both else fit
+            homes = near if both else fit
+            self.prefill_at[m] = [x for x in homes if x.prefills]
+            self.decode_at[m] = [x for x in homes if x.decodes]
 
     # ------------------------------------------------------------ what happens
 
@@ -247,7 +251,7 @@ class Aegaeon:
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
         """A batch of model m on an instance beside others, whose tags are first, first + 2, ..."""
-        inst = x.batch(m).inst
+        inst = x.inst(m)
         taken = {y.batch.tag for y in others if y.batch.inst == inst}
         return x.batch(m, next(tag for tag in count(first, 2) if tag not in taken))
 
@@ -258,7 +262,7 @@ class Aegaeon:
         self.tokens[rid] = tokens
         g = next((g for g in self.groups[m] if (len(g.rids) if self.refill else g.joined) < self.group), None)
         if g is None:
-            x = min((x for x in self.homes[m] if x.prefills), key=lambda x: self.busy(x, m))
+            x = min(self.prefill_at[m], key=lambda x: self.busy(x, m))
             g = Group(x, self.batch(x, m, self.groups[m], 1))
             x.groups.append(g)
             self.groups[m].append(g)
@@ -279,8 +283,14 @@ class Aegaeon:
             return 0 if m in models else 1 + len(models)
         if self.load == "requests":
             return sum(len(g.rids) for g in x.groups)
-        queue = [*x.models[:1], *(g.batch.inst.model for g in x.groups)]
-        return sum(sum(g.rids.values()) for g in x.groups) + sum(self.switch_s[b] for a, b in pairwise(queue) if a != b)
+        prefill_s = switch_s = 0.0
+        before = x.model
+        for g in x.groups:
+            prefill_s += sum(g.rids.values())
+            if before not in (model := g.batch.inst.model, None):
+                switch_s += self.switch_s[model]
+            before = model
+        return prefill_s + switch_s
 
     def leave(self, rid: int) -> None:
         """A request is in its group or batch no more."""
@@ -327,9 +337,9 @@ class Aegaeon:
     def dispatch(self, g: Group, tokens: int) -> Work:
         """A decode batch of a group's model with room, or a new one where batches are fewest."""
         inst = g.batch.inst
-        near = [g.at] if g.at.decodes else [x for x in self.homes[inst.model] if x.decodes]
-        works = (w for x in near for w in x.works if w.batch.inst.model == inst.model)
-        w = next((w for w in works if self.fits(w, tokens)), None)
+        near = [g.at] if g.at.decodes else self.decode_at[inst.model]
+        works = (w for x in near for w in x.works if w.batch.inst.model == inst.model and self.fits(w, tokens))
+        w = next(works, None)
         if w is None:
             x = min(near, key=lambda x: len(x.works))
             w = Work(x, self.batch(x, inst.model, x.works))
@@ -378,7 +388,8 @@ class Aegaeon:
 
     def ended(self, turn: TurnEnded, view: View) -> Iterator[Action]:
         """A turn is over: the next one. Where it could do nothing, all KV goes to the host first."""
-        x = next(x for x in self.all if x.has(turn.batch.inst))
+        assert isinstance(turn.batch.inst.place, tuple)
+        x = self.on_gpu[turn.batch.inst.place[0]]
         job = x.job
         if job is None or job.batch != turn.batch or x.stages:
             return
@@ -422,12 +433,13 @@ class Aegaeon:
         Batches of a model that is about to prefill keep their KV there.
         """
         batch, ahead = job.batch, self.ahead(x, job)
-        stay, into, turn = [batch], list[Action](), Run(batch, "prefill", steps=self.group, seqs=1)
+        into: list[Action] = []
         if isinstance(job, Group):
+            turn = Run(batch, "prefill", steps=self.group, seqs=1)
             stay = [w.batch for w in x.works if w.batch.inst == batch.inst]
         else:
             turn = Run(batch, "decode", for_s=job.q)
-            into = [] if batch in x.home else [Move(batch, batch.inst.place)]
+            into, stay = [] if batch in x.home else [Move(batch, batch.inst.place)], [batch]
         out = x.out(stay)
         if into:
             x.home[batch] = None

@@ -192,27 +192,27 @@ class Prism:
                 insort(m.queue, (self.priority(r), r.id, r))
                 if m.home is None:
                     self.out.setdefault(m.name, None)
-                    yield from self.load(m, view)
-                elif self.room(m, 1):
-                    yield Wake(view.now_s, f"gpu {m.home[0]}")  # last in the instant: Alg. 2 runs once
+                    return self.load(m, view)
+                if self.room(m, 1):
+                    return [Wake(view.now_s, f"gpu {m.home[0]}")]  # last in the instant: Alg. 2 runs once
             case Prefilled(rid):
                 m = self.inside[rid]
                 self.prefilled(m, rid)
                 if m.home and (m.queue or m.late):
-                    yield Wake(view.now_s, f"gpu {m.home[0]}")
+                    return [Wake(view.now_s, f"gpu {m.home[0]}")]
             case Finished(rid) if rid in self.inside:
-                yield from self.finished(self.inside.pop(rid), rid, view)
+                return self.finished(self.inside.pop(rid), rid, view)
             case Woke("start" | "tick" as key):
-                yield Wake(view.now_s + self.interval_s, "tick")
-                yield from self.begin(view.now_s) if key == "start" else self.tick(view)
+                then = self.begin(view.now_s) if key == "start" else self.tick(view)
+                return chain([Wake(view.now_s + self.interval_s, "tick")], then)
             case Woke(key):
-                yield from self.let_in(int(key[4:]), view)
+                return self.let_in(int(key[4:]), view)
             case Done(Load(Inst(name, tuple(place))), None):
-                yield from self.loaded(self.models[name], place, view)
+                return self.loaded(self.models[name], place, view)
             case Done(Evict(Inst(name, tuple(place)))):
                 self.copies.pop((name, place), None)
-                yield from self.load_all(view)
-                yield from (Wake(view.now_s, f"gpu {g}") for g in place)
+                return chain(self.load_all(view), (Wake(view.now_s, f"gpu {g}") for g in place))
+        return ()
 
     # ------------------------------------------------------------ where models live
 
@@ -455,7 +455,8 @@ class Prism:
         self.prefilled(m, rid)
         m.live -= 1
         m.since_s = view.now_s
-        yield from (Wake(view.now_s, f"gpu {g}") for g in sorted(self.short))
+        for g in sorted(self.short):
+            yield Wake(view.now_s, f"gpu {g}")
         if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
         if self.out and m.idle:
@@ -491,7 +492,7 @@ class Prism:
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
                 for i in m.home:
                     free[i] = (free[i] if i in free else view.free_bytes(i)) - need
-                if min(free[i] for i in m.home) < m.model.page_bytes and any(x.live for x in here):
+                if min([free[i] for i in m.home]) < m.model.page_bytes and any(x.live for x in here):
                     self.short.add(g)
                     idle = [v for v in here if self.spare(v, view.now_s)]
                     if idle and self.evict != "never":
@@ -517,7 +518,7 @@ class Prism:
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
         """The requests to let in, in order, and those that Alg. 2 drops."""
-        R = sorted(e for m in open_ for e in m.queue[: self.heads])[: self.heads]
+        R = sorted([e for m in open_ for e in m.queue[: self.heads]])[: self.heads]
         if self.order == "fcfs":
             return R, []
         seconds = [e[2].prompt_tokens / self.models[e[2].model].c for e in R]

@@ -207,7 +207,7 @@ def test_groups_fill_up_then_the_least_loaded_instance_gets_the_next() -> None:
 def test_models_alternate_over_nodes() -> None:
     """llm.py: a model's index modulo the count of nodes; so all its requests meet in one batch."""
     policy = Aegaeon(cluster(8, models="abc", node_gpus=4))
-    nodes = {m: {x.host.node for x in policy.homes[m]} for m in "abc"}
+    nodes = {m: {x.host.node for x in policy.prefill_at[m] + policy.decode_at[m]} for m in "abc"}
     assert nodes == {"a": {0}, "b": {1}, "c": {0}}
     for rid, model in enumerate("abcabc"):
         batch = next(a.batch for a in arrive(policy, rid, model) if isinstance(a, Admit))
@@ -215,7 +215,8 @@ def test_models_alternate_over_nodes() -> None:
         tell(policy, TurnEnded(batch, "prefill", "empty", 1, 0.1))
     assert sorted(list(w.rids) for x in policy.all for w in x.works) == [[0, 3], [1, 4], [2, 5]]
     wide = Aegaeon(cluster(6, models="ab", tp={"b": 4}, node_gpus=6), order="prefill")
-    assert {m: [x.gpus for x in wide.homes[m]] for m in "ab"} == {"a": [(0, 1, 2, 3), (4,), (5,)], "b": [(0, 1, 2, 3)]}
+    homes = {m: [x.gpus for x in wide.all if x in wide.prefill_at[m] + wide.decode_at[m]] for m in "ab"}
+    assert homes == {"a": [(0, 1, 2, 3), (4,), (5,)], "b": [(0, 1, 2, 3)]}
 
 
 def test_load_by_requests_counts_prompts() -> None:

@@ -22,9 +22,6 @@ class Standing:
     orders: list[Action]
     log: Log | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self.orders)
-
     def add(self, action: Action, why: str, now_s: float) -> None:
         """Keep an order that was refused for now."""
         self.orders.append(action)

@@ -32,9 +32,13 @@ class Slot:
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
+    def inst(self, m: str) -> Inst:
+        """A model's weights on the first of the GPUs, as many as the model needs."""
+        return Inst(m, self.gpus[: self.cluster.models[m].tp])
+
     def batch(self, m: str, tag: int = 0) -> Batch:
-        """A batch of a model: on the first of the GPUs, as many as the model needs."""
-        return Batch(Inst(m, self.gpus[: self.cluster.models[m].tp]), tag)
+        """A batch of a model's instance here."""
+        return Batch(self.inst(m), tag)
 
     def has(self, inst: Inst) -> bool:
         """Whether an instance lies on these GPUs."""
@@ -44,16 +48,16 @@ class Slot:
         """The weights of other models go, but those to keep; those of this one come, unless they are here."""
         for old in self.models:
             if old != m and old not in keep:
-                yield Evict(self.batch(old).inst, drain)
+                yield Evict(self.inst(old), drain)
         if m not in self.models:
-            yield Load(self.batch(m).inst, way)
+            yield Load(self.inst(m), way)
         self.models = [m, *(old for old in self.models if old != m and old in keep)]
 
     def fetch(self, m: str, way: str) -> Iterator[Action]:
         """The weights of a model come ahead of its turn, beside the one that is held."""
         if m not in self.models:
             self.models.append(m)
-            yield Load(self.batch(m).inst, way)
+            yield Load(self.inst(m), way)
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:

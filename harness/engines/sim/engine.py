@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -35,7 +35,7 @@ from harness.engines.machine import (
 )
 from harness.engines.sim import kernel, records, state
 from harness.engines.sim.state import State
-from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.types import (
     FRAGMENTED,
@@ -127,8 +127,10 @@ class Sim:
         )  # fmt: skip
         self.tells = frozenset({Woke, Arrived, Prefilled, Finished, Preempted, TurnEnded, Done, Load, Evict, Move})
         self._host = self._machine.host
-        self._model = {m.name: k for k, m in enumerate(config.models)}
+        self._names = [m.name for m in config.models]
+        self._model = {name: k for k, name in enumerate(self._names)}
         self._rows = {(m.name, m.tp): k for k, m in enumerate(priced_models(config))}  # of the cost tables
+        self._footprints: dict[tuple[str, int], int] = {}  # by model and degree
         self._inst: dict[Inst, int] = {}
         self._insts: list[Inst] = []
         self._places: list[Gpus] = []  # the GPUs of each, none for hosts
@@ -143,6 +145,7 @@ class Sim:
         self._landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
         self._hears: frozenset[type] = frozenset()
         self._oracle = False
+        self.now_s = config.start_s  # passes in `poll` alone
         self._begun = self._short = False  # there was no room for a load before the start
         self._jobs: Jobs | None = None
         self._states: NDArray[Any] = np.zeros(0)
@@ -226,8 +229,7 @@ class Sim:
         home = -1 if host else self._inst_row(Inst(inst.model, Host(places[0] // c.node_gpus)))
         S = self.S
         row = len(self._insts)
-        I = np.zeros(row + 1, records.INST)
-        I[:row] = S.insts
+        I = more(S.insts, 1)
         i = I[row]
         size = block_bytes(c, model)
         i["model"], i["gpu_count"], i["host"], i["is_host"] = k, len(places), home, host
@@ -235,7 +237,7 @@ class Sim:
         i["block_bytes"] = size * model.tp if host else size
         i["granule"], i["granule_blocks"], i["fragmentation"] = i["block_bytes"], 1, 0
         i["weight_bytes"] = shapes.weight_bytes(model.shape, model.tp)
-        i["footprint"] = 0 if host else footprint_bytes(c, model, self._layout)
+        i["footprint"] = 0 if host else self._footprint(model)
         if self._elastic and not host:
             page = granule_bytes(c, model, True)
             i["granule"], i["granule_blocks"], i["fragmentation"] = page, max(1, page // size), FRAGMENTED
@@ -260,6 +262,13 @@ class Sim:
         self._insts.append(inst)
         self._places.append(gpus)
         return row
+
+    def _footprint(self, model: Served) -> int:
+        """`footprint_bytes`, which looks at all models: once for each model and degree."""
+        known = self._footprints.get((model.name, model.tp))
+        if known is None:
+            known = self._footprints[model.name, model.tp] = footprint_bytes(self.config, model, self._layout)
+        return known
 
     def _cap(self, model: str, gpus: Gpus) -> int:
         """The least limit on an account's GPUs; -1: none."""
@@ -386,7 +395,7 @@ class Sim:
 
     def idle(self) -> bool:
         """Whether every request has ended."""
-        return self.S.left.item() == 0 and not self._told
+        return not (self.S.left.item() or self._told)
 
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
@@ -400,13 +409,14 @@ class Sim:
             if self._told:  # behind what happened before
                 return self._told.popleft()
             code = kernel.advance(S.at, until_s)
+            self.now_s = S.now.item()
             if code == state.GROW:
                 self._grow()
             elif code == state.NOTHING:
                 return None
             elif code == state.OVER and not self._give_up():
                 if (end_s := S.s["end"].item()) < math.inf:
-                    S.now[0] = end_s
+                    S.now[0] = self.now_s = end_s
                 return None
 
     def _landed(self, event: Event) -> Event:
@@ -478,9 +488,9 @@ class Sim:
             self._told.append(Done(self._actions[a], *refusal))
 
     def _event(self, ran_s: float, kind: int, a: int, b: int, c: int) -> Event:
-        batch = self._batches[b] if b >= 0 else None
         if kind == state.E_ARRIVED:
             return Arrived(self._request(a))
+        batch = self._batches[b] if b >= 0 else None
         if kind == state.E_FINISHED:
             return Finished(a, batch, ENDS[c])
         if kind == state.E_DONE:
@@ -513,9 +523,12 @@ class Sim:
 
     def do(self, action: Action) -> Done | None:
         """Start an action; see Engine."""
-        self._room(*self._spare)
+        S, (events, transfers) = self.S, self._spare
+        if len(S.events) - S.events_told.item() < events or S.transfer_spare.item() < transfers:
+            self._room(events, transfers)
+        arm = ARMS[type(action)]
         try:
-            refusal = self._do(action)
+            refusal = arm(self, action)
         except (KeyError, ValueError, IndexError) as error:
             refusal = "never", f"{type(error).__name__}: {error}"
         if refusal is None:
@@ -525,32 +538,8 @@ class Sim:
         self._told.append(Done(action, *refusal))
         return None
 
-    def _do(self, action: Action) -> Refusal | None:
-        """One arm an action; the reason when it cannot be."""
-        match action:
-            case Load(inst, way):
-                return self._load(action, self._inst_row(inst), way)
-            case Evict(inst, drain):
-                return self._evict(action, self._inst_row(inst), drain)
-            case Limit(model, gpu, kv_bytes):
-                return self._limit(model, gpu, kv_bytes)
-            case Admit(str(model), batch):
-                if batch.inst.model != model:
-                    return "never", f"a batch of {batch.inst.model} cannot serve {model}"
-                self.S.route[self._model[model]] = self._batch_row(batch)
-            case Admit(int(rid), batch):
-                return self._admit(rid, batch)
-            case Drop(rid):
-                return self._drop(rid)
-            case Run():
-                return self._run(action)
-            case Move():
-                return self._move(action)
-            case Wake():
-                raise TypeError("timers are replay's")
-        return None
-
-    def _load(self, action: Load, i: int, way: str) -> Refusal | None:
+    def _load(self, action: Load) -> Refusal | None:
+        i, way = self._inst_row(action.inst), action.way
         if way not in self._ways:
             return "never", f'no way "{way}" to load'
         S, now = self.S, self._weights.item(i)
@@ -581,7 +570,8 @@ class Sim:
             self._loaded[g] = [*(k for k in here if k != i and self._weights.item(k) != state.OUT), i]
         return None
 
-    def _evict(self, action: Evict, i: int, drain: bool) -> Refusal | None:
+    def _evict(self, action: Evict) -> Refusal | None:
+        i, drain = self._inst_row(action.inst), action.drain
         now = self._weights.item(i)
         if now == state.OUT or isinstance(action.inst.place, Host):
             return "gone", "its weights are not in"
@@ -607,35 +597,43 @@ class Sim:
         kernel.forget(self.S.at, a)
         return self._actions[a]
 
-    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> Refusal | None:
+    def _limit(self, action: Limit) -> Refusal | None:
+        model, gpu = action.model, action.gpu
         if model not in self._model or not 0 <= gpu < self.config.gpus:
             return "never", f"no {model} on GPU {gpu}"
-        self._limits[model, gpu] = kv_bytes
+        self._limits[model, gpu] = action.kv_bytes
         for i in self._accounts(model, gpu):
             kernel.limit(self.S.at, i, self._cap(model, self._places[i]))
         return None
 
     def _gone(self, rid: int) -> Refusal | None:
-        if not self.came(rid):
+        if not 0 <= rid < len(self._states) or (now := self._states.item(rid)) == state.FUTURE:
             return "never", f"no request {rid}"
-        return ("gone", "the request has ended") if self._states.item(rid) >= state.DONE else None
+        return ("gone", "the request has ended") if now >= state.DONE else None
 
     def came(self, rid: int) -> bool:
         """Whether there is such a request, and it has arrived."""
         return 0 <= rid < len(self._states) and self._states.item(rid) != state.FUTURE
 
-    def _drop(self, rid: int) -> Refusal | None:
-        if failed := self._gone(rid):
+    def _drop(self, action: Drop) -> Refusal | None:
+        if failed := self._gone(action.rid):
             return failed
-        kernel.on_request(self.S.at, rid, state.P_DROP, 0)
+        kernel.on_request(self.S.at, action.rid, state.P_DROP, 0)
         return None
 
-    def _admit(self, rid: int, batch: Batch) -> Refusal | None:
-        if failed := self._gone(rid):
+    def _admit(self, action: Admit) -> Refusal | None:
+        who, batch = action.who, action.batch
+        model = batch.inst.model
+        if isinstance(who, str):
+            if model != who:
+                return "never", f"a batch of {model} cannot serve {who}"
+            self.S.route[self._model[who]] = self._batch_row(batch)
+            return None
+        if failed := self._gone(who):
             return failed
-        if self.config.models[self._models.item(rid)].name != batch.inst.model:
-            return "never", f"a batch of {batch.inst.model} cannot serve request {rid}"
-        kernel.on_request(self.S.at, rid, state.P_ADMIT, self._batch_row(batch))
+        if self._names[self._models.item(who)] != model:
+            return "never", f"a batch of {model} cannot serve request {who}"
+        kernel.on_request(self.S.at, who, state.P_ADMIT, self._batch_row(batch))
         return None
 
     def _run(self, order: Run) -> Refusal | None:
@@ -648,10 +646,12 @@ class Sim:
         if isinstance(order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         b = self._batch_row(order.batch)
-        fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms)]
         for_s = math.inf if order.for_s is None else float(order.for_s)
         steps = -1 if order.steps is None else order.steps
-        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
+        seqs = -1 if order.seqs is None else order.seqs
+        chunk_tokens = -1 if order.chunk_tokens is None else order.chunk_tokens
+        sms = -1 if order.sms is None else order.sms
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, seqs, chunk_tokens, sms)
         if steps != 0:
             self._orders[b, int(order.phase == "decode")] = order
         return None
@@ -756,10 +756,12 @@ class Sim:
 
 
 def more(rows: NDArray[Any], n: int) -> NDArray[Any]:
-    """A copy with n zero rows behind."""
-    longer = np.zeros(len(rows) + n, rows.dtype)
-    longer[: len(rows)] = rows
-    return longer
+    """The rows with n zero ones behind: in what was allocated for that, else in a copy with room for as many again."""
+    have, whole = len(rows) + n, rows.base
+    if not isinstance(whole, np.ndarray) or len(whole) < have:
+        whole = np.zeros(2 * have, rows.dtype)
+        whole[: len(rows)] = rows
+    return whole[:have]
 
 
 def more_free(S: State, name: str, n: int) -> None:
@@ -773,6 +775,18 @@ def more_free(S: State, name: str, n: int) -> None:
     S.put(**{f"{name}s": rows})
 
 
+# timers are replay's; a table, for a pattern match takes a microsecond
+ARMS: Mapping[type[Action], Callable[[Sim, Any], Refusal | None]] = {
+    Load: Sim._load,
+    Evict: Sim._evict,
+    Limit: Sim._limit,
+    Admit: Sim._admit,
+    Drop: Sim._drop,
+    Run: Sim._run,
+    Move: Sim._move,
+}
+
+
 class SimView:
     """The simulator's state at the last boundary, read in place."""
 
@@ -782,8 +796,7 @@ class SimView:
     @property
     def now_s(self) -> float:
         """See View."""
-        now_s: float = self._sim.S.now.item()
-        return now_s
+        return self._sim.now_s
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""
@@ -800,7 +813,7 @@ class SimView:
     def free_bytes(self, home: int | Host) -> int:
         """See View."""
         g = self._sim.config.gpus + home.node if isinstance(home, Host) else home
-        return int(kernel.peek_free(self._sim.S.at, g))
+        return kernel.peek_free(self._sim.S.at, g)
 
     def kv(self, model: str, gpu: int) -> KvState:
         """See View."""
@@ -815,7 +828,7 @@ class SimView:
         b = self._sim._batch.get(batch)
         if b is None:
             return BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
-        return BatchState(*kernel.peek_batch(self._sim.S.at, b))
+        return BatchState._make(kernel.peek_batch(self._sim.S.at, b))
 
     def members(self, batch: Batch) -> tuple[int, ...]:
         """See View."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,8 +150,9 @@ class State:
             if DISABLED:
                 ROWS[array.ctypes.data] = array
 
-    def __getattr__(self, name: str) -> NDArray[Any]:
-        raise AttributeError(name)  # only to tell the type checker that tables are attributes
+    if TYPE_CHECKING:  # tables are attributes; at run time this would make each of their reads a call
+
+        def __getattr__(self, name: str) -> NDArray[Any]: ...
 
 
 def seen(rows: NDArray[Any]) -> NDArray[Any]:
