@@ -727,6 +727,25 @@ def test_who_leaves_its_step_between_slices_is_computed_anew() -> None:
     assert sim.S.requests["first"].tolist() == [0.0625 + 0.125]
 
 
+def test_a_request_between_two_slices_may_lose_its_kv() -> None:
+    w = clock(1, prompt=16, output=40, n=2)
+    arrival_s = np.array([0.0, 1.0])  # the later one is halted behind its first layer
+    orders = [
+        (NEVER, Run(M0, "prefill", slice_layers=1)),
+        (NEVER, Run(M0, "decode")),
+        (1.01, Run(M0, "prefill", steps=0)),
+    ]
+    limit = (NEVER, Limit("m0", 0, 4 * 16 * kv_token_bytes(SHAPE)))
+    script = [*w.script, *orders, limit, (9.0, Run(M0, "prefill"))]
+    w = replace(w, jobs=replace(w.jobs, arrival_s=arrival_s), script=script, end_s=30.0)
+    assert apart(w) == []
+    _, told = drive(w)
+    # 17 tokens are there at 0.125; sixteen steps later a third block is wanted, and both have two of the four
+    assert [(t, e.rid) for t, e in told if isinstance(e, Preempted)] == [(0.125 + 16 * 0.25, 1)]
+    done_s = 0.125 + 39 * 0.25  # of the first, whose blocks the other needs
+    assert [t for t, e in told if isinstance(e, Prefilled)] == [0.125, done_s + 0.125]
+
+
 @pytest.mark.parametrize("order", [Run(M0, slice_layers=1), Run(M0, "decode", slice_layers=1)])
 def test_only_a_prefill_runs_in_slices(order: Run) -> None:
     _, told = drive(replace(clock(1), script=[*clock(1).script, (1.0, order)]), 2.0)
