@@ -4,12 +4,13 @@ Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimi
 2024; as SGLang and vLLM serve it, a fixed ratio of instances:
 
     P : D   instances of a model that prefill, and that decode
-    cell    P + D groups of GPUs of one size, in one node; a model lives in one cell and has an instance in each group
+    cell    P + D groups of GPUs of one size; a model lives in one cell and has an instance in each group
 
-Several models: cells are filled as `static` fills GPUs, so that at 1 : 1 one GPU of each pair prefills for all models
-that live there. Where a node is too small for a model's degree on both sides, each side has the largest that fits (TP8
-becomes 4 + 4). A request goes to the prefill with the fewest tokens to do, then to the decode with the fewest members.
-One whose KV is lost (preempted, or refused by its new home) prefills anew.
+A group lies in one node. So does a cell, and KV goes over NVLink, unless nodes hold no whole cells: then it goes over
+the network. Several models: cells are filled as `static` fills GPUs, so that at 1 : 1 one GPU of each pair prefills for
+all models that live there. Where there are too few GPUs for a model's degree on both sides, each side has the largest
+that fits (TP8 becomes 4 + 4). A request goes to the prefill with the fewest tokens to do, then to the decode with the
+fewest members. One whose KV is lost (preempted, or refused by its new home) prefills anew.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Disaggregated:
                 raise Infeasible(
                     f"{m} finds no {self.p} + {self.d} groups of {model.tp} GPU(s) with {need / 2**30:.1f} GiB"
                 )
-            cell = min(fit, key=lambda cell: (cell.load + want) / (cell.free - need + 1.0))
+            cell = min(fit, key=lambda cell: ((cell.load + want) / (cell.free - need + 1.0), -cell.free))
             cell.free -= need
             cell.load += want
             homes[m] = [gpus[: model.tp] for gpus in cell.groups]
@@ -83,21 +84,24 @@ class Disaggregated:
 
     def degree(self, m: str) -> int:
         """The degree at which each instance of a model is served."""
-        model, nodes = self.cluster.models[m], [gpu.node for gpu in self.cluster.gpus]
-        most = max(nodes.count(node) for node in nodes) // (self.p + self.d)
-        fit = [tp for tp in (*model.degrees, model.tp) if tp <= min(model.tp, most)]
+        model = self.cluster.models[m]
+        fit = [tp for tp in model.degrees if tp <= model.tp and len(self.groups(tp)) >= self.p + self.d]
         if not fit:
-            raise Infeasible(f"no node has GPUs for {self.p} + {self.d} instances of {m}")
+            raise Infeasible(f"too few GPUs for {self.p} + {self.d} instances of {m}")
         return max(fit)
 
+    def groups(self, size: int) -> list[Gpus]:
+        """Disjoint groups of so many GPUs, node by node."""
+        nodes: dict[int, list[int]] = {}
+        for g, gpu in enumerate(self.cluster.gpus):
+            nodes.setdefault(gpu.node, []).append(g)
+        return [tuple(gpus[k : k + size]) for gpus in nodes.values() for k in range(0, len(gpus) - size + 1, size)]
+
     def cells(self, size: int) -> Iterator[Cell]:
-        """All cells of groups of so many GPUs, node by node."""
-        for node in sorted({gpu.node for gpu in self.cluster.gpus}):
-            here = [g for g, gpu in enumerate(self.cluster.gpus) if gpu.node == node]
-            groups = [tuple(here[k : k + size]) for k in range(0, len(here) - size + 1, size)]
-            n = self.p + self.d
-            for k in range(0, len(groups) - n + 1, n):
-                yield Cell(groups[k : k + n], float(self.cluster.gpus[here[0]].mem_bytes))
+        """All cells of groups of so many GPUs."""
+        groups, n = self.groups(size), self.p + self.d
+        for k in range(0, len(groups) - n + 1, n):
+            yield Cell(groups[k : k + n], float(self.cluster.gpus[0].mem_bytes))
 
     # ------------------------------------------------------------ requests
 
