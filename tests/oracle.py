@@ -42,6 +42,7 @@ class ModelSetup(NamedTuple):
     frag: int = 0
     reserve_bytes: int = 0  # part of the footprint that its KV uses first
     cut: Mapping[int, ModelSetup] = {}  # the same on other numbers of GPUs
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Req:
         self.home: Inst | None = None  # the account of its blocks
         self.to: Inst | None = None  # in transit: the other end, charged as well
         self.step: Step | None = None
+        self.halted: Step | None = None  # between two slices
         self.later: dict[str, tuple[Callable[[], None], Refuse]] = {}  # effect, refusal: when at rest
         self.seq = self.made = self.blocks = self.preemptions = 0
         self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
@@ -127,6 +129,8 @@ class Step:
     bound: set[str]  # the engine's caps that kept out what it would else have had
     process: tuple[Inst, int]
     turn_s: float  # the step in its process's turn
+    left: int  # layers behind this slice
+    sliced: bool  # begun in slices
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -286,6 +290,7 @@ class Oracle:
         self.lanes: dict[Lane, Run | None] = {}  # None: closed
         self.turns: dict[Lane, Turn] = {}
         self.steps: dict[Lane, Step] = {}
+        self.halted: dict[Lane, Step] = {}  # between two slices
         self.ticks: Counter[tuple[Batch, int]] = Counter()  # steps with decodes (0) and with prefill (1)
         self.ended: Counter[Lane] = Counter()  # steps
         self.sms: dict[Lane, int | None] = {}  # partitions as last ordered
@@ -686,8 +691,10 @@ class Oracle:
         r.admit_s = self.now if r.batch is None else r.admit_s
         r.where = r.where if r.where == "moving" else ""
         self.forget_stops()
+        self.leave_step(r)
         r.batch, r.seq = batch, seq
-        r.joins = self.ended[batch, 0] + ((batch, 0) in self.steps) + self.setup.lookahead
+        under_way = (batch, 0) in self.steps or bool(self.rest_of((batch, 0)))
+        r.joins = self.ended[batch, 0] + under_way + self.setup.lookahead
         if r.blocks and not r.whole and r.home != batch.inst:  # partly built KV does not travel
             self.release(r)
         self.settle(r)
@@ -717,6 +724,7 @@ class Oracle:
     def release(self, r: Req) -> None:
         """Free its blocks: back to the queue, to be computed again."""
         self.part(r)
+        self.leave_step(r)
         r.blocks, r.home, r.to, r.swapped, r.whole = 0, None, None, False, False
         r.prefilled, r.where = 0, "waiting"
 
@@ -741,6 +749,13 @@ class Oracle:
 
     def end_step(self, lane: Lane, step: Step) -> None:
         members = step.decodes + [r for r, _ in step.pieces]
+        if step.left:
+            self.halted[lane] = step
+            for r in members:
+                r.step, r.halted = None, step
+            for r in members:
+                self.catch_up(r)
+            return
         self.ended[lane] += 1
         for kind, part in enumerate((step.decodes, step.pieces)):
             self.ticks[lane[0], kind] += bool(part)
@@ -750,6 +765,8 @@ class Oracle:
         for r in sorted(step.decodes, key=lambda r: r.id):  # who ends first at an instant is released first
             self.token(r)
         for r, c in step.pieces:
+            if step.sliced:
+                self.publish(r, r.prefilled + c)
             r.prefilled += c
             if r.prefilled == r.length and not self.token(r):
                 r.whole, r.where = True, "parked"
@@ -772,6 +789,9 @@ class Oracle:
             if any(x in self.resized and mine & set(s.place) for x, s in self.steps.items()):
                 return
             self.resized.remove(lane)
+        if rest := self.rest_of(lane):
+            self.start(lane, order, [], rest, self.halted[lane].bound, self.halted[lane])
+            return
         cap = min(self.setup.batch_cap, order.seqs or self.setup.batch_cap)
         chunk = self.setup.chunk_tokens if order.chunk_tokens is None else order.chunk_tokens
         running = self.at(batch, "running")
@@ -803,6 +823,23 @@ class Oracle:
         bound = {"prefill" if chunk == 0 and x == "chunk" else x for x in self.full - named}
         if decodes or pieces:
             self.start(lane, order, decodes, pieces, bound)
+
+    def rest_of(self, lane: Lane) -> list[tuple[Req, int]]:
+        """The pieces of a step between two slices whose requests have not left it."""
+        step = self.halted.get(lane)
+        return [(r, c) for r, c in step.pieces if r.halted is step] if step else []
+
+    def leave_step(self, r: Req) -> None:
+        """Take a request out of a step between two slices, which is over when all have left it."""
+        step, r.halted = r.halted, None
+        if step and r.batch and not any(x.halted is step for x, _ in step.pieces):
+            self.ended[r.batch, 0] += 1
+
+    def slice_of(self, batch: Batch) -> int:
+        """Layers of a slice of a batch's prefill; 0: it runs whole."""
+        order = self.lanes[batch, 0]
+        layers = (order.slice_layers if order else None) or 0
+        return layers if layers < self.sizes(batch.inst).layers else 0
 
     def walk(
         self, batch: Batch, room: int, budget: int, *, whole: bool, new: bool = True, ahead: bool = True
@@ -838,7 +875,8 @@ class Oracle:
                 r.blocks, r.home, r.prefilled, r.shared = need, batch.inst, known, found
                 r.found = known if r.found < 0 and self.per else r.found
                 self.line = [key for key in self.line if key not in self.holds(r)]
-            self.publish(r, r.prefilled + min(size, budget) if not whole else r.length)
+            if not self.slice_of(batch):
+                self.publish(r, r.prefilled + min(size, budget) if not whole else r.length)
             pieces.append((r, size if whole else min(size, budget)))
             budget -= pieces[-1][1]
         (self.kv_stops.add if stop else self.kv_stops.discard)(batch)
@@ -887,7 +925,16 @@ class Oracle:
             r.swapped = False
             self.carry(r, batch.inst, lambda _: None)
 
-    def start(self, lane: Lane, order: Run, decodes: list[Req], pieces: list[tuple[Req, int]], bound: set[str]) -> None:
+    def start(
+        self,
+        lane: Lane,
+        order: Run,
+        decodes: list[Req],
+        pieces: list[tuple[Req, int]],
+        bound: set[str],
+        before: Step | None = None,
+    ) -> None:
+        """Start a step, or its next slice `before` which others were."""
         setup, t, inst = self.setup, self.setup.tables, lane[0].inst
         row, place, kind = self.sizes(inst).row, on(inst), int(bool(pieces))
         B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
@@ -903,17 +950,25 @@ class Oracle:
         if order.sms is not None:
             rates = t.pre_rate[row] if pieces else [np.interp(B, t.seqs, of_b) for of_b in t.dec_rate[row]]
             top = float(np.interp(order.sms / setup.gpu_sms[place[0]], t.share, rates))
+        layers = self.sizes(inst).layers
+        left = before.left if before else layers
+        part = min(order.slice_layers or left, left) if pieces else layers
+        solo, usual = solo * part / layers, usual * part / layers
         turn = self.turns.get(lane)
         if turn and turn.begun != turn.begun:
             turn.begun = self.now
         demands = demand[0], demand[1]
         process = inst, lane[1] if setup.pairs else 0
+        sliced = before.sliced if before else part < layers
+        behind = left - part if pieces else 0
         step = Step(
-            place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, since=self.now
-        )
+            place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, behind, sliced,
+            since=self.now,
+        )  # fmt: skip
+        self.halted.pop(lane, None)
         self.steps[lane], self.fresh = step, True
         for r in decodes + [r for r, _ in pieces]:
-            r.step = step
+            r.step, r.halted = step, None
 
     # actions
 
@@ -1006,6 +1061,8 @@ class Oracle:
                         self.end_turn(lane, "steps")
                 elif old and old.phase == phase:
                     self.close(lane)
+            case Run(_, phase, slice_layers=int() as layers) if layers < 1 or phase != "prefill":
+                done("never", "a slice is of a prefill")
             case Run(batch, phase, sms=sms):
                 lane, beside = (batch, int(phase == "decode")), (batch, int(phase != "decode"))
                 self.batches.setdefault(batch, len(self.batches))

@@ -29,6 +29,7 @@ def test_cases_are_as_hard_as_they_say() -> None:
     assert sum(row["preemptions"] for row in tried["squeezed"].rows) > 0  # type: ignore[union-attr]
     assert {row["state"] for row in tried["squeezed"].rows} == {"done", "failed"}  # type: ignore[union-attr]
     assert {row["state"] for row in tried["dropped"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
+    assert {row["state"] for row in tried["sliced"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
     assert tried["swapped"].engine.stats()["evicts"] > 2  # type: ignore[union-attr]
     assert all(row["arrival_ns"] > 0 for row in tried["closed"].rows[2:])  # type: ignore[union-attr]
 
@@ -67,6 +68,8 @@ WRONG = {
     "able": "    def do(self, action):\n        getattr(action, 'attend', False) or super().do(action)",
     "repeats": "    start = 0\n    def begin(self, jobs, *more, **named):\n        Wrong.start += 1\n"
     "        super().begin(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start), *more, **named)",
+    "slices": "    def do(self, action):\n        sliced = getattr(action, 'slice_layers', None)\n"
+    "        return super().do(replace(action, slice_layers=1) if sliced and sliced > 1 else action)",
     "ends": column("state", "[{'done': 'unfinished'}.get(s, s) for s in x]"),
     "tokens": column("made_tokens", "[max(0, n - 1) for n in x]"),
     "stamps": column("admit_ns", "[None if a is None else a + 10**10 for a in x]"),

@@ -28,8 +28,8 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
-from tests.oracle import CAUSES, Oracle
-from tests.worlds import CUT, HEARD, NEVER, SHAPE, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
+from tests.oracle import CAUSES, Oracle, Result
+from tests.worlds import CUT, HEARD, LAYERED, NEVER, SHAPE, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
 
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -162,6 +162,11 @@ def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 300, 50))
+def test_prefills_in_slices_are_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
@@ -172,6 +177,7 @@ def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
         *range(CUT + 100, CUT + 1100, 100),
         *range(SLICED + 200, SLICED + 1200, 100),
         *range(SHARED + 400, SHARED + 2400, 100),
+        *range(LAYERED + 300, LAYERED + 2400, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -188,7 +194,7 @@ def plain(*args: str) -> str:
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, CUT):
+    for first in (0, TURNED, CUT, LAYERED):
         assert plain(str(first), str(first + 60)).split() == [digest(seed) for seed in range(first, first + 60)]
 
 
@@ -311,6 +317,29 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) 
 )
 def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
     assert plain(str(SLICED), str(SLICED + 60), *pair).split() != []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("        if q.piece > 0:\n            leave_step(S, r)\n", ""),  # computed for nobody
+        ("        n.layers_left = 0\n        n.ran += 1\n", "        n.layers_left = 0\n"),  # a step without an end
+        ("        return q.piece > 0 and lane_at", "        return q.piece > 0 or lane_at"),  # only whole steps end
+        ("        if W.reuse and not n.sliced:\n", "        if W.reuse:\n"),  # found before it is there
+        ("        if W.reuse and n.sliced:\n            publish(S, r)\n", ""),  # never found
+        ("n.busy != IDLE or n.layers_left > 0:", "n.busy != IDLE:"),  # joins a step early
+        ("        solo *= part / layers\n", "        solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n"),
+        ("        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
+        ("            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # closed lanes run
+        (
+            "            if not in_step(S, w) and (r < 0",
+            "            if req_at(S, w).piece == 0 and (r < 0",
+        ),  # keeps KV
+    ],
+)
+def test_oracle_notices_wrong_slices(pair: tuple[str, str]) -> None:
+    assert plain(str(LAYERED), str(LAYERED + 240), *pair).split() != []
 
 
 # ---------------------------------------------------------------- laws
@@ -562,6 +591,20 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
             np.testing.assert_allclose(whole[name], sim.S.requests[name], atol=1e-9)
 
 
+@pytest.mark.parametrize("seed", [LAYERED + 6 * k + kind for k in range(4) for kind in range(6)])
+def test_slices_of_all_layers_are_none(seed: int) -> None:
+    def stored(slice_layers: int | None) -> list[bytes]:
+        def order(a: Action) -> Action:
+            return replace(a, slice_layers=slice_layers) if isinstance(a, Run) and a.phase == "prefill" else a
+
+        w = world(seed)
+        script, rota = [(t, order(a)) for t, a in w.script], [[order(a) for a in entry] for entry in w.rota]
+        sim, _ = drive(replace(w, script=script, rota=rota), 30.0)
+        return [np.ascontiguousarray(sim.S.requests[name]).tobytes() for name in records.REQUEST.names or ()]
+
+    assert stored(8) == stored(20) == stored(None)
+
+
 # ---------------------------------------------------------------- turns, by hand
 
 
@@ -617,6 +660,96 @@ def test_two_batches_take_turns_of_whole_steps_without_a_gap() -> None:
     assert sim.S.requests["solo"].tolist() == [0.125 + 1.5, 0.125 + 1.0]
     assert sim.S.requests["turn"].tolist() == [0.125 + 1.0, 0.125 + 0.75 * 2 + 0.0]
     assert sim.S.gpus["busy_s"][0] == 2.75
+
+
+def prefill(*script: tuple[float, Action], n: int = 1, **order: Any) -> tuple[Sim, Result]:
+    """A lane for prompts, whose steps of 1/8 s a prompt have two layers at half the speed on 50 of 100 SMs."""
+    w = clock(1, prompt=4, output=1, n=n)
+    tables = w.machine.tables._replace(pre_rate=np.array([[0.5, 1.0]]))
+    first = (NEVER, Run(M0, "prefill", **order))
+    w = replace(w, machine=w.machine._replace(tables=tables), script=[*w.script, first, *script], end_s=9.0)
+    assert apart(w) == []
+    return drive(w)[0], Oracle(w.setup()).run(w.jobs, w.script, w.end_s)
+
+
+def test_a_long_prefill_gives_its_sms_back_between_slices() -> None:
+    wider = (0.01, Run(M0, "prefill", slice_layers=1))
+    sim, _ = prefill(wider, sms=50, slice_layers=1)
+    assert sim.S.requests["first"].tolist() == [0.125 + 0.0625]  # a layer on half of the SMs, one on all
+    assert sim.S.requests["solo"][0] == 0.125
+    assert sim.S.requests["slow"][0] == 0.0625
+    sim, _ = prefill(wider, sms=50)
+    assert sim.S.requests["first"].tolist() == [0.25]  # whole: the order waits for the end of the step
+    assert sim.S.batches["steps"].tolist() == [1]
+
+
+@pytest.mark.parametrize(("layers", "done_s"), [(1, 3.75), (2, 4.75)])
+def test_partitions_that_change_together_wait_for_a_slice_not_for_the_prefill(layers: int, done_s: float) -> None:
+    w = clock(2, prompt=4, output=9, n=8)
+    half = np.array([[0.5, 1.0]] * 2)
+    tables = w.machine.tables._replace(pre_rate=half, dec_rate=half[:, :, None])
+    split = [Run(M0, "decode", sms=50), Run(M1, "prefill", sms=50, slice_layers=layers)]
+    whole = [Run(M0, "decode"), Run(M1, "prefill", slice_layers=layers)]
+    script = [*w.script, (NEVER, Run(M0, "prefill")), *((1.0, a) for a in split), *((1.2, a) for a in whole)]
+    w = replace(w, machine=w.machine._replace(tables=tables), script=script, end_s=9.0)
+    assert apart(w) == []
+    sim, _ = drive(w)
+    # M0's first step takes 1/2 s from 1.0 on, and then waits for M1: a layer of it ends at 2.0, both at 3.0
+    assert sim.S.requests["done"][:8].tolist() == [done_s] * 8
+    assert sim.S.requests["first"][8:].tolist() == [2.5 if layers == 1 else 3.0] * 8
+
+
+def test_a_request_is_dropped_between_slices() -> None:
+    for layers, end_s in ((1, 0.0625), (2, 0.125)):
+        sim, _ = prefill((0.01, Drop(0)), slice_layers=layers)
+        assert sim.S.requests["done"].tolist() == [end_s]
+    sim, _ = prefill((0.01, Drop(0)), n=2, slice_layers=1)
+    assert sim.S.requests["done"].tolist() == [0.125, 0.125 + 0.0625]  # the other's second slice is for it alone
+
+
+def test_a_step_between_two_slices_goes_on_when_its_lane_opens_again() -> None:
+    sim, _ = prefill((0.01, Run(M0, "prefill", steps=0)), (1.0, Run(M0, "prefill")), slice_layers=1)
+    assert sim.S.requests["first"].tolist() == [1.0 + 0.0625]
+    assert sim.S.requests["turn"].tolist() == [1.0 - 0.0625]
+    sim, _ = prefill((0.01, Run(M0)), slice_layers=1)  # an order for both phases ends the step first
+    assert sim.S.requests["first"].tolist() == [0.125]
+
+
+def test_a_turn_of_time_ends_between_slices_one_of_steps_does_not() -> None:
+    for order, want in (({"for_s": 0.05}, (0.0625, "time", 0)), ({"steps": 1}, (0.125, "steps", 1))):
+        _, told = prefill(slice_layers=1, **order)[1][:2]
+        (at, turn), *_ = [(t, e) for t, e in told if isinstance(e, TurnEnded)]
+        assert (at, turn.why, turn.steps) == want
+
+
+def test_who_leaves_its_step_between_slices_is_computed_anew() -> None:
+    sim, _ = prefill((0.01, Admit(0, M0)), slice_layers=1)  # a new place in the order: what was done is lost
+    assert sim.S.requests["first"].tolist() == [0.0625 + 0.125]
+
+
+def test_a_request_between_two_slices_may_lose_its_kv() -> None:
+    w = clock(1, prompt=16, output=40, n=2)
+    arrival_s = np.array([0.0, 1.0])  # the later one is halted behind its first layer
+    orders = [
+        (NEVER, Run(M0, "prefill", slice_layers=1)),
+        (NEVER, Run(M0, "decode")),
+        (1.01, Run(M0, "prefill", steps=0)),
+    ]
+    limit = (NEVER, Limit("m0", 0, 4 * 16 * kv_token_bytes(SHAPE)))
+    script = [*w.script, *orders, limit, (9.0, Run(M0, "prefill"))]
+    w = replace(w, jobs=replace(w.jobs, arrival_s=arrival_s), script=script, end_s=30.0)
+    assert apart(w) == []
+    _, told = drive(w)
+    # 17 tokens are there at 0.125; sixteen steps later a third block is wanted, and both have two of the four
+    assert [(t, e.rid) for t, e in told if isinstance(e, Preempted)] == [(0.125 + 16 * 0.25, 1)]
+    done_s = 0.125 + 39 * 0.25  # of the first, whose blocks the other needs
+    assert [t for t, e in told if isinstance(e, Prefilled)] == [0.125, done_s + 0.125]
+
+
+@pytest.mark.parametrize("order", [Run(M0, slice_layers=1), Run(M0, "decode", slice_layers=1)])
+def test_only_a_prefill_runs_in_slices(order: Run) -> None:
+    _, told = drive(replace(clock(1), script=[*clock(1).script, (1.0, order)]), 2.0)
+    assert [(e.action, e.failed) for _, e in told if isinstance(e, Done)] == [(order, "never")]
 
 
 def test_a_turn_of_as_many_steps() -> None:

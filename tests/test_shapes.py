@@ -32,6 +32,7 @@ PARAMS = {
     "yi-1.5-9b": 8_829_407_232,
     "qwen-3-32b": 32_762_123_264,
     "yi-34b": 34_388_917_248,
+    "codellama-34b": 33_743_970_304,
 }
 BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
@@ -58,6 +59,7 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "yi-1.5-9b": 98304,
     "qwen-3-32b": 262144,
     "yi-34b": 245760,
+    "codellama-34b": 196608,
 }
 
 
@@ -121,6 +123,7 @@ CONTEXT = {
     "qwen-2.5-32b": ("Qwen/Qwen2.5-32B-Instruct", 32768),
     "qwen-3-32b": ("Qwen/Qwen3-32B", 40960),
     "yi-34b": ("01-ai/Yi-34B-Chat", 4096),
+    "codellama-34b": ("codellama/CodeLlama-34b-hf", 16384),
 }
 
 

@@ -7,12 +7,10 @@ from collections import defaultdict
 from dataclasses import fields, replace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.trace import SECONDS, Trace, Traced
-from harness.rows.record import SCHEMA
 from tests.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
 
 CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")

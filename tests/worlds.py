@@ -26,6 +26,7 @@ WILD = 2_000_000  # and from here on anything happens at any time
 CUT = 3_000_000  # and from here on models are on one, two and four GPUs at a time
 SLICED = 4_000_000  # and from here on processes take turns on a GPU, in worlds of all these kinds
 SHARED = 5_000_000  # and from here on prompts begin alike, in all of the worlds before
+LAYERED = 6_000_000  # and from here on prefills run in slices of layers, in all of the worlds before
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -57,11 +58,12 @@ class World:
         for k, m in enumerate(priced_models(c)):
             size = c.block_tokens * kv_token_bytes(m.shape, m.tp)
             foot = weight_bytes(m.shape, m.tp) + (c.process_bytes or 0) * (1 + (self.options.get("process") == "pair"))
-            found = ModelSetup(k, foot, size, size)
+            found = ModelSetup(k, foot, size, size, layers=m.shape.layers)
             if self.options.get("kv") == "elastic":
                 page = granule_bytes(c, m, True)
                 reserve = KEPT_PAGES * page
-                found = ModelSetup(k, foot + reserve, size, page, max(1, page // size), FRAGMENTED, reserve)
+                pages = size, page, max(1, page // size), FRAGMENTED, reserve
+                found = ModelSetup(k, foot + reserve, *pages, layers=m.shape.layers)
             usual = models.get(m.name, found)
             models[m.name] = usual._replace(cut={**usual.cut, m.tp: found})
             for place in permutations(range(c.gpus), m.tp):
@@ -158,6 +160,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= LAYERED:
+        return layered(seed)
     if seed >= SHARED:
         return shared(seed)
     if seed >= SLICED:
@@ -322,6 +326,29 @@ def shared(seed: int) -> World:
         before.append(own)
     prefix = Prefix(tokens, np.cumsum([len(row) for row in rows]), np.array([i for row in rows for i in row], np.int64))
     return replace(w, jobs=replace(w.jobs, prefix=prefix), end_s=min(w.end_s, 60.0))
+
+
+def layered(seed: int) -> World:
+    """Another world of models with eight layers, most of whose prefills run in slices beside a lane for decodes."""
+    k, rng = seed - LAYERED, np.random.default_rng([seed, 5])
+    w = world((0, TURNED, WILD, CUT, SLICED, SHARED)[k % 6] + k // 6)
+
+    def orders(action: Action) -> list[Action]:
+        """An order in whose lane a prefill is sliced; of one for both phases, mostly two."""
+        if not isinstance(action, Run) or action.steps == 0:
+            return [action]
+        some = int(rng.choice([1, 2, 3, 5, 7, 8, 20])) if rng.random() < 0.8 else None
+        if action.phase == "mixed" and rng.random() < 0.8:
+            sms = int(rng.choice([20, 50, 80])) if rng.random() < 0.4 else action.sms
+            return [replace(action, phase="prefill", slice_layers=some, sms=sms), replace(action, phase="decode")]
+        return [replace(action, slice_layers=some) if action.phase == "prefill" else action]
+
+    script = [(t, one) for t, action in w.script for one in orders(action)]
+    rota = [[one for action in entry for one in orders(action)] for entry in w.rota]
+    shapes = [m.shape._replace(layers=8, head_dim=4, ffn=32, vocab=94) for m in w.config.models]  # as many bytes
+    models = tuple(m._replace(shape=shape) for m, shape in zip(w.config.models, shapes, strict=True))
+    config = replace(w.config, models=models, buffer_bytes=(w.config.buffer_bytes or 0) // 4)
+    return replace(w, config=config, script=script, rota=rota, end_s=min(w.end_s, 60.0))
 
 
 def turned(seed: int) -> World:

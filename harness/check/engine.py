@@ -112,6 +112,22 @@ def routed(event: Event, cluster: Cluster) -> Iterator[Action]:
         yield from (Admit(m, batch(m)) for m in MODELS)
 
 
+def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Action]]:
+    """Scripts that keep prompts and decodes in lanes of their own, prompts in slices; some requests are dropped."""
+
+    def script(event: Event, _: Cluster) -> Iterator[Action]:
+        if event == Woke("start"):
+            for m in MODELS:
+                yield Load(batch(m).inst)
+                yield from (Run(batch(m), "prefill", slice_layers=slice_layers), Run(batch(m), "decode"))
+        if isinstance(event, Arrived):
+            yield Admit(event.request.id, batch(event.request.model))
+            if event.request.id % 5 == 3:  # while others are in a slice
+                yield Drop(event.request.id - 1)
+
+    return script
+
+
 def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
     """Each request is admitted when it comes; the second model is loaded when it is first asked for."""
     if event == Woke("start"):
@@ -168,6 +184,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
         Drop(10**9): "there is no such request",
         Run(Batch(nowhere)): "there is no such GPU",
         Run(Batch(Inst("a", Host(0)))): "a host runs nothing",
+        Run(batch("a"), "decode", slice_layers=1): "only prefills run in slices",
     }
 
 
@@ -209,11 +226,13 @@ def chained(one: Jobs) -> Jobs:
 
 
 SHORT = (8, 48), (1, 12)
+SLICES = frozenset({"Run.slice_layers"})
 
 
 def cases() -> dict[str, Case]:
     """Every case by name."""
     limit, drop, evict = (frozenset({name}) for name in ("Limit", "Drop", "Evict"))
+    lanes = frozenset({"Run.phase:prefill", "Run.phase:decode"})
     return {
         "routed": Case(routed, jobs(0, 16, 0.3, *SHORT)),
         "one-by-one": Case(one_by_one, jobs(1, 12, 0.3, *SHORT)),
@@ -223,6 +242,7 @@ def cases() -> dict[str, Case]:
         "squeezed": Case(squeezed, jobs(5, 10, 0.05, (8, 160), (48, 64)), limit, all_done=False),
         "dropped": Case(dropped, jobs(6, 12, 0.2, *SHORT), drop, frozenset({Arrived, Prefilled}), all_done=False),
         "swapped": Case(swapped, jobs(7, 10, 2.0, *SHORT), evict),
+        "sliced": Case(sliced(1), jobs(12, 12, 0.05, (200, 800), (16, 24)), lanes | drop | SLICES, all_done=False),
         "refused": Case(refused, jobs(8, 6, 0.2, *SHORT), limit | drop),
         "no-requests": Case(routed, jobs(9, 16, 0.3, *SHORT).first(0)),
     }
@@ -394,12 +414,20 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 
 
 def waits(trial: Trial) -> Iterator[Breach]:
-    """Causes of waiting are no less than nothing and sum to the latency; who has tokens has run."""
+    """Causes of waiting are no less than nothing and sum to the latency; who has tokens has run.
+
+    Whoever is dropped may have run without a token: in pieces of its prompt, or in slices of its layers.
+    """
     for row in trial.rows:
         parts = {wait: row[f"{wait}_ns"] for wait in WAITS}
         if row["done_ns"] is not None and sum(parts.values()) != row["done_ns"] - row["arrival_ns"]:
             yield Breach(f"request {row['id']} waited {sum(parts.values())} of {row['done_ns'] - row['arrival_ns']} ns")
-        if min(parts.values()) < -8 or (row["made_tokens"] > 0) != (parts["solo"] > 0):
+        idle = row["made_tokens"] == 0 and row["state"] != "dropped"
+        if (
+            min(parts.values()) < -8
+            or (row["made_tokens"] > 0 and not parts["solo"] > 0)
+            or (idle and parts["solo"] > 0)
+        ):
             yield Breach(f"request {row['id']} with {row['made_tokens']} tokens waited {parts}")
 
 
@@ -491,11 +519,24 @@ def repeats(name: str) -> Iterator[Breach]:
             yield Breach("the same workload brought other rows or events")
 
 
+def slices(name: str) -> Iterator[Breach]:
+    """A slice of all layers is the whole prefill: where time is simulated, it brings the same rows and events."""
+    engine, case = made(name), cases()["sliced"]
+    most = max(model.layers for model in engine.cluster.models.values())
+    if engine.wall_clock or not case.needs <= engine.can:
+        return
+    whole, uncut = (run(name, case._replace(script=sliced(n))) for n in (None, most))
+    if whole and uncut and (whole.rows, whole.heard) != (uncut.rows, uncut.heard):
+        yield Breach(f"slices of all {most} layers brought other rows or events than none")
+
+
 def _seen(trial: Trial, law: str) -> Iterator[Breach]:
     yield from (Breach(what) for name, what in trial.seen if name == law)
 
 
-OF_ENGINE: Mapping[str, Callable[[str], Iterator[Breach]]] = {"inert": inert, "able": able, "repeats": repeats}
+OF_ENGINE: Mapping[str, Callable[[str], Iterator[Breach]]] = {
+    law.__name__: law for law in (inert, able, repeats, slices)
+}
 OF_TRIAL: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
     law.__name__: law for law in (ends, tokens, stamps, waits, ordered, memory, refusals, view, rows, closes)
 }

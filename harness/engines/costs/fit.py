@@ -651,8 +651,8 @@ def anchors() -> list[tuple[str, float, float]]:
             rows = zip(sms, 1 / speed, published, strict=True)
             out.extend((f"{kind} {what}, {n} of {of} SMs ({whose})", float(r), x) for n, r, x in rows)
 
-    at("h800", 132, (8, 16, 32, 64, 96), (3.4, 1.9, 1.34, 1.06, 1.03), (6.5, 3.5, 2.1, 1.35, 1.15), "pdmux")
-    at("a100-80g", 104, (8, 16, 32, 64, 96), (3.0, 1.85, 1.26, 1.05, 1.0), (7.0, 3.7, 2.0, 1.26, 1.01), "pdmux")
+    at("h800", 132, (8, 16, 32, 64, 96), (3.4, 1.9, 1.34, 1.06, 1.03), (6.5, 3.5, 2.1, 1.35, 1.15), "SGLang")
+    at("a100-80g", 104, (8, 16, 32, 64, 96), (3.0, 1.85, 1.26, 1.05, 1.0), (7.0, 3.7, 2.0, 1.26, 1.01), "SGLang")
     at("h200", 132, (32, 48, 64, 80, 96), (1.33, 1.21, 1.09, 1.08, 1.06), (2.5, 1.83, 1.49, 1.3, 1.18), "omni 1934")
 
     def pair(shape: Shape, host: str, B: int, ctx: int, weights: float, sms: float) -> float:

@@ -121,7 +121,7 @@ class Sim:
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
                 "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
-                "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
+                "Run.slice_layers", "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
             }
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
@@ -199,7 +199,7 @@ class Sim:
         K["bytes_per_s"][2 : 4 * c.gpus : 4], K["bytes_per_s"][3 : 4 * c.gpus : 4] = spec.nvlink, spec.net
         K["bytes_per_s"][4 * c.gpus :: 4] = spec.disk
         M = np.zeros(len(c.models), records.MODEL)
-        M["since"] = c.start_s
+        M["since"], M["layers"] = c.start_s, [m.shape.layers for m in c.models]
         S.put(gpus=G, links=K, models=M, events=np.zeros(4 * c.batch_cap + 1024, records.EVENT))
         if c.token_times:
             S.put(log=np.zeros(65536, records.LOG))
@@ -292,6 +292,7 @@ class Sim:
         b["inst"], b["tag"], b["root"], b["clock_at"] = i, batch.tag, -1, S.s["now"]
         b["ends"] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
+        N["slice_layers"][-2:] = -1
         N["end"][-2:] = math.inf
         first, places = len(S.demands), self._places[i]
         D = more(S.demands, 2 * len(places))
@@ -637,8 +638,10 @@ class Sim:
         return None
 
     def _run(self, order: Run) -> Refusal | None:
-        if order.slice_layers is not None or order.op_s is not None:
-            return "never", "no slices or kernel grains here"
+        if order.op_s is not None:
+            return "never", "no kernel grains here"
+        if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
+            return "never", "a slice is of a prefill, and has at least one layer"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "never", "a turn takes a time or a count of steps, none below 0"
         if order.sms is not None and not 0 < order.sms <= self.S.gpus[0]["sms"]:
@@ -651,7 +654,10 @@ class Sim:
         seqs = -1 if order.seqs is None else order.seqs
         chunk_tokens = -1 if order.chunk_tokens is None else order.chunk_tokens
         sms = -1 if order.sms is None else order.sms
-        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, seqs, chunk_tokens, sms)
+        layers = -1 if order.slice_layers is None else order.slice_layers
+        kernel.run_lane(
+            self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, seqs, chunk_tokens, sms, layers
+        )
         if steps != 0:
             self._orders[b, int(order.phase == "decode")] = order
         return None

@@ -198,6 +198,7 @@ MODEL = record(
     out_s          f8  s         for which no place had its weights, before `since`
     since          f8  s         when its weights last came to a place or left one
     places         i8  count     places that have its weights
+    layers         i8  layers    it has
     """
 )
 
@@ -260,11 +261,14 @@ LANE = record(
     seqs           i8  count     sequences in a step that the order allows; -1: as many as the engine
     chunk          i8  tokens    of a step that the order allows; 0: whole prompts; -1: as the engine
     sms            i8  SMs       of the order's partition; -1: all
+    slice_layers   i8  layers    of a slice of a step with prompts, by the order; -1: it runs whole
     busy           i8  code      IDLE, STEP or SPAN
     was            i8  code      MIXED or PREFILL: the kind of the step in flight
-    steps          i8  steps     of the step or span in flight
+    steps          i8  steps     of the step or span in flight; 0: a slice that is not its step's last
     decodes        i8  count     members that decode in it
     pieces         i8  row       of REQUEST: the first whose prompt has a piece in it
+    layers_left    i8  layers    of a step with prompts behind its latest slice; 0: none, or no such step
+    sliced         i8  flag      the step began in slices: what it fills can be found when it is over
     dirty          i8  flag      it is to be formed at this instant
     next_dirty     i8  row       of LANE: the next that is to be formed
     next           i8  row       of LANE: the next busy in the pool

@@ -224,11 +224,31 @@ def queue(S: int, b: int, r: int, front: int) -> None:
 
 
 @jit
+def leave_step(S: int, r: int) -> None:
+    """Take a request out of a step that is between two slices: what they did for it is lost."""
+    q = req_at(S, r)
+    n = lane_at(S, 2 * q.batch)
+    if n.pieces == r:
+        n.pieces = q.next_piece
+    else:
+        x = n.pieces
+        while req_at(S, x).next_piece != r:
+            x = req_at(S, x).next_piece
+        req_at(S, x).next_piece = q.next_piece
+    q.piece = 0
+    if n.pieces < 0:  # all have left it: it is over
+        n.layers_left = 0
+        n.ran += 1
+
+
+@jit
 def unlist(S: int, r: int) -> None:
     """Take a request, not in a step, out of its batch's list; its blocks stay."""
     q = req_at(S, r)
     b = q.batch
     if q.state == WAIT:
+        if q.piece > 0:
+            leave_step(S, r)
         was_head = batch_at(S, b).ends[2 * WAITING] == r
         unlink(S, b, WAITING, r)
         batch_at(S, b).left -= target(S, r) - q.prefilled
@@ -274,7 +294,7 @@ def in_step(S: int, r: int) -> bool:
     """Whether a request is part of a step in flight."""
     q = req_at(S, r)
     if q.state == WAIT:
-        return q.piece > 0
+        return q.piece > 0 and lane_at(S, 2 * q.batch).busy != IDLE
     if q.state == RUN:
         b = q.batch
         return lane_at(S, 2 * b + 1).busy != IDLE or (lane_at(S, 2 * b).busy != IDLE and lane_at(S, 2 * b).decodes > 0)
@@ -400,7 +420,7 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
     if W.lookahead_steps > 0:
         n = lane_at(S, 2 * b)
         q.joins_step = n.ran + W.lookahead_steps
-        if n.busy != IDLE:
+        if n.busy != IDLE or n.layers_left > 0:  # a step between two slices is under way
             q.joins_step += step_of(S, 2 * b)
     state = q.state
     whole = state == RUN or state == PARK or state == AWAY

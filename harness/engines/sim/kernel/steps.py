@@ -1,4 +1,7 @@
-"""How a batch forms a step, and how it ends: growth of KV, preemption, pieces of prompts, spans of decode steps."""
+"""How a batch forms a step, and how it ends: growth of KV, preemption, pieces of prompts, spans of decode steps.
+
+Over 600 lines: what forms a step and what ends it read the same fields, and stand together.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from harness.engines.sim.kernel.lists import push, unlink
 from harness.engines.sim.kernel.members import (
     drop_blocks,
     end,
+    in_step,
     join,
     leave_run,
     pending,
@@ -66,6 +70,7 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     log_at,
+    model_at,
     req_at,
     world,
 )
@@ -83,7 +88,7 @@ def latest(S: int, b: int) -> int:
     while left > 0:
         if req_at(S, w).home == batch_at(S, b).inst:
             left -= 1
-            if req_at(S, w).piece == 0 and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
+            if not in_step(S, w) and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
                 r = w
         w = req_at(S, w).next
     return r
@@ -238,7 +243,7 @@ def take_pieces(S: int, lane: int, budget: int, whole: int, cap: int, run: int, 
         charge(S, r, W.now)
         q.piece = c
         q.next_piece = -1
-        if W.reuse:
+        if W.reuse and not n.sliced:
             publish(S, r)
         if last < 0:
             n.pieces = r
@@ -288,6 +293,15 @@ def compose(S: int, lane: int) -> tuple[int, int, int]:
                 return 0, 0, 0
             p = lane_at(S, p).next
         n.resized = 0
+    if n.layers_left > 0:  # the step goes on with its next slice
+        pieces = 0
+        r = n.pieces
+        while r >= 0:
+            charge(S, r, W.now)
+            pieces += 1
+            r = req_at(S, r).next_piece
+        return 0, pieces, 0
+    n.sliced = int(0 < n.slice_layers < model_at(S, inst_at(S, i).model).layers)
     both = lane != first or n.kind == MIXED
     dec = both
     pre = lane == first
@@ -364,7 +378,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     share_ = 1.0
     if n.sms > 0:
         share_ = n.sms / gpu_at(S, inst_at(S, i).gpus[0]).sms
-    W.steps += 1
+    W.steps += int(n.layers_left == 0)
     if pieces > 0:
         tokens, area, out = 0, 0.0, run
         r = n.pieces
@@ -378,12 +392,17 @@ def form(S: int, T: Tables, lane: int) -> None:
         C = float(B.context) if run > 0 else 0.0
         solo = step_s(T, c, run, C, tokens, pieces, area, out)
         compute = (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
-        ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * C) / (k.hbm * solo)))
+        hbm = (k.wbytes + k.kbytes * C) / (k.hbm * solo)
+        layers = model_at(S, inst_at(S, i).model).layers
+        left = n.layers_left if n.layers_left > 0 else layers
+        part = min(n.slice_layers, left) if n.slice_layers > 0 else left
+        n.layers_left = left - part
+        solo *= part / layers
+        ask(S, lane, solo, min(1.0, compute), min(1.0, hbm))
         if W.sigma > 0.0:
             solo *= noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 1, B.prefills)
-        B.prefills += 1
         n.busy = STEP
-        n.steps = 1
+        n.steps = int(n.layers_left == 0)
         n.first_s = solo
         n.slope_s = 0.0
         n.work = solo
@@ -507,13 +526,20 @@ def end_step(S: int, lane: int) -> None:
             leave_run(S, b, r)
             end(S, r, DONE, t)
     r = n.pieces
-    n.pieces = -1
+    if n.layers_left == 0:
+        B.prefills += int(r >= 0)
+        n.pieces = -1
     while r >= 0:
         q = req_at(S, r)
         nxt = q.next_piece
         q.solo += n.work
         q.slow += wall - n.work
         mark(S, r, t)
+        if n.layers_left > 0:
+            r = nxt
+            continue
+        if W.reuse and n.sliced:
+            publish(S, r)
         q.prefilled += q.piece
         B.left -= q.piece
         B.prefilled += q.piece

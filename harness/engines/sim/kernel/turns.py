@@ -184,7 +184,9 @@ def own_caps(S: int, seqs: int, chunk: int) -> int:
 
 
 @jit
-def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int) -> None:
+def run_lane(
+    S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int, slice_layers: int
+) -> None:
     """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
     lane = 2 * b + (phase == 2)
     n = lane_at(S, lane)
@@ -211,6 +213,7 @@ def run_lane(S: int, b: int, phase: int, close: int, for_s: float, steps: int, s
         n.seqs = seqs
         n.chunk = chunk
         n.sms = sms
+        n.slice_layers = slice_layers
         n.own = own_caps(S, seqs, chunk)
         if for_s < INF or steps > 0:
             open_turn(S, lane, for_s, steps)

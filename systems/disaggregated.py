@@ -1,0 +1,140 @@
+"""Prefill and decode on GPUs of their own: a prompt's KV goes over a link to where it is decoded.
+
+Zhong et al., "DistServe: Disaggregating Prefill and Decoding for Goodput-optimized Large Language Model Serving", OSDI
+2024; as SGLang and vLLM serve it, a fixed ratio of instances:
+
+    P : D   instances of a model that prefill, and that decode
+    cell    P + D groups of GPUs of one size; a model lives in one cell and has an instance in each group
+
+A group lies in one node. So does a cell, and KV goes over NVLink, unless nodes hold no whole cells: then it goes over
+the network. Several models: cells are filled as `static` fills GPUs, so that at 1 : 1 one GPU of each pair prefills for
+all models that live there. Where there are too few GPUs for a model's degree on both sides, each side has the largest
+that fits (TP8 becomes 4 + 4). A request goes to the prefill with the fewest tokens to do, then to the decode with the
+fewest members. One whose KV is lost (preempted, or refused by its new home) prefills anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.policy.actions import Action, Admit, Drop, Load, Move, Run
+from harness.policy.events import Arrived, Done, Event, Preempted, Prefilled, Woke
+from harness.policy.fields import number
+from harness.policy.placement import demand, one_request
+from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
+from harness.policy.view import View
+
+
+@dataclass(slots=True)
+class Cell:
+    """Groups of GPUs of one size, the first of which prefill."""
+
+    groups: list[Gpus]
+    free: float  # bytes on each GPU beside weights and one longest request of each model
+    load: float = 0.0  # KV bytes a second that its models write
+
+
+@dataclass(slots=True)
+class Disaggregated:
+    """Prompts on some instances, decodes on others, KV moved in between."""
+
+    cluster: Cluster
+    p: int = number(1, 1, 8)
+    d: int = number(1, 1, 8)
+    hears: frozenset[type] = field(default=frozenset({Woke, Prefilled, Preempted}), init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    prefills: dict[str, list[Batch]] = field(default_factory=dict, init=False)
+    decodes: dict[str, list[Batch]] = field(default_factory=dict, init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {"2-1": {"p": 2}, "1-2": {"d": 2}}
+
+    def __post_init__(self) -> None:
+        self.uses = frozenset(
+            {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Move", "Move.to:gpu", "Drop"}
+        )
+        self.hears |= {Arrived} if self.p > 1 else set()
+        for m, groups in self.placed().items():
+            batches = [Batch(Inst(m, gpus)) for gpus in groups]
+            self.prefills[m], self.decodes[m] = batches[: self.p], batches[self.p :]
+
+    # ------------------------------------------------------------ placement
+
+    def placed(self) -> Mapping[str, Sequence[Gpus]]:
+        """The groups of each model, those that prefill first: the heaviest first, each where pressure stays lowest."""
+        models = self.cluster.models
+        degrees = {m: self.degree(m) for m in models}
+        cells = list(self.cells(max(degrees.values())))
+        homes: dict[str, Sequence[Gpus]] = {}
+        for m in sorted(models, key=lambda m: -models[m].weight_bytes):
+            model = models[m].at(degrees[m])
+            need, want = model.weight_bytes + one_request(model), demand(self.cluster, m)
+            fit = [cell for cell in cells if cell.free >= need]
+            if not fit:
+                raise Infeasible(
+                    f"{m} finds no {self.p} + {self.d} groups of {model.tp} GPU(s) with {need / 2**30:.1f} GiB"
+                )
+            cell = min(fit, key=lambda cell: ((cell.load + want) / (cell.free - need + 1.0), -cell.free))
+            cell.free -= need
+            cell.load += want
+            homes[m] = [gpus[: model.tp] for gpus in cell.groups]
+        return {m: homes[m] for m in models}
+
+    def degree(self, m: str) -> int:
+        """The degree at which each instance of a model is served."""
+        model = self.cluster.models[m]
+        fit = [tp for tp in model.degrees if tp <= model.tp and len(self.groups(tp)) >= self.p + self.d]
+        if not fit:
+            raise Infeasible(f"too few GPUs for {self.p} + {self.d} instances of {m}")
+        return max(fit)
+
+    def groups(self, size: int) -> list[Gpus]:
+        """Disjoint groups of so many GPUs, node by node."""
+        nodes: dict[int, list[int]] = {}
+        for g, gpu in enumerate(self.cluster.gpus):
+            nodes.setdefault(gpu.node, []).append(g)
+        return [tuple(gpus[k : k + size]) for gpus in nodes.values() for k in range(0, len(gpus) - size + 1, size)]
+
+    def cells(self, size: int) -> Iterator[Cell]:
+        """All cells of groups of so many GPUs."""
+        groups, n = self.groups(size), self.p + self.d
+        for k in range(0, len(groups) - n + 1, n):
+            yield Cell(groups[k : k + n], float(self.cluster.gpus[0].mem_bytes))
+
+    # ------------------------------------------------------------ requests
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """A prompt is prefilled, its KV moves, and it is decoded."""
+        match event:
+            case Woke("start"):
+                for m, batches in self.prefills.items():
+                    yield from (Load(b.inst) for b in (*batches, *self.decodes[m]))
+                    yield from (Run(b, "prefill") for b in batches)
+                    yield from (Run(b, "decode") for b in self.decodes[m])
+                    if self.p == 1:
+                        yield Admit(m, batches[0])
+            case Arrived(r):
+                yield Admit(r.id, self.idlest(r.model, view))
+            case Prefilled(rid, batch):
+                to = min(self.decodes[batch.inst.model], key=lambda b: members(b, view))
+                yield from (Admit(rid, to), Move(rid, to.inst.place))
+            case Preempted(rid, batch):
+                yield Admit(rid, self.idlest(batch.inst.model, view))
+            case Done(Move(int(rid)), "never"):
+                yield Drop(rid)
+            case Done(Move(int(rid)), "gone"):
+                batch = view.request(rid).batch
+                if batch is not None and batch in self.decodes[batch.inst.model] and not view.request(rid).kv_bytes:
+                    yield Admit(rid, self.idlest(batch.inst.model, view))
+
+    def idlest(self, m: str, view: View) -> Batch:
+        """The instance that prefills with the fewest tokens to do."""
+        return min(self.prefills[m], key=lambda b: view.batch(b).prefill_tokens)
+
+
+def members(batch: Batch, view: View) -> int:
+    """Members of a batch that decodes, those on their way included."""
+    s = view.batch(batch)
+    return s.decoding + s.away

@@ -1,0 +1,289 @@
+"""PD-multiplexing (MuxWise): prefill and decode of a model run side by side on a GPU, each on SMs of its own.
+
+Cui et al., "Towards High-Goodput LLM Serving with Prefill-decode Multiplexing", arXiv 2504.14489v3 (ASPLOS 2026), by
+its authors' summary of the dispatcher and what they released in SGLang (python/sglang/srt/multiplex):
+
+    b, c         sequences and tokens of context of a decode step       n      tokens of a prefill
+    S; s_d, s_p  SMs of the GPU; those of decode and of prefill         L      layers of the model
+    T_d(b, c, s) = alpha c + beta b + gamma                             predicted seconds of a decode step
+    T_p(n, s)    = alpha n^2 + beta n + gamma                           and of a prefill, n at least 512
+    guard        a decode step may take so much longer beside a prefill, which shares its bandwidth
+    N_PL         layers of a slice of a prefill: ceil(T_d L / T_p), about a decode step
+
+    s_d = the least with (1 + guard) T_d <= ITL SLO, s_p = S - s_d      while both phases have work; else either has S
+
+Both formulas are those of predictor.py (56f74d2), a fit for each count of SMs (multiples of 8) and range of n and c. It
+is fitted to the profile here. Its term in n and reused tokens is left out: no policy is told what a prompt will find.
+
+`sglang` is what SGLang serves by, which predicts nothing: the division of S with index clamp(6 b // 36, 1, 6), or
+(`sglang-h200`) the last whose least batch b reaches, is chosen when a prefill begins and kept until it ends or decode
+runs dry; N_PL = max(1, 65536 // n). A server has its GPUs to itself, and takes prompts whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil, inf
+from typing import ClassVar
+
+import numpy as np
+
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, Woke
+from harness.policy.fields import choice, number
+from harness.policy.placement import spread
+from harness.policy.types import Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Model, Option, Phase, Profile
+from harness.policy.view import BatchState, View
+
+GRAIN = 8  # SMs: predictor.py has tables for multiples of 8; green contexts of compute capability 9 come in as many
+LEAST_TOKENS = 512  # of a prefill that is predicted (predictor.py, Predictor.predict_prefill_latency)
+PREFILL_RANGES = ((512, 2048), (2048, 8192), (8192, 32768))  # tokens, a fit each (SEQLEN_LT_2K, BT_2K_8K, GT_8K)
+DECODE_RANGES = ((1024, 131072), (131072, 524288))  # tokens of context (SEQLEN_LT_128K, GT_128K); the last end is ours
+STEP_TOKENS = 16384  # of prompts that a step takes together: what servers prefill at most (max_prefill_tokens)
+BATCHES = (1, 8, 32, 128, 256)  # at which decode steps are fitted
+LOOSE_ITL_S = 0.1  # where a model has no SLO: the looser of the paper's two (50 ms for 8B, 100 ms for 70B)
+
+# SGLang, pdmux_context.py (00d56e2): PDMuxConfig and divide_sm; docs/advanced_features/pd_multiplexing.md (399507b)
+DIVISIONS = 6  # sm_group_num 8, less the two in which one phase has all SMs
+DECODE_BS_DIVISOR = 36
+SPLIT_FORWARD_TOKEN_BUDGET = 65536
+LEAST_DECODE_SMS = 16
+H200 = ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))  # s_p, s_d, least batch
+
+
+Coefficients = tuple[float, float, float]  # alpha, beta, gamma
+
+# ---------------------------------------------------------------- the predictor
+
+
+class Predictor:
+    """Seconds of a model's steps on each count of SMs that they may have, by fits of least relative squares."""
+
+    def __init__(self, profile: Profile, inst: Inst, gpu: Gpu) -> None:
+        self.decode: dict[int, list[Coefficients]] = {}
+        for s in decode_counts(gpu):
+            steps = [[(c, b) for b in BATCHES for c in between(*ends) if c >= b] for ends in DECODE_RANGES]
+            self.decode[s] = [fit(some, [profile.step_s(inst, b, c, s) for c, b in some]) for some in steps]
+        self.prefill: dict[int, list[Coefficients]] = {}
+        for s in prefill_counts(gpu):
+            prompts = [[(n * n, n) for n in between(*ends)] for ends in PREFILL_RANGES]
+            self.prefill[s] = [fit(some, [profile.prefill_s(inst, n, s) for _, n in some]) for some in prompts]
+
+    def decode_s(self, b: int, c: int, s: int) -> float:
+        """T_d."""
+        alpha, beta, gamma = self.decode[s][c > DECODE_RANGES[0][1]]
+        return alpha * c + beta * b + gamma
+
+    def prefill_s(self, n: int, s: int) -> float:
+        """T_p."""
+        n = max(n, LEAST_TOKENS)
+        alpha, beta, gamma = self.prefill[s][(n > PREFILL_RANGES[0][1]) + (n > PREFILL_RANGES[1][1])]
+        return alpha * n * n + beta * n + gamma
+
+
+def between(low: int, high: int) -> list[int]:
+    """Five counts from one to another, evenly apart."""
+    return [low + k * (high - low) // 4 for k in range(5)]
+
+
+def fit(points: Sequence[tuple[int, int]], seconds: Sequence[float]) -> Coefficients:
+    """Coefficients of both columns and the constant whose relative errors have the least squares."""
+    rows = np.column_stack([np.array(points, float), np.ones(len(points))]) / np.array(seconds)[:, None]
+    scale = np.abs(rows).max(axis=0)
+    alpha, beta, gamma = (np.linalg.lstsq(rows / scale, np.ones(len(points)), rcond=None)[0] / scale).tolist()
+    return alpha, beta, gamma
+
+
+# ---------------------------------------------------------------- SGLang's divisions
+
+
+def divisions(gpu: Gpu) -> list[tuple[int, int]]:
+    """(s_p, s_d) with s_p >= s_d >= 16, at most six and evenly apart, the largest s_p first (divide_sm)."""
+    fit = [(s, gpu.sms - s) for s in gpu.sm_choices if gpu.sms - s <= s <= gpu.sms - LEAST_DECODE_SMS]
+    step = max(1, len(fit) // DIVISIONS)
+    return fit[::step][:DIVISIONS][::-1]
+
+
+def forward_count(n: int) -> int:
+    """Layers of a slice of a prefill of n tokens."""
+    return max(1, SPLIT_FORWARD_TOKEN_BUDGET // max(1, n))
+
+
+# ---------------------------------------------------------------- the dispatcher
+
+
+@dataclass(slots=True)
+class Tenant:
+    """A model on its GPUs: who waits for its prefill, and what its two lanes are told."""
+
+    batch: Batch
+    model: Model
+    itl_s: float
+    predict: Predictor | None
+    near: list[Tenant] = field(default_factory=list)  # it, and all that share GPUs with it or with those that do
+    waiting: dict[int, int] = field(default_factory=dict)  # prompt tokens of requests without a first token, in order
+    prompts: dict[int, int] = field(default_factory=dict)  # of all requests
+    told: dict[Phase, Run] = field(default_factory=dict)
+
+    def order(self, phase: Phase, sms: int | None = None, layers: int | None = None) -> Iterator[Run]:
+        """Tell a lane its SMs and slices, if they are new."""
+        some = None if layers is None or layers >= self.model.layers else max(1, layers)
+        run = Run(self.batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
+        if self.told.get(phase) != run:
+            self.told[phase] = run
+            yield run
+
+    def prefills(self, s: BatchState, view: View) -> bool:
+        """Whether a prefill is under way, or the next one's KV has room."""
+        if not self.waiting or len(self.waiting) > s.waiting:
+            return bool(self.waiting)
+        need = (next(iter(self.waiting.values())) + 1) * self.model.kv_token_bytes + self.model.page_bytes
+        return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
+
+
+@dataclass(slots=True)
+class PDMux:
+    """Least SMs that meet the ITL SLO go to decode, the rest to prefill, in slices of layers."""
+
+    cluster: Cluster
+    rule: str = choice("predict", "table", "h200")
+    itl_s: float = number(0.0, 0, 10)  # SLO of the time between tokens; 0: each model's own TPOT SLO
+    guard: float = number(0.3, 0, 2)  # the most that the paper measured on H100; on A100 0.2
+    ahead: int = number(64, 0, 4096)  # steps: a division is to meet the SLO with the context that it has by then
+    hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Preempted}), init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
+    tenants: dict[str, Tenant] = field(default_factory=dict, init=False)
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "sglang": {"rule": "table"},
+        "sglang-h200": {"rule": "h200"},
+    }
+
+    def __post_init__(self) -> None:
+        uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
+        slo = {"Request.slo"} if self.rule == "predict" and not self.itl_s else set()
+        self.uses = frozenset(uses | {"Run.sms"} | slo)
+        gpu, models = self.cluster.gpus[0], self.cluster.models
+        if self.rule == "h200" and gpu.sms != sum(H200[0][:2]):
+            raise Infeasible(f"SGLang's divisions are of 132 SMs, and a {gpu.kind} has {gpu.sms}")
+        known: dict[tuple[object, ...], Predictor] = {}
+        for name, place in spread(self.cluster).items():
+            model, inst, predict = models[name], Inst(name, place), None
+            if self.rule == "predict":
+                alike = model._replace(ttft_slo_s=0.0, tpot_slo_s=0.0), self.cluster.profile.step_s(inst, 1, 1024)
+                predict = known[alike] = known.get(alike) or Predictor(self.cluster.profile, inst, gpu)
+            itl_s = self.itl_s or model.tpot_slo_s
+            self.tenants[name] = Tenant(Batch(inst), model, itl_s if itl_s < inf else LOOSE_ITL_S, predict)
+        for here in neighbours({name: t.batch.inst.place for name, t in self.tenants.items()}):  # type: ignore[misc]
+            if len(here) > 1 and self.rule != "predict":
+                raise Infeasible(f"an SGLang server divides all SMs of its GPUs: {', '.join(here)} cannot share any")
+            for name in here:
+                self.tenants[name].near = [self.tenants[other] for other in here]
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """A division is looked at when a prefill may begin or has ended, and when decode shrinks."""
+        match event:
+            case Woke("start"):
+                for t in self.tenants.values():
+                    yield from (Load(t.batch.inst), Admit(t.batch.inst.model, t.batch))
+                    yield from (*t.order("prefill"), *t.order("decode"))
+            case Arrived(r):
+                t = self.tenants[r.model]
+                t.waiting[r.id] = t.prompts[r.id] = r.prompt_tokens
+                if len(t.waiting) == view.batch(t.batch).waiting:  # none of its own is under way
+                    yield from self.divide(t, view)
+            case Prefilled(rid, batch):
+                t = self.tenants[batch.inst.model]
+                t.waiting.pop(rid, None)
+                yield from self.divide(t, view)
+            case Finished(rid, Batch(inst)):
+                t = self.tenants[inst.model]
+                ended = t.waiting.pop(rid, None) is not None
+                t.prompts.pop(rid, None)
+                dry = ended or view.batch(t.batch).decoding == 0
+                if (dry or self.rule == "predict") and any(x.waiting for x in t.near):
+                    yield from self.divide(t, view)
+            case Preempted(rid, batch):
+                t = self.tenants[batch.inst.model]
+                again = {rid: t.prompts[rid] + view.request(rid).made_tokens}
+                after = again | t.waiting
+                t.waiting.clear()
+                t.waiting.update(after)
+
+    def divide(self, tenant: Tenant, view: View) -> Iterator[Action]:
+        """Divide the SMs among the phases of a tenant and of those that share its GPUs."""
+        states = [(t, view.batch(t.batch)) for t in tenant.near]
+        decodes = [(t, s) for t, s in states if s.decoding]
+        prefills = [(t, s) for t, s in states if t.prefills(s, view)]
+        if not decodes or not prefills:
+            for t, _ in decodes:
+                yield from t.order("decode")
+            for t, s in prefills:  # in slices, where another model's decodes may begin meanwhile
+                yield from t.order("prefill", None, self.layers(t, s, t.itl_s, None) if len(states) > 1 else None)
+        elif self.rule == "predict":
+            yield from self.predicted(decodes, prefills)
+        else:
+            (t, s), gpu = states[0], self.cluster.gpus[0]
+            s_p, s_d = self.division(s.decoding, gpu)
+            yield from t.order("decode", s_d)
+            yield from t.order("prefill", s_p, forward_count(min(s.prefill_tokens, STEP_TOKENS)))
+
+    def predicted(
+        self, decodes: Sequence[tuple[Tenant, BatchState]], prefills: Sequence[tuple[Tenant, BatchState]]
+    ) -> Iterator[Action]:
+        """Give each decode the least s_d that meets its SLO, and the prefills what is left, in equal parts."""
+        gpu = self.cluster.gpus[0]
+        counts = decode_counts(gpu)
+        s_d, slice_s = [], inf
+        for t, s in decodes:
+            assert t.predict is not None
+            b, c = s.decoding, s.ctx_tokens + self.ahead * s.decoding
+            guarded = ((1 + self.guard) * t.predict.decode_s(b, c, n) for n in counts)
+            k = next((k for k, seconds in enumerate(guarded) if seconds <= t.itl_s), len(counts) - 1)
+            s_d.append(counts[k])
+            slice_s = min(slice_s, t.predict.decode_s(b, c, counts[k]))
+        if (asked := sum(s_d)) > counts[-1]:  # more than there is beside the least that prefills take
+            s_d = [max(1, n * counts[-1] // asked) for n in s_d]
+        for (t, _), n in zip(decodes, s_d, strict=True):
+            yield from t.order("decode", n)
+        left = gpu.sms - sum(s_d)
+        s_p = left if len(prefills) == 1 else max(GRAIN, left // len(prefills) // GRAIN * GRAIN)
+        for t, s in prefills:
+            yield from t.order("prefill", s_p, self.layers(t, s, slice_s, s_p))
+
+    def layers(self, t: Tenant, s: BatchState, slice_s: float, s_p: int | None) -> int:
+        """N_PL, so that a slice takes about `slice_s`."""
+        if t.predict is None:
+            return forward_count(min(s.prefill_tokens, STEP_TOKENS))
+        counts = prefill_counts(self.cluster.gpus[0])
+        at = counts[-1] if s_p is None else max((n for n in counts if n <= s_p), default=counts[0])
+        return ceil(slice_s * t.model.layers / t.predict.prefill_s(min(s.prefill_tokens, STEP_TOKENS), at))
+
+    def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
+        """(s_p, s_d) of SGLang at a decode batch of b (adjust_stream_groups)."""
+        if self.rule == "h200":
+            return next((s_p, s_d) for s_p, s_d, least in reversed(H200) if b >= least)
+        there = divisions(gpu)
+        return there[max(1, min(len(there), b * len(there) // DECODE_BS_DIVISOR)) - 1]
+
+
+def prefill_counts(gpu: Gpu) -> list[int]:
+    """Counts of SMs that a prefill may have, in ascending order."""
+    return [n for n in gpu.sm_choices if n % GRAIN == 0]
+
+
+def decode_counts(gpu: Gpu) -> list[int]:
+    """What a prefill leaves to decode, in ascending order; at least a grain."""
+    return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN]
+
+
+def neighbours(places: Mapping[str, Gpus]) -> list[list[str]]:
+    """The models that share GPUs, or share some with those that do."""
+    found: list[tuple[set[int], list[str]]] = []
+    for name, place in places.items():
+        mine = [one for one in found if one[0] & set(place)]
+        found = [one for one in found if not one[0] & set(place)]
+        found.append((set(place).union(*(gpus for gpus, _ in mine)), [*(m for _, ms in mine for m in ms), name]))
+    return [names for _, names in found]

@@ -1,0 +1,300 @@
+"""PD-multiplexing: SGLang's divisions and slices, the predictor, the dispatcher's rule, and what the split does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engines.machine import Config, Machine, Served, cluster, machine
+from harness.engines.sim.engine import Sim
+from harness.engines.wallclock import NoProfile
+from harness.loop.recorder import Recorder
+from harness.loop.replay import replay
+from harness.policy.actions import Action, Run
+from harness.policy.events import Arrived, Finished, Prefilled, Woke
+from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Jobs, Model, Request
+from harness.policy.view import BatchState, KvState
+from systems.chunked import Chunked
+from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count
+from workloads.models import shape
+
+H100 = Gpu("h100", 0, 80 << 30, 132, tuple(range(8, 132, 8)))
+A100 = Gpu("a100-80g", 0, 80 << 30, 108, tuple(range(2, 108, 2)))
+EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
+
+
+class Linear(NoProfile):
+    """A decode step of 2 ms, 0.1 ms a sequence and 1 us a token of context on all SMs; a prefill of 20 us a token."""
+
+    def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
+        return (2e-3 + 1e-4 * seqs + 1e-6 * ctx_tokens) * 132 / (sms or 132)
+
+    def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
+        return 2e-5 * tokens * 132 / (sms or 132)
+
+
+@dataclass
+class Seen:
+    """A view that answers what a test says."""
+
+    now_s: float = 0.0
+    batches: dict[str, BatchState] = field(default_factory=dict)
+    room: int = 1 << 40
+
+    def batch(self, batch: Batch) -> BatchState:
+        return self.batches.get(batch.inst.model, EMPTY)
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        return KvState(0, None, self.room)
+
+
+def made(models: int = 1, gpu: Gpu = H100, itl_s: float = 0.05, **fields: Any) -> PDMux:
+    """The system on one GPU; models of 32 layers."""
+    one = Model(32, 1, 1 << 30, 1 << 17, 1 << 21, 4096, 1.0, itl_s)
+    return PDMux(Cluster((gpu,), {f"m{k}": one for k in range(models)}, {}, Linear()), **fields)
+
+
+def begun(models: int = 1, **fields: Any) -> PDMux:
+    """The same after its start."""
+    policy = made(models, **fields)
+    list(policy.on(Woke("start"), Seen()))  # type: ignore[arg-type]
+    return policy
+
+
+def state(waiting: int = 0, decoding: int = 0, prefill_tokens: int = 0, ctx_tokens: int = 0) -> BatchState:
+    return EMPTY._replace(waiting=waiting, decoding=decoding, prefill_tokens=prefill_tokens, ctx_tokens=ctx_tokens)
+
+
+def arrive(policy: PDMux, view: Seen, rid: int = 0, model: str = "m0", prompt: int = 2048) -> Mapping[Any, Run]:
+    """The orders that an arrival brings, by lane."""
+    event = Arrived(Request(rid, model, 0.0, prompt, 1.0, 0.05))
+    return by_lane(policy.on(event, view))  # type: ignore[arg-type]
+
+
+def by_lane(actions: Any) -> Mapping[Any, Run]:
+    return {(a.batch.inst.model, a.phase): a for a in actions if isinstance(a, Run)}
+
+
+# ---------------------------------------------------------------- SGLang's numbers
+
+
+def test_divisions_of_132_sms() -> None:
+    assert divisions(H100) == [(112, 20), (104, 28), (96, 36), (88, 44), (80, 52), (72, 60)]
+
+
+def test_divisions_of_an_a100_are_every_third_of_twenty() -> None:
+    assert divisions(A100) == [(84, 24), (78, 30), (72, 36), (66, 42), (60, 48), (54, 54)]
+
+
+def test_the_table_for_an_h200() -> None:
+    assert H200 == (
+        (112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25),
+    )  # fmt: skip
+    assert all(s_p + s_d == 132 for s_p, s_d, _ in H200)
+
+
+def test_the_division_that_a_decode_batch_chooses() -> None:
+    table, h200 = made(rule="table"), made(rule="h200")
+    found = {b: table.division(b, H100) for b in (1, 11, 12, 17, 18, 24, 30, 35, 36, 1000)}
+    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 44, 52, 52, 60, 60]  # clamp(6 b // 36, 1, 6)
+    found = {b: h200.division(b, H100) for b in (1, 4, 5, 9, 10, 14, 15, 19, 20, 24, 25, 300)}
+    assert [s_d for _, s_d in found.values()] == [20, 20, 28, 28, 36, 36, 52, 52, 68, 68, 76, 76]
+
+
+def test_layers_of_a_slice() -> None:
+    assert [forward_count(n) for n in (1, 1024, 2048, 5000, 16384, 65536, 65537, 10**6)] == [
+        65536,
+        64,
+        32,
+        13,
+        4,
+        1,
+        1,
+        1,
+    ]
+
+
+def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> None:
+    policy, view = begun(rule="table"), Seen()
+    view.batches["m0"] = state(waiting=1, decoding=12, prefill_tokens=4096, ctx_tokens=9000)
+    orders = arrive(policy, view, prompt=4096)
+    assert (orders["m0", "decode"].sms, orders["m0", "prefill"].sms) == (28, 104)
+    assert orders["m0", "prefill"].slice_layers == 16
+    view.batches["m0"] = state(decoding=3, prefill_tokens=4096, ctx_tokens=9000)  # begun; decodes have ended
+    assert not by_lane(policy.on(Finished(7, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    view.batches["m0"] = state(prefill_tokens=4096)
+    dry = by_lane(policy.on(Finished(8, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    assert dry["m0", "prefill"].sms is None
+    view.batches["m0"] = state(decoding=1, ctx_tokens=4097)
+    ended = by_lane(policy.on(Prefilled(0, Batch(Inst("m0", (0,)))), view))  # type: ignore[arg-type]
+    assert ended["m0", "decode"].sms is None
+
+
+def test_an_sglang_server_has_its_gpus_to_itself() -> None:
+    with pytest.raises(Infeasible, match="m0, m1 cannot share"):
+        made(2, rule="table")
+    with pytest.raises(Infeasible, match="132 SMs"):
+        made(gpu=A100, rule="h200")
+
+
+# ---------------------------------------------------------------- MuxWise
+
+
+def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
+    predict = made().tenants["m0"].predict
+    assert predict is not None
+    profile, inst = Linear(), Inst("m0", (0,))
+    for s in decode_counts(H100):
+        for b, c in ((1, 1), (3, 999), (200, 150_000), (256, 400_000)):
+            assert predict.decode_s(b, c, s) == pytest.approx(profile.step_s(inst, b, c, s), rel=1e-6)
+    assert predict.prefill_s(7000, 64) == pytest.approx(profile.prefill_s(inst, 7000, 64), rel=1e-6)
+    assert predict.prefill_s(9, 64) == predict.prefill_s(512, 64)  # n is 512 at least
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")]
+)
+def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
+    found = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
+    predict, inst = PDMux(found).tenants["m"].predict, Inst("m", (0,))
+    assert predict is not None
+    decode = [
+        predict.decode_s(b, b * c, s) / found.profile.step_s(inst, b, b * c, s) - 1
+        for s in decode_counts(found.gpus[0]) for b in (2, 20, 100, 200) for c in (300, 1000, 3000)
+    ]  # fmt: skip
+    prefill = [
+        predict.prefill_s(n, s) / found.profile.prefill_s(inst, n, s) - 1
+        for s in predict.prefill for n in (700, 1500, 3000, 6000, 12000, 30000)
+    ]  # fmt: skip
+    assert np.mean(np.abs(decode)) < 0.09
+    assert np.mean(np.abs(prefill)) < 0.09
+
+
+def test_decode_gets_the_least_sms_that_meet_the_slo_and_prefill_the_rest() -> None:
+    policy, view = begun(guard=0.3, ahead=64), Seen()
+    view.batches["m0"] = state(waiting=1, decoding=10, prefill_tokens=8192, ctx_tokens=3360)
+    orders = arrive(policy, view, prompt=8192)
+    # 1.3 x (2 + 10 x 0.1 + (3360 + 640) x 0.001) ms = 9.1 ms on 132 SMs: 50 ms on 24.02, of 12, 20, 28, ...
+    assert orders["m0", "decode"] == Run(Batch(Inst("m0", (0,))), "decode", sms=28)
+    step_s, prefill_s = 7e-3 * 132 / 28, 2e-5 * 8192 * 132 / 104
+    layers = -(-step_s * 32 // prefill_s)
+    assert layers == 6
+    assert orders["m0", "prefill"] == Run(
+        Batch(Inst("m0", (0,))), "prefill", chunk_tokens=0, slice_layers=int(layers), sms=104
+    )
+
+
+def test_who_works_alone_has_all_sms() -> None:
+    policy, view = begun(), Seen()
+    view.batches["m0"] = state(waiting=1, prefill_tokens=100)
+    assert not arrive(policy, view)  # as from the start: no decodes
+    view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=400)
+    policy.tenants["m0"].waiting.clear()
+    view.room = 1 << 20
+    assert not arrive(policy, view, 1)  # its KV has no room: decodes keep all SMs
+    view.room = 1 << 40
+    ended = by_lane(policy.on(Finished(9, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    assert ended["m0", "decode"].sms is not None
+
+
+def test_models_on_a_gpu_share_it_without_overlap() -> None:
+    policy, view = begun(3), Seen()
+    view.batches["m0"] = state(decoding=10, ctx_tokens=4000)
+    view.batches["m1"] = state(decoding=2, ctx_tokens=500)
+    view.batches["m2"] = state(waiting=1, prefill_tokens=4096)
+    orders = arrive(policy, view, model="m2")
+    assert set(orders) == {("m0", "decode"), ("m1", "decode"), ("m2", "prefill")}
+    assert sum(run.sms or 0 for run in orders.values()) == 132
+    view.batches["m1"] = state(waiting=1, decoding=2, ctx_tokens=500, prefill_tokens=4096)
+    orders = {**orders, **arrive(policy, view, 1, "m1")}
+    assert orders["m1", "prefill"].sms == orders["m2", "prefill"].sms
+    assert sum(run.sms or 0 for run in orders.values()) <= 132
+
+
+# ---------------------------------------------------------------- in the simulator
+
+
+@cache
+def priced(gpu: str, name: str) -> tuple[tuple[Served, ...], Machine]:
+    served = (Served("m", shape(name)._replace(max_tokens=8192), 1, 10.0, 0.06),)
+    return served, machine(Config(served, gpu=gpu))
+
+
+def stream(n: int, rate_rps: float, prompt: Sequence[int], output: Sequence[int], *, alone: bool = False) -> Jobs:
+    """Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
+    draw = np.random.default_rng(5)
+    arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
+    lengths = (draw.integers(*ends, n, np.int32) for ends in (prompt, output))
+    after, think_s = (np.arange(n, dtype=np.int32) - 1, np.zeros(n)) if alone else (None, None)
+    times_s = np.where(np.arange(n) == 0, 0.0, np.inf) if alone else arrival_s
+    return Jobs(("m",), times_s, np.zeros(n, np.int32), *lengths, np.full(n, 10.0), np.full(n, 0.06), after, think_s)
+
+
+def served(
+    make: Any, jobs: Jobs, gpu: str = "h200", name: str = "codellama-34b", **fields: Any
+) -> tuple[Sim, Recorder]:
+    """A system serves a stream; its decisions are kept."""
+    models, machine_ = priced(gpu, name)
+    engine = Sim(Config(models, gpu=gpu, token_times=True), {}, machine_)
+    log = Recorder()
+    replay(make(engine.cluster, **fields), engine, jobs, log=log)
+    return engine, log
+
+
+def gaps_s(engine: Sim) -> Any:
+    """Times between tokens of all requests, in ascending order."""
+    rows = [row for part in engine.rows() for row in part.to_pylist()]
+    return np.sort(np.concatenate([np.diff(row["token_ns"]) / 1e9 for row in rows if row["made_tokens"] > 1]))
+
+
+def test_phases_that_never_meet_are_alternation() -> None:
+    """One client at a time: prefill has all SMs, then decode, as on a lane that does the one after the other."""
+    jobs = stream(20, 1.0, (100, 3000), (1, 60), alone=True)
+    split, whole = (served(make, jobs, **x)[0].S.requests for make, x in ((PDMux, {}), (Chunked, {"tau": 8192})))
+    for stamp in ("first", "done"):
+        np.testing.assert_allclose(split[stamp], whole[stamp], rtol=0, atol=1e-9)
+
+
+def test_one_token_prompts_are_alternation() -> None:
+    jobs = stream(60, 8.0, (100, 3000), (1, 2))
+    split, whole = served(PDMux, jobs)[0], served(Whole, jobs)[0]
+    np.testing.assert_allclose(split.S.requests["done"], whole.S.requests["done"], rtol=0, atol=1e-9)
+
+
+class Whole(Chunked):
+    """The same with whole prompts, before decodes."""
+
+    def on(self, event: Any, view: Any) -> Any:
+        for action in super().on(event, view):
+            yield Run(action.batch, chunk_tokens=0) if isinstance(action, Run) else action
+
+
+def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -> None:
+    jobs = stream(150, 1.2, (2000, 6000), (100, 300))
+    engine, log = served(PDMux, jobs)
+    split, small, large = gaps_s(engine), *(gaps_s(served(Chunked, jobs, tau=tau)[0]) for tau in (512, 2048))
+    p99 = [x[int(0.99 * len(x))] for x in (split, small, large)]
+    assert p99[0] <= 0.06 < p99[2]
+    assert p99[1] <= 0.06
+    sms: dict[Any, int] = {}
+    for decision in log.decisions:
+        for action in decision.actions:
+            if isinstance(action, Run):
+                sms[action.phase] = action.sms or 0
+        if sms.get("decode", 0) > 0:
+            assert sms["decode"] + sms["prefill"] == 132
+
+
+@pytest.mark.parametrize("rule", ["predict", "table", "h200"])
+def test_every_request_ends_under_every_rule(rule: str) -> None:
+    engine, log = served(PDMux, stream(80, 3.0, (50, 6000), (1, 200)), rule=rule)
+    assert (engine.S.requests["state"] == engine.S.requests["state"][0]).all()
+    ordered: set[Action] = {a for d in log.decisions for a in d.actions}
+    slices = {a.slice_layers for a in ordered if isinstance(a, Run) and a.phase == "prefill" and a.sms}
+    assert len(slices) > 3
+    assert {a.sms for a in ordered if isinstance(a, Run) and a.phase == "decode"} > {None}
