@@ -42,7 +42,7 @@ define stage
 [ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
 endef
 
-reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more rates, scales, seeds, longer windows
+reproduce-fig7: $(READY) ## figure 7 of Prism: 7 systems, 2 traces; FULL=1: more rows, rates, scales and seeds
 	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
 
 reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all

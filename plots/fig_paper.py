@@ -6,6 +6,7 @@ python -m plots.fig_paper results/fig7/fig7-3f9c01ab plots/out/fig7
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
 CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
+LABEL = 21  # letters of 6 points to an inch
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 WORDS = {  # of what a row says of its setting
     "process": {"model": "one process each", "own": "own processes"},
@@ -51,7 +53,7 @@ USUAL = {  # of what another row says, and this one does not
     "assign": "streams as released",
     "plan": tidy.PLANS["held-out"],
     "placement": "own placements",
-    "pool_gib": "processes inside the engines' share",
+    "pool_gib": "processes inside the share of engines",
 }
 CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
@@ -155,8 +157,9 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
             axis.set_ylim(low, 100 + 0.06 * (100 - low))
         box = axes[0].get_position(), axes[-1].get_position()
         panel = next(p for p in panels if _line(p) == line)
-        figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, _xlabel(panel, panels[0]), ha="center",
-                    va="center", fontsize=6)  # fmt: skip
+        label = _xlabel(panel, panels[0])
+        figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, label, ha="center", va="center",
+                    fontsize=6 * min(1.0, LABEL * width / len(label)))  # fmt: skip
     for k, title in enumerate(titles):
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
@@ -199,7 +202,7 @@ def _legend(figure: Figure, frame: pd.DataFrame, facts: Mapping[str, Any], looks
 
 
 def _name(label: str) -> str:
-    return label.replace(":plusplus", "++")
+    return re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
 
 
 def _called(models: str) -> str:
@@ -360,7 +363,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         *_asked(facts, runs),
         *_rates(facts["panels"]),
         *_bounds(facts),
-        "Hollow: the models do not fit." if frame["infeasible"].any() else "",
+        "Hollow: the models do not fit, with some seed or all." if frame["infeasible"].any() else "",
         style.caps(table),
         style.departs(own),
         *facts["notes"],
@@ -400,10 +403,11 @@ def _asked(facts: Mapping[str, Any], runs: pd.DataFrame) -> Iterator[str]:
             fixed = ", ".join(f"{rps:g}" for rps in p["rates_rps"])
             yield f"Rates: {fixed} req/s, then by bisection of each system's crossing."
             break
-    ran = runs[(runs["over"] == "pooled") & runs["infeasible"].isna()]
-    points = ran[ran["definition"] == facts["definitions"][0]]
-    if len(points):
-        least = int(points.groupby(["panel", "label", "x"], observed=True)["n"].sum().min())
+    counted = runs[(runs["over"] == "pooled") & (runs["definition"] == facts["definitions"][0])]
+    points = counted.groupby(["panel", "label", "x"], observed=True)
+    whole = points["n"].sum()[points["infeasible"].count() == 0]  # all seeds ran
+    if len(whole):
+        least = int(whole.min())
         yield f"At least {least:,} requests a point, over its seeds."
 
 
@@ -411,8 +415,8 @@ def _bounds(facts: Mapping[str, Any]) -> Iterator[str]:
     """What the markers without a line are."""
     names = [label for label in facts["controls"] if not label.endswith(" (A/A)")]
     knows = "; static:oracle is static:rate whose plan knows the window" * ("static:oracle" in names)
-    low = "where the first system still holds the level" if any(p.get("rates_rps") for p in facts["panels"]) else ""
-    at = f"{low} and at the end" if low else "at the ends"
+    found = any(p.get("rates_rps") for p in facts["panels"])
+    at = f"at the highest rate that {facts['systems'][0]} holds and at the end" if found else "at the ends"
     yield f"Markers without a line: bounds and the A/A copy, {at}{knows}."
 
 

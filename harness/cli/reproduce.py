@@ -36,7 +36,7 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
     "bench reproduce fig7 --systems prism,static --traces arena-chat --models heavy8",
 ))  # fmt: skip
 @click.argument("figure", shell_complete=complete(_figures), metavar="NAME|FILE.toml")
-@click.option("--full", is_flag=True, help="More rates, SLO scales and seeds, longer windows.")
+@click.option("--full", is_flag=True, help="More rows, rates, SLO scales and seeds.")
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
               help="Instead of the figure's; the first one sets the rate of other rows.")  # fmt: skip
 @click.option("--traces", metavar="LIST", shell_complete=complete(trace_names, many=True),

@@ -75,7 +75,7 @@ def verdicts(found: Reproduced) -> list[Verdict]:
                 continue
             rows = of_panel(found.table, panel["panel"])
             here, says, rule = _verdict(claim, panel, rows, about["level"])
-            if any(tidy.unfit(rows, label) for label in who):
+            if any((gone := tidy.unfit(rows, label)) and gone.every for label in who):
                 here, says, rule = table.NONE, "does not fit", table.NONE
             if not claim.comparable:
                 says, rule = "not comparable", table.NONE

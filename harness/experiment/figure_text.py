@@ -34,7 +34,8 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     about, axis = found.about, panels[0]["axis"]
     names = [d.upper() for d in about["definitions"]]
     each = [f"{panel['slo_scale']:g}x" for panel in panels if panel["slo_scale"]]
-    fixed = f"SLO {' and '.join(dict.fromkeys(each))}" if each else "at the rate that the first system holds"
+    rate = "at a given rate" if panels[0].get("given") else "at the rate that the first system holds"
+    fixed = f"SLO {' and '.join(dict.fromkeys(each))}" if each else rate
     several = dict.fromkeys(panel["gpus"] for panel in panels)
     gpus = "" if axis == "gpus" else f", {' and '.join(map(str, several))} GPU{'s' * (list(several) != [1])}"
     level = f"{100 * about['level']:g} %"
@@ -45,7 +46,7 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
     head = ["trace", "models", *["GPUs"] * (len(several) > 1)]
     head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
     head += [cell for n in names for cell in (f"{level} {n}", "fails at", "dip %", "worst %")]
-    unfit: dict[str, dict[str, None]] = {}  # why, and on which panels
+    unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by label: why on its first panel, and on which
     rows = [[*head, "|", "at", *(f"{n} %" for n in names), "loads", "evicts", "moved"]]
     for panel in panels:
         own = of_panel(found.table, panel["panel"])
@@ -56,9 +57,11 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
             if not any(crossed):
                 continue  # not of this row
             cells = [f"{panel['rate_rps']:.3g}", shown[label]] if given else [shown[label]]
-            if why := tidy.unfit(own, label):
-                unfit.setdefault(f"{shown[label]} {why}", {})[", ".join(place)] = None
-                cells += [why.partition(":")[0], *[table.NONE] * 3] * len(names)
+            if gone := tidy.unfit(own, label):
+                some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
+                unfit.setdefault(label, (gone, []))[1].append(", ".join(place) + some)
+            if gone and gone.every:
+                cells += [gone.word, *[table.NONE] * 3] * len(names)
                 rows.append([*place, *cells, "|", *[table.NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
                 continue
             for d, c in zip(about["definitions"], crossed, strict=True):
@@ -66,7 +69,8 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
             rows.append([*place, *cells, "|", *_beside(own, panel, label, about)])
     columns = [x for x in zip(*rows, strict=True) if x[0] not in ASIDE or set(x[1:]) != {table.NONE}]
     yield from table.aligned(zip(*columns, strict=True))
-    yield from (f"{why} ({'; '.join(places)})" for why, places in unfit.items())
+    for label, (gone, places) in unfit.items():
+        yield f"{label} {gone.word} ({'; '.join(places)}): {gone.why}"
 
 
 ASIDE = ("fails at", "dip %", "worst %")  # columns that are left out where they say nothing

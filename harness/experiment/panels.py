@@ -254,6 +254,7 @@ class Grid:
             "note": trace.note,
             "models": panel.name,
             "own": row.own,
+            "given": bool(row.rate_rps or row.rate_scale),
             "plan": plan,
             "count": None if sized else panel.size,
             "gpus": None if row.axis == "gpus" else panel.gpus,

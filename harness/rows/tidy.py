@@ -382,12 +382,28 @@ def _mean(seeds: Mapping[int, Curve]) -> dict[float, float]:
     return {x: float(np.mean([curve[x] for curve in seeds.values()])) for x in shared}
 
 
-def unfit(table: pa.Table, label: str) -> str | None:
-    """Why a label has no value at any x: its models do not fit, or the system cannot be asked for this; else None."""
-    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
-    for name, words in (("infeasible", "does not fit"), ("skipped", "skipped")):
-        if len(own) and not own[name].null_count:
-            return f"{words}: {own[name][0].as_py()}"
+class Unfit(NamedTuple):
+    """Seeds with which a system has no value at any x."""
+
+    word: str  # does not fit: its models; skipped: it cannot be asked for this
+    why: str  # of the first one
+    seeds: int
+    of: int
+
+    @property
+    def every(self) -> bool:
+        """No seed is left."""
+        return self.seeds == self.of
+
+
+def unfit(table: pa.Table, label: str) -> Unfit | None:
+    """With which seeds a label has no value at any x, and why; None where all have one."""
+    frame = table.select(["label", "seed", "infeasible", "skipped"]).to_pandas()
+    seeds = frame[frame["label"] == label].groupby("seed")
+    for name, word in (("infeasible", "does not fit"), ("skipped", "skipped")):
+        gone = [own[name].iloc[0] for _, own in seeds if own[name].notna().all()]
+        if gone:
+            return Unfit(word, str(gone[0]), len(gone), len(seeds))
     return None
 
 
