@@ -29,12 +29,13 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
     goal = f"{100 * about['level']:g} % {about['definition'].upper()}"
     yield (
         f"fewest GPUs of {about['gpus'][0]} to {about['gpus'][1]} for {goal} · {facts['name']} ({facts['tier']}) "
-        f"at {facts['rate_rps']:.3g} req/s · mean of {about['seeds']} seeds [each seed alone]"
+        f"at {facts['rate_rps']:.3g} req/s · {_seeds(about['seeds'])}"
     )
+    yield ("by SLO: GPUs, attainment on so many, and that of the worst model (mean over seeds); CPU s of all its runs")
     slos = [slo for slo in about["slos"] if any(one.slo == slo for one in own)]
     head = ["system"]
     for slo in slos:
-        head += [f"SLO {slo}", "there %", "worst model %"]
+        head += [slo, "met %", "worst %"]
     rows = [[*head, "CPU s"]]
     for label in (*about["systems"], *about["bounds"]):
         mine = [one for slo in slos for one in own if (one.slo, one.label) == (slo, label)]
@@ -42,6 +43,10 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
             cells = [cell for one in mine for cell in _cells(one)]
             rows.append([label, *cells, f"{sum(one.cpu_s for one in mine):.0f}"])
     yield from table.laid(rows, markdown=markdown)
+
+
+def _seeds(n: int) -> str:
+    return "one seed" if n == 1 else f"mean of {n} seeds [each alone, where they differ]"
 
 
 def _cells(one: Answer) -> list[str]:
