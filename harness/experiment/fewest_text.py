@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.experiment.claims import SAYS
+from harness.experiment.claims import RULES, SAYS
 from harness.experiment.data import Workload
 from harness.experiment.fewest import Answer, Found, verdicts
 from harness.report import table
@@ -13,7 +13,8 @@ from harness.rows.statistics import Estimate
 
 
 def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
-    """What is printed."""
+    """What is printed: a block a workload, then the claims."""
+    yield "by SLO: GPUs, what is attained on so many, also by the worst model (means over seeds); CPU s of all runs"
     for workload in dict.fromkeys(one.workload for one in found.answers):
         yield from _block(found, workload, markdown)
         yield ""
@@ -31,7 +32,6 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
         f"fewest GPUs of {about['gpus'][0]} to {about['gpus'][1]} for {goal} · {facts['name']} ({facts['tier']}) "
         f"at {facts['rate_rps']:.3g} req/s · {_seeds(about['seeds'])}"
     )
-    yield ("by SLO: GPUs, attainment on so many, and that of the worst model (mean over seeds); CPU s of all its runs")
     slos = [slo for slo in about["slos"] if any(one.slo == slo for one in own)]
     head = ["system"]
     for slo in slos:
@@ -70,7 +70,7 @@ def _claims(found: Found, markdown: bool) -> Iterator[str]:
     every = verdicts(found)
     if not every:
         return
-    rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict"]]
+    rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict", "agrees if"]]
     for one in every:
         c = one.claim
         said = f"{c.system} / {c.over}, GPUs" if c.over else f"{c.system}, GPUs"
@@ -78,7 +78,8 @@ def _claims(found: Found, markdown: bool) -> Iterator[str]:
         paper = " - ".join(f"{x:g}{unit}" for x in (c.paper if isinstance(c.paper, tuple) else (c.paper,)))
         here = table.NONE if one.here is None else f"{one.here.mean:.2f}x" if c.over else count(one.here)
         at = f"{one.workload.trace} x {one.workload.rate_scale:g}"
-        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says])
+        rule = RULES["range" if isinstance(c.paper, tuple) else "value"] if c.comparable else table.NONE
+        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says, rule])
     yield from table.laid(rows, markdown=markdown)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
