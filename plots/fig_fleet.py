@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.policy.types import UserError
+from harness.policy.types import GIB, UserError
 from harness.rows import statistics
 from harness.rows.record import SWEEP
 from plots import style
@@ -78,11 +78,11 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = [Line2D([], [], label=x, linestyle=looks[x].line, **looks[x].marks()) for x in series]
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
-    text = textwrap.fill(_caption(table, facts, frame, note), 200)
+    text = textwrap.fill(_caption(table, facts, frame, note), 165)
     below = 0.1 + 0.078 * (1 + text.count("\n"))
     height = top + len(workloads) * (PANEL_IN + GAP_IN) + below
     figure.set_size_inches(style.PAGE_IN, height)
-    grid = figure.add_gridspec(len(workloads), len(slos), left=0.075, right=0.99, top=1 - top / height, wspace=0.08,
+    grid = figure.add_gridspec(len(workloads), len(slos), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
                                bottom=(below + GAP_IN - 0.05) / height, hspace=GAP_IN / PANEL_IN)  # fmt: skip
     for i, workload in enumerate(workloads):
         for j, slo in enumerate(slos):
@@ -136,15 +136,18 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     def each(column: str) -> str:
         return " and ".join(str(x) for x in sorted(own[column].dropna().unique()))
 
-    traces = ", ".join(f"{x['name']} ({x['tier']})" for x in facts["workloads"])
+    traces = ", ".join(dict.fromkeys(f"{x['name']} ({x['tier']})" for x in facts["workloads"]))
+    spec = facts["spec"]
     facts_of_all = [
         f"After {facts['paper']}. {traces}",
         f"models: {each('models')}",
         each("gpu"),
         each("machine"),
+        f"{spec['pool_bytes'] / GIB:.4g} GiB a GPU for weights and KV" if "pool_bytes" in spec else "",
+        "streams go to models as each seed draws" if spec.get("assign") == "shuffled" else "",
         each("fidelity"),
         f"mean, least and most of {seeds} seed{'s' * (seeds > 1)}",
-        f"plans from the {each('plan_origin')}",
+        f"plans: {each('plan_origin')}",
     ]
     dotted = f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
     shown = f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."

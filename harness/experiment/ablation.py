@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.experiment import compare, data
-from harness.experiment.claims import SAYS, judged
+from harness.experiment.claims import RULES, SAYS, judged
 from harness.experiment.compare import Compared, Entry
 from harness.experiment.data import Workload
 from harness.experiment.lookup import Failed, cluster_of
@@ -196,18 +196,18 @@ def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
         f"{one.definition.upper()} attainment (SLO {one.slo}, {one.spec.get('models', '')}) with all parts, and the "
         f"points by which it changes without each [95 % interval, {one.seeds} seeds paired]"
     )
-    head = [f"{at.trace}, {offered_rps(found.compared[at.trace], at.rate_scale):.3g} req/s" for at in points]
-    rows = [["switched off", "figure", *head, "loses most", "the paper"]]
-    rows.append(["nothing", "", *(f"{100 * found.whole[p].mean:.1f}" for p in points), "", ""])
+    head = [f"{at.trace} {offered_rps(found.compared[at.trace], at.rate_scale):.3g} req/s" for at in points]
+    rows = [["switched off", *head, "loses most"]]
+    rows.append(["nothing", *(f"{100 * found.whole[at].mean:.1f}" for at in points), ""])
     for part in one.part:
         own = {x.workload: x for x in found.losses if x.part == part}
         if not own:
             continue
         worst = max(own.values(), key=lambda x: x.most.mean)
-        most = f"{worst.model}: {_signed(-worst.most.mean)}" if worst.model else table.NONE
-        cells = [_difference(own[p].pooled) for p in points]
-        rows.append([part.off, str(part.figure or table.NONE), *cells, most, part.says or table.NONE])
+        most = f"{worst.model} {_signed(-worst.most.mean)}" if worst.model else table.NONE
+        rows.append([part.off, *(_difference(own[at].pooled) for at in points), most])
     yield from table.laid(rows, markdown=markdown)
+    yield from (f"the paper, figure {part.figure}, of {part.off}: {part.says}" for part in one.part if part.says)
     yield from _numbers(found, markdown)
 
 
@@ -222,33 +222,37 @@ def offered_rps(found: Compared, rate_scale: float) -> float:
 
 def _numbers(found: Found, markdown: bool) -> Iterator[str]:
     """The paper's numbers beside ours, with verdicts."""
-    rows = [[f"claim ({found.asked.paper})", "paper", "here", "verdict"]]
-    whys, said = [], []
+    rows, whys, said = list[list[str]](), list[str](), list[str]()
+
+    def add(what: str, paper: Paper, unit: str, here: Estimate | None, text: str, comparable: bool = True) -> None:
+        assert paper is not None
+        kind = "range" if isinstance(paper, tuple) else "value"
+        rule = RULES[kind if here is None or here.low is None else f"{kind}, interval"] if comparable else table.NONE
+        said.append(judged(paper, here) if comparable else "not comparable")
+        rows.append([what, _range(paper, unit), text, said[-1], rule])
+
     for part in (x for x in found.asked.part if x.paper is not None):
         own = [x for x in found.losses if x.part == part]
         worst = max(own, key=lambda x: x.most.mean, default=None)
-        assert part.paper is not None
-        says = "not comparable" if not part.comparable else judged(part.paper, worst.most if worst else None)
-        here = f"{worst.model} {100 * worst.most.mean:.1f} points" if worst else table.NONE
-        rows.append([f"{part.off}, the model that gains most", _range(part.paper, 100, " points"), here, says])
-        said.append(says)
-        whys += [f"{says}: {part.why}"] if part.why else []
+        here = worst.most if worst else None
+        text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else table.NONE
+        add(f"{part.off}, the model that gains most", part.paper, " points", here, text, part.comparable)
+        whys += [f"{said[-1]}: {part.why}"] if part.why and said[-1] in {"differs", "not comparable"} else []
     spec = found.asked.entry(found.asked.base).spec
     for one in found.asked.activation:
         ours = Estimate(activation_s(spec, one), None, None, 1)
-        says = judged(one.paper, ours)
-        rows.append([f"activation of {one.shape}, TP {one.tp}", _range(one.paper, 1, " s"), f"{ours.mean:.2f} s", says])
-        said.append(says)
-    if len(rows) > 1:
+        add(f"activation of {one.shape}, TP {one.tp}", one.paper, " s", ours, f"{ours.mean:.2f} s")
+    if rows:
         yield ""
-        yield from table.laid(rows, markdown=markdown)
+        head = [f"claim ({found.asked.paper})", "paper", "here", "verdict", "agrees if"]
+        yield from table.laid([head, *rows], markdown=markdown)
         yield from dict.fromkeys(whys)
         yield "; ".join(f"{said.count(x)} {x}: {words}" for x, words in SAYS.items() if x in said)
 
 
-def _range(paper: float | tuple[float, float], factor: float, unit: str) -> str:
-    numbers = paper if isinstance(paper, tuple) else (paper,)
-    return " - ".join(f"{factor * x:g}" for x in numbers) + unit
+def _range(paper: float | tuple[float, float], unit: str) -> str:
+    factor = 100 if unit == " points" else 1
+    return " - ".join(f"{factor * x:g}" for x in (paper if isinstance(paper, tuple) else (paper,))) + unit
 
 
 def _difference(lost: Estimate) -> str:
@@ -258,4 +262,4 @@ def _difference(lost: Estimate) -> str:
 
 
 def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}"
+    return f"{points:+.1f}" if (points := round(100 * share, 1)) else "0.0"

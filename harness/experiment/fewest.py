@@ -281,7 +281,7 @@ class _Search:
         folder = self.out / f"{fleet.name}-{digest(record.dumps(sorted(key, key=record.dumps)))}"
         about = {
             "fleet": fleet.name, "paper": fleet.paper, "level": fleet.level, "definition": fleet.definition,
-            "gpus": fleet.gpus, "slos": fleet.slos, "seeds": fleet.seeds,
+            "gpus": fleet.gpus, "slos": fleet.slos, "seeds": fleet.seeds, "spec": dict(fleet.spec),
             "systems": [e.label for e in fleet.entries], "bounds": [e.label for e in fleet.bounding],
             "workloads": [self._facts(w) for w in fleet.workload],
             "claims": [asdict(one) for one in fleet.claim],

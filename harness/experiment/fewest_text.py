@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.experiment.claims import SAYS
+from harness.experiment.claims import RULES, SAYS
 from harness.experiment.data import Workload
 from harness.experiment.fewest import Answer, Found, verdicts
 from harness.report import table
@@ -13,7 +13,8 @@ from harness.rows.statistics import Estimate
 
 
 def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
-    """What is printed."""
+    """What is printed: a block a workload, then the claims."""
+    yield "by SLO: GPUs, what is attained on so many, also by the worst model (means over seeds); CPU s of all runs"
     for workload in dict.fromkeys(one.workload for one in found.answers):
         yield from _block(found, workload, markdown)
         yield ""
@@ -29,12 +30,12 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
     goal = f"{100 * about['level']:g} % {about['definition'].upper()}"
     yield (
         f"fewest GPUs of {about['gpus'][0]} to {about['gpus'][1]} for {goal} · {facts['name']} ({facts['tier']}) "
-        f"at {facts['rate_rps']:.3g} req/s · mean of {about['seeds']} seeds [each seed alone]"
+        f"at {facts['rate_rps']:.3g} req/s · {_seeds(about['seeds'])}"
     )
     slos = [slo for slo in about["slos"] if any(one.slo == slo for one in own)]
     head = ["system"]
     for slo in slos:
-        head += [f"SLO {slo}", "there %", "worst model %"]
+        head += [slo, "met %", "worst %"]
     rows = [[*head, "CPU s"]]
     for label in (*about["systems"], *about["bounds"]):
         mine = [one for slo in slos for one in own if (one.slo, one.label) == (slo, label)]
@@ -42,6 +43,10 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
             cells = [cell for one in mine for cell in _cells(one)]
             rows.append([label, *cells, f"{sum(one.cpu_s for one in mine):.0f}"])
     yield from table.laid(rows, markdown=markdown)
+
+
+def _seeds(n: int) -> str:
+    return "one seed" if n == 1 else f"mean of {n} seeds [each alone, where they differ]"
 
 
 def _cells(one: Answer) -> list[str]:
@@ -65,7 +70,7 @@ def _claims(found: Found, markdown: bool) -> Iterator[str]:
     every = verdicts(found)
     if not every:
         return
-    rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict"]]
+    rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict", "agrees if"]]
     for one in every:
         c = one.claim
         said = f"{c.system} / {c.over}, GPUs" if c.over else f"{c.system}, GPUs"
@@ -73,7 +78,8 @@ def _claims(found: Found, markdown: bool) -> Iterator[str]:
         paper = " - ".join(f"{x:g}{unit}" for x in (c.paper if isinstance(c.paper, tuple) else (c.paper,)))
         here = table.NONE if one.here is None else f"{one.here.mean:.2f}x" if c.over else count(one.here)
         at = f"{one.workload.trace} x {one.workload.rate_scale:g}"
-        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says])
+        rule = RULES["range" if isinstance(c.paper, tuple) else "value"] if c.comparable else table.NONE
+        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says, rule])
     yield from table.laid(rows, markdown=markdown)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
