@@ -43,7 +43,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Figure:
     if all(row["mean"] is None for row in shown):
         raise UserError("nothing to draw: no condition has a ratio")
     names = list(dict.fromkeys(row["name"] for row in shown))
-    text = textwrap.fill(caption(facts), 190)
+    text = textwrap.fill(caption(facts), 178)
     foot = 0.46 + 0.085 * (1 + text.count("\n"))
     height = HEAD_IN + ROW_IN * len(names) + foot
     figure = Figure(figsize=(style.PAGE_IN, height))

@@ -44,7 +44,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Figure:
     """Draw the table, two columns wide; call within `style.theme()`."""
     own = [row for row in rows if row["over"] is not None]
     names, labels = list(dict.fromkeys(row["name"] for row in own)), facts["ratios"]
-    text = textwrap.fill(caption(facts), 190)
+    text = textwrap.fill(caption(facts), 178)
     foot = 0.06 + 0.085 * (1 + text.count("\n"))
     height = HEAD_IN + 0.2 + ROW_IN * len(names) + foot
     figure = Figure(figsize=(style.PAGE_IN, height))

@@ -368,14 +368,14 @@ def test_a_mistake_names_file_and_key(tmp_path: Path, old: str, new: str, says: 
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    with pytest.raises(UserError, match=f"mine.toml: .*{says}"):
+    with pytest.raises(UserError, match=rf"mine\.toml: .*{says}"):
         study("bridge", str(path))
 
 
 def test_an_unknown_study_is_named() -> None:
-    with pytest.raises(UserError, match='no bridge "prsm"; did you mean prism?'):
+    with pytest.raises(UserError, match=r'no bridge "prsm"; did you mean prism\?'):
         study("bridge", "prsm")
-    with pytest.raises(UserError, match="nowhere.toml: No such file"):
+    with pytest.raises(UserError, match=r"nowhere\.toml: No such file"):
         study("regimes", "nowhere.toml")
 
 

@@ -96,7 +96,7 @@ def _claimed(label: str, paper: float, own: Sequence[Mapping[str, Any]]) -> str:
 def _ahead(label: str, own: Sequence[Mapping[str, Any]]) -> str:
     """Where the first system is ahead, behind, or neither."""
     by = {word: [row["name"] for row in own if row["verdict"] == word] for word in ratios.MEANS}
-    words = {"ahead": "ahead", "behind": "behind", "even": "no difference", "open": "not told"}
+    words = {"ahead": "ahead", "behind": "behind", "even": "no difference", "open": "undecided"}
     return f"{label}: " + "; ".join(f"{words[key]} under {_list(by[key])}" for key in words if by[key]) + "."
 
 

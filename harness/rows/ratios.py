@@ -14,14 +14,14 @@ from harness.policy.types import UserError
 from harness.rows.statistics import Estimate
 
 FILE = "ratios.parquet"
-# of a ratio: its interval is above 1, below 1, covers 1; or it has no interval that says so
+# of a ratio: its interval is above 1, below 1, covers 1; or neither can be said
 Verdict = Literal["ahead", "behind", "even", "open"]
 SIGNS: Mapping[str, str] = {"ahead": "+", "behind": "-", "even": "=", "open": "?"}
 MEANS: Mapping[str, str] = {
     "ahead": "the first holds a higher rate",
     "behind": "a lower rate",
     "even": "no difference told: the interval covers 1",
-    "open": "not measured",
+    "open": "undecided",
 }
 SCHEMA = pa.schema(
     [
