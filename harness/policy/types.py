@@ -59,8 +59,7 @@ class Batch(NamedTuple):
     tag: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """What a policy may know of a request: everything but its output length."""
 
     id: int
