@@ -1,4 +1,4 @@
-"""A recorded run is the run: the same rows, every second of a request in order, all that lanes, links and memory did."""
+"""A recorded run is the run: the same rows, every second of a request in order, what lanes, links and memory did."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def laws(trace: Trace, sim: Sim, seed: int) -> None:
     moved = [one for one in trace.transfers if one.kind != "load" and one.done and not math.isnan(one.end_s)]
     assert len(moved) <= w["moves"], said  # KV of no bytes arrives at the instant at which it is asked for
     assert all(one.size_bytes > 0 for one in loads), said
-    for one in trace.transfers:
-        stamps = [x for x in (one.asked_s, one.granted_s, one.moved_s, one.end_s) if not math.isnan(x)]
+    for transfer in trace.transfers:
+        times = (transfer.asked_s, transfer.granted_s, transfer.moved_s, transfer.end_s)
+        stamps = [x for x in times if not math.isnan(x)]
         assert stamps == sorted(stamps), said
     lanes: dict[tuple[object, bool], float] = defaultdict(lambda: -math.inf)
     for step in sorted(trace.steps, key=lambda x: x.start_s):

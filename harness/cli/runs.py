@@ -183,14 +183,15 @@ def explain(
     run, about = _stored(run)
     if request is None and not misses:
         raise UserError("say what to explain: --request ID, or --misses")
-    spec = from_dict(about["spec"])
+    spec, table = from_dict(about["spec"]), record.read(run)
+    row = None if request is None else words.row_of(table, request)
     asked = None if slo is None else slo_rule(slo, slo_scale)
     with Terminal() as teller:
         under, lines = judged.judge(run, spec, asked, slo_rule("P95", None), teller)
-    limits, table = slos.limits(run, under), record.read(run)
+    limits = slos.limits(run, under)
     click.echo("\n".join(lines))
-    if request is not None:
-        row, parts, made_ns = words.row_of(table, request), list[Part](), None
+    if request is not None and row is not None:
+        parts, made_ns = list[Part](), None
         try:
             with Terminal() as teller:
                 trace = retrace.retrace(run, table, look_at=request, teller=teller)

@@ -405,7 +405,6 @@ class Recorder:
         """Note what the request that is looked at waits for, in numbers: when it begins to."""
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]
-        i = int(S.batches["inst"][q["batch"]])
         if doing == MOVE and q["home"] >= 0:
             facts.setdefault("kv_bytes", float(q["blocks"] * S.insts["block_bytes"][q["home"]]))
         elif doing == QUEUE and q["state"] == state.WAIT:
@@ -413,6 +412,7 @@ class Recorder:
             ahead = (R["batch"] == q["batch"]) & (R["state"] == state.WAIT) & (R["seq"] < q["seq"])
             facts.setdefault("ahead", float(np.count_nonzero(ahead)))
             if column == KV and "need_bytes" not in facts:
+                i = int(S.batches["inst"][q["batch"]])
                 tokens, per = q["prompt"] + q["made"] + 1, int(S.s["block_tokens"])
                 facts["need_bytes"] = float(-(-tokens // per) * S.insts["block_bytes"][i])
                 facts["free_bytes"] = float(min(kernel.peek_free(S.at, g) for g in self._sim._places[i]))

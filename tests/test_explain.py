@@ -1,0 +1,325 @@
+"""Seeing why: a request in order of time, what misses were made of, and a run as a trace for Perfetto."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+import shlex
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from harness.engines.sim.trace import Trace
+from harness.experiment import retrace, trace_event
+from harness.policy.types import Inst
+from harness.report.timeline import Part, after_first, by_cause, folded, to_first
+from harness.rows import record
+from plots import fig_causes
+from tests.test_cli import bench, ok
+from tests.test_sweep import files
+
+SYSTEMS = "static,prism,qlm,aegaeon,muxserve:original"
+COMPARE = ("compare", "--systems", SYSTEMS, "--trace", "sample", "--models", "nemo-12b*4", "--gpus", "2", "--seeds",
+           "1", "--rate-scale", "2,4", "--no-plot")  # fmt: skip
+NAMES = ("static", "prism", "qlm", "aegaeon", "muxserve")
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of `COMPARE`."""
+    folder = tmp_path_factory.mktemp("results")
+    ok(*COMPARE, "-o", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweep(out: Path) -> Path:
+    return next(out.glob("sample-*"))
+
+
+def run_of(out: Path, system: str) -> Path:
+    """The run of a system at the higher rate."""
+    return max(out.glob(f"{system}-*"), key=lambda run: record.meta(run)["spec"]["rate_scale"])
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def traced(request: pytest.FixtureRequest, out: Path) -> tuple[Path, pa.Table, Trace]:
+    run = run_of(out, request.param)
+    stored = record.read(run)
+    return run, stored, retrace.retrace(run, stored)
+
+
+# ------------------------------------------------------------------ one request in order of time
+
+
+def test_the_parts_of_every_request_sum_to_its_latency(traced: tuple[Path, pa.Table, Trace]) -> None:
+    _, stored, trace = traced
+    rows = {row["id"]: row for row in stored.to_pylist()}
+    seen = 0
+    for short, parts in retrace.every(trace, stored):
+        row = rows[short["id"]]
+        latency_ns = sum(row[f"{wait}_ns"] for wait in record.WAITS)
+        if not latency_ns:
+            continue
+        seen += 1
+        assert sum(sum(part.ns.values()) for part in parts) == latency_ns
+        assert [part.start_ns for part in parts] == [row["arrival_ns"], *(part.end_ns for part in parts[:-1])]
+        assert all(sum(part.ns.values()) == part.end_ns - part.start_ns > 0 for part in parts)
+        found = by_cause(part.ns for part in parts)
+        for wait in record.WAITS:  # each was rounded by itself, once a part
+            assert found.get(wait, 0) == pytest.approx(row[f"{wait}_ns"], abs=4 + 2 * len(parts)), (row["id"], wait)
+        made_ns = retrace.first_ns(trace, row["id"])
+        assert (made_ns is None) == (row["first_ns"] is None)
+        if made_ns is not None:
+            assert sum(to_first(parts, made_ns, row["first_ns"]).values()) == row["first_ns"] - row["arrival_ns"]
+            if row["state"] == "done":
+                later = row["done_ns"] - row["first_ns"]
+                assert sum(after_first(parts, made_ns).values()) == pytest.approx(later, abs=2)
+    assert seen == len(rows)
+
+
+def test_one_request_alone_is_traced_as_among_all(traced: tuple[Path, pa.Table, Trace]) -> None:
+    run, stored, whole = traced
+    rid = stored.num_rows // 2
+    row, own = stored.slice(rid, 1).to_pylist()[0], retrace.by_request(whole)[rid]
+    alone = retrace.retrace(run, stored, look_at=rid)
+    assert {one.request for one in alone.stretches} == {rid}
+    seen = [[part._replace(facts={}, ns={}) for part in retrace.parts(row, x)] for x in (alone.stretches, own)]
+    assert seen[0] == seen[1]
+
+
+def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
+    run = run_of(out, "qlm")
+    rows = record.read(run).to_pylist()
+    row = max(rows, key=lambda q: (q["state"] == "done") * q["load_ns"])
+    said = ok("explain", run, "--request", row["id"]).splitlines()
+    lines = [line for line in said if re.match(r" +\d+\.\d{4} s  ", line)]
+    order = lines[: next(i for i, line in enumerate(said) if "by cause" in line) - said.index(lines[0])]
+    starts = [float(line.split()[0]) for line in order]
+    assert starts == sorted(starts)
+    words = [line.split()[2] for line in order]
+    assert words[0] == "arrived"
+    assert words[-1] == "done"
+    assert {"load", "prefill", "decode", "host"} <= set(words)
+    took = sum(float(line.split()[3]) for line in order if re.search(r" s    \w+ +[\d.]+ s", line))
+    assert took == pytest.approx((row["done_ns"] - row["arrival_ns"]) / 1e9, abs=1e-3)
+    ttft = next(line for line in said if line.startswith("  its TTFT: "))
+    parts = [float(x) for x in re.findall(r"([\d.e+-]+) s \(", ttft)]
+    assert sum(parts) == pytest.approx((row["first_ns"] - row["arrival_ns"]) / 1e9, rel=2e-3)
+    assert parts == sorted(parts, reverse=True)
+    load = next(line for line in order if line.split()[2] == "load" and "on its links" in line)
+    named = [float(x) for x in re.findall(r"(?:asked for|memory|links|then) ([\d.]+) s", load)]
+    assert sum(named) == pytest.approx(float(load.split()[3]), abs=3e-4)
+
+
+def test_parts_of_a_kind_are_folded_and_counted() -> None:
+    one, two = Inst("m", (0,)), Inst("m", (1,))
+    kinds = [("host", None), ("queue", one), ("prefill", one), ("queue", one), ("prefill", one), ("queue", one),
+             ("decode", one), ("queue", one), ("decode", one), ("queue", one), ("decode", one), ("move", two),
+             ("decode", two)]  # fmt: skip
+    names = {"queue": "turn", "prefill": "solo", "decode": "slow"}
+    parts = [Part(doing, 10 * i, 10 * i + 10, {names.get(doing, doing): 10}, 0, inst)
+             for i, (doing, inst) in enumerate(kinds)]  # fmt: skip
+    found = folded(parts)
+    assert [(x.doing, x.gaps) for x in found] == [
+        ("host", 0), ("queue", 0), ("prefill", 1), ("queue", 0), ("decode", 2), ("move", 0), ("decode", 0)
+    ]  # fmt: skip
+    assert found[4].ns == {"slow": 30, "turn": 20}
+    assert [x.end_ns for x in found[:-1]] == [x.start_ns for x in found[1:]]
+    assert sum(sum(x.ns.values()) for x in found) == 10 * len(kinds)
+
+
+def test_a_run_of_other_sources_is_explained_by_its_sums_alone(out: Path, tmp_path: Path) -> None:
+    run = run_of(out, "static")
+    stored = record.read(run)
+    column = pa.array([x + 1 for x in stored["turn_ns"].to_pylist()], pa.int64())
+    at = stored.schema.get_field_index("turn_ns")
+    other = stored.set_column(at, stored.schema.field(at), column)
+    about = {key: value for key, value in record.meta(run).items() if key != "counts"}
+    record.write(tmp_path / run.name, other.to_batches(), about)
+    result = bench("explain", tmp_path / run.name, "--request", 3, "--slo", "absolute:ttft=1,tpot=1")
+    assert result.exit_code == 0
+    assert "was made by other sources" in result.stderr
+    assert "by cause:" in result.stdout
+    failed = bench("timeline", tmp_path / run.name, "-o", tmp_path / "t.json")
+    assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
+    assert "was made by other sources" in failed.stderr
+
+
+# ------------------------------------------------------------------ misses of a comparison
+
+
+def test_misses_of_a_comparison_sum_to_their_latencies(sweep: Path, tmp_path: Path) -> None:
+    said = ok("explain", sweep, "--misses", "-o", tmp_path / "f.pdf").splitlines()
+    assert said[0].startswith(f"{sweep} · SLO 5xP95 (both) · misses at rate scale ")
+    table = pq.read_table(sweep / record.SWEEP).to_pylist()
+    points = pd.read_csv(tmp_path / "f.csv", comment="#")
+    missing = 0
+    for label in SYSTEMS.split(","):
+        line = next(line.split() for line in said if line.startswith(f"{label} "))
+        rate = float(re.search(r"rate scale ([\d.]+)", said[0])[1])  # type: ignore[index]
+        (one,) = (r for r in table if (r["label"], r["rate_scale"], r["definition"], r["over"])
+                  == (label, rate, "both", "pooled"))  # fmt: skip
+        missed, offered = (int(x.replace(",", "")) for x in line[2:4])
+        assert (offered, missed) == (one["n"], round((1 - one["value"]) * one["n"]))
+        if missed:
+            missing += 1
+            rows = record.read(sweep.parent / one["run"]).to_pylist()
+            own = points[points["label"] == label]
+            assert own["share"].sum() == pytest.approx(1)
+            assert float(line[5]) == pytest.approx(own["seconds"].sum(), rel=6e-3)
+            assert own["seconds"].sum() <= max(sum(q[f"{x}_ns"] for x in record.WAITS) for q in rows) / 1e9
+    assert missing > 1
+    assert {path.name for path in tmp_path.iterdir()} == {"f.pdf", "f.png", "f.csv"}
+    assert (tmp_path / "f.csv").read_text().startswith(f"# bench explain {sweep} --misses\n")
+
+
+def test_misses_of_one_system_go_by_rate_and_agree_with_its_run(sweep: Path, out: Path, tmp_path: Path) -> None:
+    said = ok("explain", sweep, "--misses", "--system", "qlm", "-o", tmp_path / "f").splitlines()
+    assert "misses of qlm at each rate" in said[0]
+    assert [line.split()[0] for line in said[2:4]] == ["2", "4"]
+    alone = ok("explain", run_of(out, "qlm"), "--misses").splitlines()
+    missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", alone[1]).groups())  # type: ignore[union-attr]
+    assert [int(x.replace(",", "")) for x in said[3].split()[2:4]] == [missed, offered]
+    whole = float(re.search(r"all misses together took ([\d.]+) s", "\n".join(alone))[1])  # type: ignore[index]
+    points = pd.read_csv(tmp_path / "f.csv", comment="#")
+    own = points[points["rate_scale"] == 4]
+    assert own["seconds"].sum() * missed == pytest.approx(whole, abs=0.06)
+
+
+def test_bars_of_causes_are_told_apart_in_grey() -> None:
+    assert set(fig_causes.LOOKS) == set(record.WAITS)
+    assert len({(look.color, look.hatch) for look in fig_causes.LOOKS.values()}) == len(record.WAITS)
+
+    def light(color: str) -> float:
+        red, green, blue = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    plain: dict[str, list[float]] = defaultdict(list)
+    for look in fig_causes.LOOKS.values():
+        plain[look.hatch].append(light(look.color))
+    for values in plain.values():
+        assert all(b - a > 0.08 for a, b in pairwise(sorted(values)))
+
+
+# ------------------------------------------------------------------ a run as trace events
+
+
+def test_a_timeline_is_a_trace_that_perfetto_opens(traced: tuple[Path, pa.Table, Trace], tmp_path: Path) -> None:
+    run, stored, trace = traced
+    path = tmp_path / "t.json.gz"
+    about = {"run": run.name}
+    path.write_bytes(trace_event.document(trace_event.events(trace, stored), about, path))
+    found = json.loads(gzip.decompress(path.read_bytes()))
+    assert found["displayTimeUnit"] == "ms"
+    assert found["otherData"] == about
+    events = found["traceEvents"]
+    named, rest = [e for e in events if e["ph"] == "M"], [e for e in events if e["ph"] != "M"]
+    assert events == [*named, *rest]
+    stamps = [e["ts"] for e in rest]
+    assert stamps == sorted(stamps)
+    host = 1e6 * 0.01  # the last token's way to the client lies behind the engine's end
+    end_us = 1e6 * (trace.end_s - trace.start_s)
+    assert stamps[0] >= 0
+    assert max(e["ts"] + e.get("dur", 0) for e in rest) <= end_us + host
+    for event in rest:
+        assert {"ph", "ts", "pid", "tid", "name", "args"} <= set(event), event
+        assert {"X": {"dur", "cat"}, "b": {"id", "cat"}, "e": {"id", "cat"}, "C": set()}[event["ph"]] <= set(event)
+    processes = {e["pid"] for e in named if e["name"] == "process_name"}
+    threads = {(e["pid"], e["tid"]) for e in named if e["name"] == "thread_name"}
+    assert {e["pid"] for e in rest} == processes
+    assert {(e["pid"], e["tid"]) for e in rest if e["ph"] == "X"} == threads
+    _slices(rest)
+    _nested(rest)
+    _counters(rest, trace)
+    loads = [e for e in rest if e["ph"] == "b" and e["name"].startswith("load ") and e["args"]["done"]]
+    assert len(loads) == record.meta(run)["stats"]["loads"]
+    moves = [e for e in rest if e["ph"] == "b" and e["name"].startswith(("move ", "swap ")) and e["args"]["done"]]
+    assert len(moves) == record.meta(run)["stats"]["moves"]
+    whole = [e for e in rest if e["ph"] == "b" and e["cat"] == "request" and "request" in e["args"]]
+    assert sorted(e["args"]["request"] for e in whole) == stored["id"].to_pylist()
+
+
+def _slices(events: list[dict[str, Any]]) -> None:
+    """Slices of a track follow each other."""
+    until: dict[tuple[int, int], float] = defaultdict(lambda: -math.inf)
+    for event in events:
+        if event["ph"] == "X":
+            at = event["pid"], event["tid"]
+            assert event["dur"] > 0
+            assert event["ts"] >= until[at] - 2e-3  # a nanosecond or two of rounding
+            until[at] = event["ts"] + event["dur"]
+
+
+def _nested(events: list[dict[str, Any]]) -> None:
+    """Each `b` has its `e`, the innermost first, and what an id says nests."""
+    opened: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for event in events:
+        if event["ph"] == "b":
+            opened[event["cat"], event["id"]].append(event["name"])
+        elif event["ph"] == "e":
+            assert opened[event["cat"], event["id"]].pop() == event["name"]
+    assert not any(opened.values())
+
+
+def _counters(events: list[dict[str, Any]], trace: Trace) -> None:
+    """Memory is never negative, nor above the GPU; nor are there more SMs than it has, a lane."""
+    shown = Counter(e["name"] for e in events if e["ph"] == "C")
+    assert shown["memory GiB"]
+    for event in (e for e in events if e["ph"] == "C"):
+        assert min(event["args"].values()) >= 0
+        if event["name"] == "memory GiB":
+            size = trace.gpu_bytes[event["pid"] - trace_event.FIRST_GPU]
+            assert sum(event["args"].values()) <= size / 2**30 + 1e-9
+        else:
+            assert event["name"] == "SMs"
+            assert max(event["args"].values()) <= trace.sms
+    assert bool(shown["SMs"]) == any(step.sms >= 0 for step in trace.steps)
+
+
+def test_partitions_are_counters_and_turns_are_tracks(out: Path, tmp_path: Path) -> None:
+    path, before = tmp_path / "t.json", files(out)
+    said = ok("timeline", run_of(out, "muxserve"), "-o", path)
+    assert files(out) == before
+    assert said.startswith(f"{path}: ")
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
+    assert {name.split()[-1] for name in names} == {"decode", "prompts", "turns"}
+    splits = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "SMs"]
+    assert len({tuple(sorted(split.values())) for split in splits}) > 2
+
+
+# ------------------------------------------------------------------ mistakes
+
+
+def mistakes(out: Path, sweep: Path) -> Iterator[tuple[tuple[object, ...], str]]:
+    run = run_of(out, "static")
+    yield ("explain", run, "--request", 10**6), "no request 1000000"
+    yield ("explain", run), "--request ID, or --misses"
+    yield ("explain", run, "--misses", "--system", "static"), "--system is for a comparison"
+    yield ("explain", run, "--misses", "-o", "f"), "-o is for a comparison"
+    yield ("explain", sweep, "--request", 1), "is a comparison"
+    yield ("explain", sweep, "--misses", "--slo", "P95"), "is a comparison"
+    yield ("explain", sweep, "--misses", "--system", "prizm"), "did you mean prism"
+    yield ("explain", sweep, "--misses", "--definition", "qos"), "no token times"
+    yield ("explain", "nowhere", "--misses"), "nowhere"
+    yield ("timeline", "nowhere", "-o", "t.json"), "nowhere"
+    yield ("timeline", sweep, "-o", "t.json"), sweep.name
+    yield ("timeline", run, "-o", "t.txt"), ".json"
+
+
+def test_mistakes_are_one_line(out: Path, sweep: Path) -> None:
+    for args, says in mistakes(out, sweep):
+        result = bench(*args)
+        assert (result.exit_code, result.stdout) == (2, ""), (args, result.output)
+        assert result.stderr.count("\n") == 1, result.stderr
+        assert says in result.stderr, shlex.join(map(str, args))
