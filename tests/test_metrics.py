@@ -105,7 +105,15 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
 
 def test_without_token_times_token_measures_are_null() -> None:
     r = rows({"first": 1.0, "done": 2.0, "made": 3})
-    assert attainment.token_share(r, {}) is attainment.qos(r, {}) is None
+    assert attainment.token_share(r, {}) is attainment.qos(r, {}) is attainment.itl_share(r, {}) is None
+
+
+def test_gaps_between_tokens_by_hand() -> None:
+    r = rows({"tokens": [3, 4, 6, 7]}, {"tokens": [9]}, {"tokens": [3, 4], "state": "unfinished"}, {"tokens": []})
+    for limit, share in ((0.5, 0), (1, 2 / 3), (2, 1)):  # gaps of 1, 2 and 1
+        found = attainment.itl_share(r, {"a": (INF, limit)})
+        assert found is not None
+        assert found == pytest.approx([share, 1, 0, 0])
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,7 @@ TIGHT = (
     "tpot",
     "token",
     "qos",
+    "itl",
     "rate_99",
 )  # columns that keep their intervals where there is little room
 

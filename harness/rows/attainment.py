@@ -142,6 +142,22 @@ def qos(rows: Rows, slo: Slo) -> Floats | None:
     return scores
 
 
+def itl_share(rows: Rows, slo: Slo) -> Floats | None:
+    """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
+
+    At 99 % the P99 of the time between tokens (ITL, or TBT) meets the limit, each request counting alike. None without
+    token times.
+    """
+    if rows.tokens is None:
+        return None
+    counts = np.diff(rows.tokens.at)
+    owner = np.repeat(np.arange(len(rows)), counts)
+    within = owner[1:] == owner[:-1]
+    gaps_s, of = np.diff(rows.tokens.ns)[within] / 1e9, owner[1:][within]
+    long = np.bincount(of, gaps_s > limits(rows, slo).tpot_s[of], len(rows))
+    return np.where(rows.done & (counts > 0), 1.0 - long / np.maximum(counts - 1, 1), 0.0)
+
+
 def _score(met: Bools) -> Floats:
     return met.astype(np.float64)
 
@@ -182,6 +198,7 @@ SCORES: Mapping[str, Callable[[Rows, Slo], Floats | None]] = {
     "e2e": met_e2e,
     "token": token_share,
     "qos": qos,
+    "itl": itl_share,
 }
 
 

@@ -20,5 +20,6 @@ DEFINITIONS: Mapping[str, Definition] = {
     "e2e": Definition(),
     "token": Definition(beside=("qos", "both"), by_token=True),
     "qos": Definition(beside=("token", "both"), by_token=True),
+    "itl": Definition(beside=("ttft", "tpot"), by_token=True),
 }
 BY_TOKEN = frozenset(name for name, one in DEFINITIONS.items() if one.by_token)
