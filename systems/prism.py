@@ -455,8 +455,7 @@ class Prism:
         self.prefilled(m, rid)
         m.live -= 1
         m.since_s = view.now_s
-        for g in sorted(self.short):
-            yield Wake(view.now_s, f"gpu {g}")
+        yield from [Wake(view.now_s, f"gpu {g}") for g in sorted(self.short)]
         if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
         if self.out and m.idle:
