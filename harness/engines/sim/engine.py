@@ -649,15 +649,10 @@ class Sim:
         if isinstance(order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         b = self._batch_row(order.batch)
+        fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)]
         for_s = math.inf if order.for_s is None else float(order.for_s)
         steps = -1 if order.steps is None else order.steps
-        seqs = -1 if order.seqs is None else order.seqs
-        chunk_tokens = -1 if order.chunk_tokens is None else order.chunk_tokens
-        sms = -1 if order.sms is None else order.sms
-        layers = -1 if order.slice_layers is None else order.slice_layers
-        kernel.run_lane(
-            self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, seqs, chunk_tokens, sms, layers
-        )
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
         if steps != 0:
             self._orders[b, int(order.phase == "decode")] = order
         return None
