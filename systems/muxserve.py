@@ -218,7 +218,7 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    quotas: str = choice("sequences", "none", "bytes", tuned=True)  # none: whoever asks first is served
+    quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
