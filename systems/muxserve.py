@@ -25,7 +25,7 @@ the port kept either is not said, so `none`, a pool for whoever asks first, is a
 `lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
 beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
 back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
-Preset `plusplus`, the default, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
+`plusplus`, as the defaults, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
 """
 
