@@ -25,7 +25,7 @@ the port kept either is not said, so `none`, a pool for whoever asks first, is a
 `lanes`: "engine" leaves batching to the engines; "turns" runs one prefill step at a time on a GPU, models in turn,
 beside open decode lanes; "shares" also gives both percentages of the SMs, caps as under MPS. The code holds decodes
 back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
-Preset `plusplus`, the default, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
+`plusplus`, as the defaults, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
 """
 
@@ -218,7 +218,7 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    quotas: str = choice("sequences", "none", "bytes", tuned=True)  # none: whoever asks first is served
+    quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)

@@ -144,7 +144,7 @@ class Prism:
     idle_s: float = number(45.0, 1, 600)  # OSDI 2026, appendix A.4
     window_s: float = number(60.0, 5, 600)  # OSDI 2026, appendix A.4
     interval_s: float = number(5.0, 0.5, 60)  # released: scheduling/controller_global.py, SCHEDULE_INTERVAL
-    dropped: str = choice("late", "requeue", "drop", tuned=True)
+    dropped: str = choice("late", "requeue", tuned=True, undrawn=("drop",))  # no other system refuses requests
     clock: str = choice("serial", "batched", tuned=True)
     heads: int = number(64, 1, 1024, tuned=True)
     chunk: int = number(2048, 64, 8192)
@@ -153,7 +153,7 @@ class Prism:
     placement: str = choice("kvpr", "fixed")
     start: str = choice("alg1", "searched", tuned=True)
     moves: str = choice("copy", "deactivate", "exchange", tuned=True)
-    evict: str = choice("pressure", "out", tuned=True, ablations=("never",))
+    evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))
     way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)

@@ -37,7 +37,7 @@ class Mine:
 
     cluster: object
     stated: float = number(45.0, 1, 600)
-    order: str = choice("edf", "fcfs", "lifo", tuned=True, ablations=("none",))
+    order: str = choice("edf", "fcfs", "lifo", tuned=True, undrawn=("none",))
     z: float = number(2.0, 0, 5, tuned=True)
     heads: int = number(64, 1, 1024, tuned=True)
 

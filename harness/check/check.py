@@ -51,7 +51,7 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
     """Settings that between them try each value of each tuned choice beside its default."""
-    left = {name: [x for x in one.choices if x not in (one.default, *one.ablations)]
+    left = {name: [x for x in one.choices if x not in (one.default, *one.undrawn)]
             for name, one in domains(make).items() if one.tuned and one.choices}  # fmt: skip
     most = max(map(len, left.values()), default=0)
     return [tuple((name, values[k]) for name, values in left.items() if k < len(values)) for k in range(most)]

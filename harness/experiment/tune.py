@@ -83,7 +83,7 @@ def drawn(name: str, draws: int) -> list[dict[str, Option]]:
 def _value(domain: Domain, u: float) -> Option:
     """The value of a domain at u of [0, 1)."""
     if domain.choices:
-        open_ = [one for one in domain.choices if one not in domain.ablations]
+        open_ = [one for one in domain.choices if one not in domain.undrawn]
         return open_[int(u * len(open_))]
     least, most = domain.least, domain.most
     log = least > 0 and most / least > DECADE

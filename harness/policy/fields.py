@@ -3,7 +3,7 @@
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
 z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
-evict: str = choice("pressure", "out", tuned=True, ablations=("never",))    a part switched off, never drawn
+evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))    a part switched off is never drawn
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Domain(NamedTuple):
     least: float = -math.inf
     most: float = math.inf
     tuned: bool = False  # `bench tune` draws it: what the paper leaves open, never what it states
-    ablations: tuple[Option, ...] = ()  # of the choices, those that switch a part off: never drawn
+    undrawn: tuple[Option, ...] = ()  # choices never drawn: a part switched off, or what no other system may do
 
     @property
     def stated(self) -> bool:
@@ -34,9 +34,9 @@ class Domain(NamedTuple):
         return bool(self.choices) or (self.least, self.most) != (-math.inf, math.inf)
 
 
-def choice(default: Option, *others: Option, tuned: bool = False, ablations: tuple[Option, ...] = ()) -> Any:
+def choice(default: Option, *others: Option, tuned: bool = False, undrawn: tuple[Option, ...] = ()) -> Any:
     """Declare a field of a dataclass that takes one of these values."""
-    domain = Domain(default, (default, *others, *ablations), tuned=tuned, ablations=ablations)
+    domain = Domain(default, (default, *others, *undrawn), tuned=tuned, undrawn=undrawn)
     return dataclasses.field(default=default, metadata={DOMAIN: domain})
 
 

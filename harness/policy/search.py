@@ -34,9 +34,7 @@ class Board:
     nodes: Sequence[int]
     at: dict[str, Gpus] = field(default_factory=dict)
     here: list[set[str]] = field(init=False)  # by GPU
-    need: list[float] = field(
-        init=False
-    )  # sums over a GPU, the same whatever came before: else a search could go round
+    need: list[float] = field(init=False)  # sums by GPU, the same whatever was there before, so that searches end
     w: list[float] = field(init=False)
     d: list[float] = field(init=False)
     places: Mapping[int, list[Gpus]] = field(init=False)  # by degree, each within a node
