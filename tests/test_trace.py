@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,6 +56,14 @@ def test_a_recorded_world_is_the_same_and_accounts_for_every_second(first: int) 
         for cause in CAUSES:
             np.testing.assert_allclose(found[cause], R[cause], atol=1e-7, err_msg=f"{cause} of world {seed}")
         laws(trace, recorded, seed)
+
+
+def test_loads_that_follow_each_other_within_an_instant_are_told_apart() -> None:
+    _, recorded, trace = both(world(TURNED + 135))  # evicts at the end of each load, and loads again
+    loads = [one for one in trace.transfers if one.kind == "load" and one.done]
+    assert len(loads) == recorded.S.s["loads"] > 30
+    later = [(a, b) for a, b in pairwise(loads) if a.end_s == b.asked_s]
+    assert len(later) > 20
 
 
 def laws(trace: Trace, sim: Sim, seed: int) -> None:

@@ -193,7 +193,7 @@ def explain(
     if request is not None and row is not None:
         parts, made_ns = list[Part](), None
         try:
-            with Terminal() as teller:
+            with Terminal("request") as teller:
                 trace = retrace.retrace(run, table, look_at=request, teller=teller)
             parts = retrace.parts(row, trace.stretches, trace.transfers)
             made_ns = retrace.first_ns(trace, request)
@@ -227,7 +227,7 @@ def timeline(run: Path, out: Path | None) -> None:
         raise UserError(f"{path}: a trace ends in .json or .json.gz")
     run, about = _stored(run)
     table = record.read(run)
-    with Terminal() as teller:
+    with Terminal("request") as teller:
         trace = retrace.retrace(run, table, teller=teller)
     found = trace_event.events(trace, table)
     facts = {"run": run.name, "spec": about["spec"], "fidelity": about["fidelity"], "window_starts_us":

@@ -12,9 +12,13 @@ PROGRESS_HZ = 4
 
 
 class Terminal:
-    """Tells the user how a sweep goes on: lines and a bar on stderr, the bar only where someone watches."""
+    """Tells the user how a sweep goes on: lines and a bar on stderr, the bar only where someone watches.
 
-    def __init__(self) -> None:
+    What is done is counted in `unit`; runs are kept when the user interrupts, other work is not.
+    """
+
+    def __init__(self, unit: str = "run") -> None:
+        self._unit = unit
         self._bar: Any = None
         self._phase = ""
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
@@ -35,8 +39,8 @@ class Terminal:
         if self._bar is None:
             from tqdm import tqdm
 
-            self._bar = tqdm(total=total, initial=done, desc=what, unit="run", mininterval=1 / PROGRESS_HZ, leave=False,
-                             file=sys.stderr, dynamic_ncols=True)  # fmt: skip
+            self._bar = tqdm(total=total, initial=done, desc=what, unit=self._unit, mininterval=1 / PROGRESS_HZ,
+                             leave=False, file=sys.stderr, dynamic_ncols=True)  # fmt: skip
         self._bar.update(done - self._bar.n)
 
     def close(self) -> None:
@@ -50,5 +54,5 @@ class Terminal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
-        if kind is KeyboardInterrupt:
+        if kind is KeyboardInterrupt and self._unit == "run":
             self.say(f"{self._phase or 'runs'}: {self.kept[0]} of {self.kept[1]} done and kept")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 NO_REQUEST = -1
-LOADING = ("grant_s", "link_s", "tail_s")  # the parts of a load: until its memory, its links, its last second
+CARRYING = ("grant_s", "link_s", "tail_s")  # of a transfer: until its memory, on its links, what it takes beside
 
 
 class Lost(UserError):
@@ -75,7 +75,12 @@ def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Tr
 
     `row` is that of requests.parquet, `own` its stretches in order. `transfers` tell how waits for weights went by.
     """
-    loads = [one for one in transfers if (one.kind, one.model) == ("load", row["model"])]
+    loads, moves = list[Transfer](), list[Transfer]()
+    for one in transfers:
+        if one.request == row["id"]:
+            moves.append(one)
+        elif (one.kind, one.model) == ("load", row["model"]):
+            loads.append(one)
     start_ns = row["arrival_ns"]
     end_ns = start_ns + sum(row[f"{wait}_ns"] for wait in record.WAITS)
     found: list[Part] = []
@@ -84,8 +89,8 @@ def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Tr
         a = found[-1].end_ns if found else a  # stamps within an instant
         if b > a:
             facts = dict(stretch.facts)
-            if stretch.doing == "load":
-                facts |= _loading(loads, stretch)
+            if stretch.doing in {"load", "move"}:
+                facts |= _carrying(loads if stretch.doing == "load" else moves, stretch)
             found.append(Part(stretch.doing, a, b, _whole(stretch.seconds, b - a), 0, stretch.inst, facts))
     first = found[0].start_ns if found else end_ns
     last = found[-1].end_ns if found else end_ns
@@ -102,22 +107,23 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
     return found
 
 
-def _loading(loads: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """How a wait for weights went by: before their load was asked for, waiting for memory, on links, and the rest.
+def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
+    """How a wait for weights or KV went by: before a transfer was asked for, until its memory, on links, and the rest.
 
-    They are those of the batch's instance; without a batch, those of the model that came first.
+    Weights are those of the batch's instance; without a batch, those of the model that came first.
     """
-    loads = [one for one in loads if one.asked_s < wait.end_s and not one.end_s <= wait.start_s
-             and (wait.inst is None or one.to == wait.inst.place)]  # fmt: skip
-    if wait.inst is None:
-        loads = sorted(loads, key=lambda one: (not one.done, one.end_s))[:1]
-    found = dict.fromkeys(LOADING, 0.0)
-    for one in loads:
+    own = [one for one in transfers if one.asked_s < wait.end_s and not one.end_s <= wait.start_s]
+    if wait.doing == "load":
+        own = [one for one in own if wait.inst is None or one.to == wait.inst.place]
+        if wait.inst is None:
+            own = sorted(own, key=lambda one: (not one.done, one.end_s))[:1]
+    found = dict.fromkeys(CARRYING, 0.0)
+    for one in own:
         found["size_bytes"] = float(one.size_bytes)
         times = [wait.end_s if math.isnan(t) else t for t in (one.asked_s, one.granted_s, one.moved_s, one.end_s)]
-        for key, a, b in zip(LOADING, times[:-1], times[1:], strict=True):
+        for key, a, b in zip(CARRYING, times[:-1], times[1:], strict=True):
             found[key] += max(0.0, min(b, wait.end_s) - max(a, wait.start_s))
-    absent_s = wait.end_s - wait.start_s - sum(found[key] for key in LOADING)
+    absent_s = wait.end_s - wait.start_s - sum(found[key] for key in CARRYING)
     return {"absent_s": max(0.0, absent_s), **found}
 
 

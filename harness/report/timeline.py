@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SHOWN_NS = 50_000  # what 0.1 ms rounds to 0 is not shown
 COUNTED = ("prefill", "decode")  # their waits between steps are counted, not listed
+CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_s": "on its links", "tail_s": "then"}
 
 
 class Part(NamedTuple):
@@ -125,14 +126,10 @@ def _details(part: Part) -> Iterator[str]:
                 f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
             )
         yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
-    if "kv_bytes" in facts:
-        yield f"{facts['kv_bytes'] / GIB:.3g} GiB of KV to{place}"
-    if part.doing == "load":
-        loads = [("not asked for", "absent_s"), ("waiting for memory", "grant_s"), ("on its links", "link_s"),
-                 ("then", "tail_s")]  # fmt: skip
+    if part.doing in {"load", "move"}:
         if facts.get("size_bytes"):
             yield f"{facts['size_bytes'] / GIB:.3g} GiB"
-        yield from (f"{name} {facts[key]:.4f} s" for name, key in loads if facts.get(key, 0.0) > 5e-5)
+        yield from (f"{name} {facts[key]:.4f} s" for key, name in CARRYING.items() if facts.get(key, 0.0) > 5e-5)
 
 
 def _place(inst: Inst) -> str:

@@ -375,7 +375,7 @@ class Recorder:
             first, busy = 2 * np.arange(len(B)), L["busy"] != state.IDLE
             mixed = busy[0::2] & (L["decodes"][0::2] > 0)
             lane = np.where(run, np.where(mixed, first, np.where(busy[1::2], first + 1, -1))[b], -1)
-            prompts = wait & (R["piece"][live] > 0)
+            prompts = wait & (R["piece"][live] > 0) & busy[2 * b]
             lane[prompts] = 2 * b[prompts]
             opened = L["open"][0::2]
             decodes = L["open"][1::2] | (opened & (L["kind"][0::2] == state.MIXED))
@@ -405,9 +405,7 @@ class Recorder:
         """Note what the request that is looked at waits for, in numbers: when it begins to."""
         S, facts = self._sim.S, self._facts
         q = S.requests[self._look_at]
-        if doing == MOVE and q["home"] >= 0:
-            facts.setdefault("kv_bytes", float(q["blocks"] * S.insts["block_bytes"][q["home"]]))
-        elif doing == QUEUE and q["state"] == state.WAIT:
+        if doing == QUEUE and q["state"] == state.WAIT:
             R = S.requests
             ahead = (R["batch"] == q["batch"]) & (R["state"] == state.WAIT) & (R["seq"] < q["seq"])
             facts.setdefault("ahead", float(np.count_nonzero(ahead)))
