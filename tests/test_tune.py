@@ -57,7 +57,7 @@ def test_draws_are_stratified_and_the_first_is_the_defaults(draws: int) -> None:
     assert first == {"order": "edf", "z": 2.0, "heads": 64}
     assert len(rest) == (n := draws - 1)
     orders = [one["order"] for one in rest]
-    assert max(map(orders.count, ("edf", "fcfs", "lifo"))) - min(map(orders.count, ("edf", "fcfs", "lifo"))) <= 1
+    assert all(abs(orders.count(value) - n / 3) < 2 for value in ("edf", "fcfs", "lifo"))
     assert "none" not in orders
     z = sorted(float(one["z"]) for one in rest)
     assert all(5 * k / n - 0.01 <= x <= 5 * (k + 1) / n + 0.01 for k, x in enumerate(z))  # one in each nth

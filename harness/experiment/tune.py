@@ -5,7 +5,7 @@
     unit    a trace and seed, over the rates: what intervals take as one, for its rates share arrivals and assignment
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
-range exceeds a decade; each value of a choice comes as often as the others, give or take one. Draw 0 is the defaults.
+range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults.
 The best mean is chosen, but the defaults stay unless the paired interval against them excludes 0.
 """
 
