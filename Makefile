@@ -48,6 +48,10 @@ reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more
 reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
 	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
 
+reproduce-pdmux: $(READY) ## PD-multiplexing beside chunked prefill (one H200) and disaggregation (8 A100); FULL=1: more of all
+	@$(BENCH) reproduce pdmux $(if $(FULL),--full)
+	@$(BENCH) reproduce pdmux-70b $(if $(FULL),--full)
+
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
 turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
@@ -146,4 +150,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-aegaeon reproduce-pdmux turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
