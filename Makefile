@@ -48,6 +48,10 @@ reproduce-fig7: $(READY) ## figure 7 of Prism: 7 systems, 2 traces; FULL=1: more
 reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
 	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
 
+reproduce-pdmux: $(READY) ## PD-multiplexing beside chunked prefill (one H200) and disaggregation (8 A100); FULL=1: more of all
+	@$(BENCH) reproduce pdmux $(if $(FULL),--full)
+	@$(BENCH) reproduce pdmux-70b $(if $(FULL),--full)
+
 reproduce-fig12: $(READY) ## figure 12 of Prism: the fewest GPUs for 58 models, and its ablations; FULL=1: 10 seeds
 	@$(BENCH) fleet fig12 $(if $(FULL),--seeds 10)
 	@$(BENCH) ablate prism $(if $(FULL),--seeds 10)
@@ -156,4 +160,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
