@@ -25,6 +25,8 @@ beside open decode lanes; "shares" also gives both percentages of the SMs, caps 
 back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
 Preset `plusplus`, the default, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
+Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a mesh step
+one at a time.
 """
 
 from __future__ import annotations
@@ -217,6 +219,7 @@ class MuxServe:
     quotas: bool = True  # False: none, whoever asks first is served
     hard: bool = False  # quotas are limits in bytes, not numbers of sequences
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
+    sharing: str = choice("fluid", "turns")  # models of a mesh step side by side under MPS, or one at a time
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -231,12 +234,13 @@ class MuxServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plusplus": {},
         "turns": {"lanes": "turns"},
+        "temporal": {"sharing": "turns"},
         "original": {"kv": "paged", "lanes": "shares"},
     }
 
     def __post_init__(self) -> None:
         process = "pair" if self.lanes == "shares" else "model"
-        self.options = {"kv": self.kv, "process": process, "sharing": "fluid"}  # under MPS
+        self.options = {"kv": self.kv, "process": process, "sharing": self.sharing}
         if not self.quotas:
             self.adapt_s, self.hard = 0.0, False
         self.uses |= {"Limit"} if self.hard else {"Run.seqs"} if self.quotas else set()
