@@ -27,6 +27,8 @@ beside open decode lanes; "shares" also gives both percentages of the SMs, caps 
 back while a prefill lacks SMs, not memory; lanes here compete for SMs and never lack them, so nothing is held back.
 `plusplus`, as the defaults, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
+Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a mesh step
+one at a time.
 """
 
 from __future__ import annotations
@@ -220,6 +222,7 @@ class MuxServe:
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
     quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
+    sharing: str = choice("fluid", "turns")  # models of a mesh step side by side under MPS, or one at a time
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -234,12 +237,13 @@ class MuxServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plusplus": {"quotas": "sequences"},
         "turns": {"quotas": "sequences", "lanes": "turns"},
+        "temporal": {"quotas": "sequences", "sharing": "turns"},
         "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares"},
     }
 
     def __post_init__(self) -> None:
         process = "pair" if self.lanes == "shares" else "model"
-        self.options = {"kv": self.kv, "process": process, "sharing": "fluid"}  # under MPS
+        self.options = {"kv": self.kv, "process": process, "sharing": self.sharing}
         if self.quotas == "none":
             self.adapt_s = 0.0
         self.uses |= {"sequences": {"Run.seqs"}, "bytes": {"Limit"}, "none": set()}[self.quotas]

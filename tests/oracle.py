@@ -63,6 +63,7 @@ class Setup:
     watermark: float = 0.01
     sharing: Literal["fluid", "turns", "none"] = "fluid"
     quantum_s: float = 0.0  # of a turn of a process, at least
+    poll_s: float = 0.0  # behind each kernel of an order with `op_s`
     pairs: bool = False  # prefill and decode of an instance are processes of their own
     memory: Literal["real", "unlimited"] = "real"
     preempt: Literal["recompute", "swap"] = "recompute"
@@ -90,6 +91,7 @@ class Req:
         self.later: dict[str, tuple[Callable[[], None], Refuse]] = {}  # effect, refusal: when at rest
         self.seq = self.made = self.blocks = self.preemptions = 0
         self.whole = self.swapped = False  # KV whole; taken to the host by the engine, which brings it back
+        self.attend = False  # its KV is attended where it is
         self.joins = 0  # steps that its batch's lane for prompts has to have ended before
         self.admit_s = self.first_s = self.done_s = math.nan
         self.token_s: list[float] = []
@@ -131,6 +133,10 @@ class Step:
     turn_s: float  # the step in its process's turn
     left: int  # layers behind this slice
     sliced: bool  # begun in slices
+    usual: float  # its time that rates go by: without noise, at a power of two of the context
+    layers: int
+    kernels: Sequence[tuple[float, int]]  # seconds, and how many, at which others' attention gets in
+    lent: Mapping[Inst, tuple[float, float]]  # where it attends elsewhere: part of the time, and slack a layer
     rate: float = 0.0
     progress: float = 0.0
     since: float = 0.0
@@ -204,18 +210,45 @@ def line(x: Sequence[int], y: Sequence[float], at: int) -> float:
     return y[i] + (at - x[i]) * (y[i + 1] - y[i]) / (x[i + 1] - x[i]) if at else 0.0
 
 
-def price(t: Tables, row: int, B: int, C: int, p: int, n: int, area: float, out: int) -> tuple[float, float, float]:
-    """Solo seconds of a step, and its demands on compute and HBM (formulas: harness/engines/costs/coef.py)."""
+class Price(NamedTuple):
+    """What a step takes, as the fields of `Step` of these names have it."""
+
+    step: float
+    demand: tuple[float, float]
+    layers: int
+    kernels: Sequence[tuple[float, int]]
+    lent: Mapping[Inst, tuple[float, float]]
+
+
+def price(
+    t: Tables, row: int, here: tuple[int, float], far: Mapping[Inst, tuple[int, float, float]], p: int, n: int,
+    area: float, out: int, op_s: float | None, poll_s: float, polls: int | None,
+) -> Price:  # fmt: skip
+    """A step of decodes (members, context) here, and elsewhere with their seconds on links (formulas: coef.py)."""
     k, grid = dict(zip(t.cost.dtype.names or (), t.cost[row].item(), strict=True)), t.grid.tolist()
-    gpu = line(grid, t.gemm[row].tolist(), B + p) + line(grid, t.head[row].tolist(), out)
-    if B > 0:
-        gpu += max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C)
-    if n > 0:
-        gpu += k["pre0"] * n + k["pre1"] * p + k["pre2"] * area
+    L, B = k["layers"], here[0] + sum(one[0] for one in far.values())
+
+    def attention(B: int, C: float) -> float:
+        return max(k["att0"] + k["att1"] * B, k["dec0"] + k["dec1"] * B + k["dec2"] * C) if B else 0.0
+
+    gemm, head = line(grid, t.gemm[row].tolist(), B + p), line(grid, t.head[row].tolist(), out)
+    pre = k["pre0"] * n + k["pre1"] * p + k["pre2"] * area if n else 0.0
+    back = {inst: attention(seqs, context) + link for inst, (seqs, context, link) in far.items()}
+    longest = max([attention(*here), *back.values()])
+    kernels = [(gemm + head + attention(*here) + pre, 1)]
+    gpu = gemm + head + longest + pre
+    if op_s is not None:
+        parts = [line(grid, column, min(B + p, grid[-1])) for column in t.kernels[row].T.tolist()]
+        each = [(gemm / L * part, L) for part in parts] + [((attention(*here) + pre) / L, L), (head, 1)]
+        cuts = [2 ** math.ceil(math.log2(s / op_s)) if s > op_s else 1 for s, _ in each if s > 0]
+        kernels = [(s / cut, many * cut) for (s, many), cut in zip([x for x in each if x[0] > 0], cuts, strict=True)]
+        gpu += poll_s * (sum(many for _, many in kernels) if polls is None else polls)
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
     compute = (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
-    return step, min(1.0, compute), min(1.0, (k["wbytes"] + k["kbytes"] * C) / (k["hbm"] * step))
+    hbm = (k["wbytes"] + k["kbytes"] * here[1]) / (k["hbm"] * step)
+    lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
+    return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent)
 
 
 def max_min(steps: Sequence[Step]) -> list[float]:
@@ -244,6 +277,38 @@ def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
         part = turn_s / max(rounds) if rounds else 1.0
         rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
     return [rates[id(s)] for s in steps]
+
+
+def late(s: Step, slack_s: float) -> float:
+    """Seconds beyond `slack_s` to wait for a step's kernel, at a time drawn from the step: the mean."""
+    return sum(many * max(0.0, x / s.top - slack_s) ** 2 for x, many in s.kernels) / (2 * s.turn_s)
+
+
+def lend(steps: Sequence[Step], rates: Sequence[float]) -> list[float]:
+    """Rates that are left where steps attend to KV on others' GPUs: they wait for a kernel, then take the time."""
+    given = list[float]()
+    for s, rate in zip(steps, rates, strict=True):
+        others = [x for x in steps if x is not s]
+        beside = [(x, slack) for i, (_, slack) in s.lent.items() for x in others if set(on(i)) & set(x.place)]
+        given.append(rate * s.usual / (s.usual + s.layers * max((late(*pair) for pair in beside), default=0.0)))
+    parts = [1.0] * len(steps)
+    for gpu in {g for s in steps for i in s.lent for g in on(i)}:
+        parts_of = [sum(part for i, (part, _) in s.lent.items() if gpu in on(i)) for s in steps]
+        asked = {k: part * given[k] for k, part in enumerate(parts_of) if part > 0}
+        own, left = any(gpu in s.place for s in steps), 1.0
+        while modest := [k for k, part in asked.items() if part <= left / (len(asked) + own)]:
+            left -= sum(asked.pop(k) for k in modest)
+        for k, s in enumerate(steps):
+            if gpu in s.place:
+                parts[k] = min(parts[k], left / (len(asked) + 1))
+            if k in asked:
+                parts[k] = min(parts[k], left / (len(asked) + own) / asked[k])
+    return [part * rate for part, rate in zip(parts, given, strict=True)]
+
+
+def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
+    """Whether KV on some GPUs can be attended from others: as many, and none of them."""
+    return isinstance(to, tuple) and len(to) == len(mine) and set(to).isdisjoint(mine)
 
 
 class Oracle:
@@ -297,6 +362,7 @@ class Oracle:
         self.resized: set[Lane] = set()  # lanes whose partition is to change
         self.stalls: set[Batch] = set()  # batches whose decodes wait for a swap
         self.kv_stops: set[Batch] = set()  # batches whose last prefill walk stopped for memory
+        self.attended: list[Inst] = []  # accounts that were named as such, in that order
         self.grants: list[Grant] = []  # in order of issue
         self.asks = 0
         self.short = False  # a load found no room before the start
@@ -362,6 +428,7 @@ class Oracle:
             rates = {"fluid": max_min(steps), "turns": turns(steps, self.setup.quantum_s)}.get(
                 self.setup.sharing, [s.top for s in steps]
             )
+            rates = rates if self.setup.sharing == "none" else lend(steps, rates)
             for s, rate in zip(steps, rates, strict=True):
                 if rate != s.rate:  # a step whose rate stays keeps its end
                     s.progress, s.since, s.rate = s.progress + (self.now - s.since) * s.rate, self.now, rate
@@ -474,8 +541,8 @@ class Oracle:
             return None if self.weights.get(batch.inst) in ("waiting", "loading") else "stuck"
         if moving or lane in self.resized:
             return None
-        mine = set(on(batch.inst))
-        busy = any(mine & set(s.place) for s in self.steps.values())
+        mine = set(on(batch.inst)).union(*(on(account) for account in self.elsewhere(self.at(batch, "running"))))
+        busy = any(mine & set(s.place).union(*map(on, s.lent)) for s in self.steps.values())
         sent = any(mine & x.gpus for x in self.transfers)
         asked = any(mine & (set(on(g.inst)) | set(on(g.req.home) if g.req and g.req.home else ())) for g in self.grants)
         return None if here and (busy or sent or asked) else "stuck"
@@ -661,7 +728,16 @@ class Oracle:
         if self.queues[link]:
             self.next_piece(link)
 
-    def carry(self, r: Req, to: Inst, done: Callable[[str | None], None]) -> None:
+    def elsewhere(self, members: Iterable[Req]) -> list[Inst]:
+        """The accounts of members that are not their batch's."""
+        far = {r.home for r in members if r.batch and r.home != r.batch.inst}
+        return [account for account in self.attended if account in far]
+
+    def link_s(self, g: int, h: int) -> float:
+        """Seconds a byte from one GPU to another."""
+        return 1 / self.setup.links[f"p2p{g}"]
+
+    def carry(self, r: Req, to: Inst, done: Callable[[str | None], None], attend: bool = False) -> None:
         """Bring a request's KV over the links; both ends are charged until it is there."""
         assert r.home is not None
         kind = "d2h" if not on(to) else "p2p" if on(r.home) else "h2d"
@@ -669,7 +745,7 @@ class Oracle:
 
         def effect() -> None:
             self.part(r)
-            r.home, r.to = r.to, None
+            r.home, r.to, r.attend = r.to, None, attend
             self.rest(r)
             done(None)
 
@@ -715,7 +791,10 @@ class Oracle:
     def settle(self, r: Req) -> None:
         """Put a member on the list of its batch where it belongs."""
         if r.where != "moving" and r.batch:
-            away = r.blocks and r.home != r.batch.inst and not r.swapped
+            far = r.home != r.batch.inst and not (
+                r.attend and r.home in self.attended and attendable(on(r.batch.inst), r.home.place)
+            )
+            away = r.blocks and far and not r.swapped
             r.where = "away" if away else "parked" if r.whole and not r.swapped else "waiting"
 
     def at(self, batch: Batch, where: str) -> list[Req]:
@@ -725,7 +804,7 @@ class Oracle:
         """Free its blocks: back to the queue, to be computed again."""
         self.part(r)
         self.leave_step(r)
-        r.blocks, r.home, r.to, r.swapped, r.whole = 0, None, None, False, False
+        r.blocks, r.home, r.to, r.swapped, r.whole, r.attend = 0, None, None, False, False, False
         r.prefilled, r.where = 0, "waiting"
 
     def finish(self, r: Req, state: Literal["done", "dropped", "failed"]) -> None:
@@ -884,20 +963,44 @@ class Oracle:
 
     def grow(self, batch: Batch) -> bool | None:
         """Blocks for the next decode step, preempting where none is free: whether any was; None: still swapping out."""
+        lost, stuck, grown = False, False, list[Req]()
+        for account in [batch.inst, *self.elsewhere(self.at(batch, "running"))]:
+            short, preempted, stuck = self.room_for(batch, account)
+            lost |= preempted
+            if stuck:
+                break
+            grown += short
+            for r in short:
+                r.blocks += 1
+        (self.stalls.add if stuck else self.stalls.discard)(batch)
+        if stuck:  # the step takes nothing
+            for r in grown:
+                r.blocks -= 1
+            return None
+        if not self.gone(batch.inst):  # growth goes before those swapped out, or they would take each other's for ever
+            self.bring_back(batch)
+        return lost
+
+    def gone(self, account: Inst) -> int:
+        """Blocks of the engine's victims that are on their way out."""
+        return sum(r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == account)
+
+    def room_for(self, batch: Batch, account: Inst) -> tuple[list[Req], bool, bool]:
+        """Who is short of a block in an account, whether anybody lost theirs, and whether the step has to wait."""
         lost = False
         while True:
-            short = [r for r in self.at(batch, "running") if r.blocks * self.setup.block_tokens < r.length]
-            gone = sum(
-                r.blocks - r.shared for r in self.live if r.swapped and r.where == "moving" and r.home == batch.inst
-            )
+            here = [r for r in self.at(batch, "running") if r.home == account]
+            short = [r for r in here if r.blocks * self.setup.block_tokens < r.length]
+            gone = self.gone(account)
             if not short or (gone and batch in self.stalls):  # victims are on their way: no more until they are out
                 break
-            if self.fits(batch.inst, len(short) - gone, growth=True):
+            if self.fits(account, len(short) - gone, growth=True):
                 break
             partly = [r for r in self.at(batch, "waiting") if r.blocks and not r.step and not r.swapped]
             lost = True
-            victim = max(self.at(batch, "running") + self.at(batch, "parked") + partly, key=lambda r: r.seq)
-            if not any(batch.inst in (r.home, r.to) for r in self.live if r is not victim):  # alone in its account
+            whole = [r for r in here + self.at(batch, "parked") if r.home == account]
+            victim = max(whole + [r for r in partly if r.home == account], key=lambda r: r.seq)
+            if not any(account in (r.home, r.to) for r in self.live if r is not victim):  # alone in its account
                 self.finish(victim, "failed")
                 continue
             victim.preemptions += 1
@@ -907,15 +1010,7 @@ class Oracle:
                 self.carry(victim, Inst(victim.model, HOST), lambda _: None)
             else:
                 self.release(victim)
-        stuck = bool(short) and not self.fits(batch.inst, len(short), growth=True)
-        (self.stalls.add if stuck else self.stalls.discard)(batch)
-        if stuck:
-            return None
-        for r in short:
-            r.blocks += 1
-        if not gone:  # growth goes before those swapped out, or they would take each other's blocks for ever
-            self.bring_back(batch)
-        return lost
+        return short, lost, bool(short) and not self.fits(account, len(short), growth=True)
 
     def bring_back(self, batch: Batch) -> None:
         for r in [r for r in self.at(batch, "waiting") if r.swapped]:
@@ -940,10 +1035,25 @@ class Oracle:
         B, C, p = len(decodes), sum(r.length for r in decodes), sum(c for _, c in pieces)
         area = sum(c * (r.prefilled + c / 2) for r, c in pieces)
         out = B + sum(r.prefilled + c == r.length for r, c in pieces)
-        solo, *demand = price(t, row, B, C, p, len(pieces), area, out)
-        usual = solo
-        if not pieces:  # demands, and its part of a round, at the power of two below, so that they change seldom
-            usual, *demand = price(t, row, B, 1 << C.bit_length() - 1, 0, 0, 0.0, B)
+        k, homes = t.cost[row], {a: [r for r in decodes if r.home == a] for a in self.elsewhere(decodes)}
+
+        def priced(each: float | None, polls: int | None = None) -> Price:
+            """With the context that there is, or as much a member."""
+            near = [r for r in decodes if r.home == inst]
+
+            def size(rs: list[Req]) -> tuple[int, float]:
+                return len(rs), float(sum(r.length for r in rs)) if each is None else each * len(rs)
+
+            def wire(account: Inst) -> float:
+                g, h = place[0], on(account)[0]
+                return float(k["query_bytes"] * self.link_s(g, h) + k["result_bytes"] * self.link_s(h, g))
+
+            far = {a: (*size(rs), len(rs) * wire(a)) for a, rs in homes.items()}
+            return price(t, row, size(near), far, p, len(pieces), area, out, order.op_s, setup.poll_s, polls)
+
+        # demands, kernels and its part of a round at the power of two below, so that they change seldom
+        rough = priced(None if pieces else (1 << C.bit_length() - 1) / B)
+        solo, usual, demands = priced(None, sum(n for _, n in rough.kernels)).step, rough.step, rough.demand
         index = self.ticks[lane[0], 1] if pieces else self.ticks[lane[0], 0] // 64
         solo *= noise(setup.sigma, setup.seed, [*setup.models].index(inst.model), lane[0].tag, lane[1], kind, index)
         top = 1.0
@@ -957,13 +1067,12 @@ class Oracle:
         turn = self.turns.get(lane)
         if turn and turn.begun != turn.begun:
             turn.begun = self.now
-        demands = demand[0], demand[1]
         process = inst, lane[1] if setup.pairs else 0
         sliced = before.sliced if before else part < layers
         behind = left - part if pieces else 0
         step = Step(
             place, order.phase, decodes, pieces, solo, top, demands, turn, bound, process, usual / top, behind, sliced,
-            since=self.now,
+            usual, rough.layers, rough.kernels, rough.lent, since=self.now,
         )  # fmt: skip
         self.halted.pop(lane, None)
         self.steps[lane], self.fresh = step, True
@@ -1021,14 +1130,23 @@ class Oracle:
                     self.finish(r, "dropped")
 
                 self.after_step(self.reqs[rid], drop, done)
-            case Move(int() as rid, to):
-                asked = self.issue()
+            case Move(int() as rid, to, attend):
+                asked, member_of = self.issue(), self.reqs[rid].batch
 
                 def move(r: Req) -> None:
-                    self.move(r, to, asked, done)
+                    self.move(r, to, asked, done, attend)
 
+                if attend and member_of and self.reqs[rid].where in LIVE:
+                    if not attendable(on(member_of.inst), to):
+                        done("never", "nothing can be attended there")
+                        return
+                    assert isinstance(to, tuple)
+                    self.attend_at(Inst(member_of.inst.model, to))
                 self.after_step(self.reqs[rid], move, done)
-            case Move(Batch() as batch, to):
+            case Move(Batch(Inst(model, place)), to, True) if not attendable(on(Inst(model, place)), to):
+                self.batches.setdefault(action.who, len(self.batches))  # type: ignore[arg-type]
+                done("never", "nothing can be attended there")
+            case Move(Batch() as batch, to, attend):
                 whole = [r for r in sorted(self.live, key=lambda r: r.seq) if r.batch == batch and r.blocks]
                 whole = [r for r in whole if to is None or r.where != "waiting"]
                 ends: list[Failed | None] = []
@@ -1040,11 +1158,13 @@ class Oracle:
 
                 def one(asked: int) -> Callable[[Req], None]:
                     def move(r: Req) -> None:
-                        self.move(r, to, asked, end)
+                        self.move(r, to, asked, end, attend)
 
                     return move
 
                 self.batches.setdefault(batch, len(self.batches))
+                if attend and whole and isinstance(to, tuple):
+                    self.attend_at(Inst(batch.inst.model, to))
                 for r in whole:
                     self.after_step(r, one(self.issue()), end)
                 if not whole:
@@ -1148,7 +1268,12 @@ class Oracle:
     def ask(self, grant: Grant) -> None:
         self.grants = sorted([*self.grants, grant], key=lambda g: g.asked)
 
-    def move(self, r: Req, to: Gpus | Host | None, asked: int, done: Callable[..., None]) -> None:
+    def attend_at(self, account: Inst) -> None:
+        """Whose batch can reach it, attends from now on to what is moved there for it."""
+        if account not in self.attended:
+            self.attended.append(account)
+
+    def move(self, r: Req, to: Gpus | Host | None, asked: int, done: Callable[..., None], attend: bool = False) -> None:
         dest = Inst(r.model, HOST if to is None or isinstance(to, Host) else to)
         if r.blocks and to is None:
             self.release(r)
@@ -1158,6 +1283,9 @@ class Oracle:
         elif not r.whole:
             done("gone", "its KV is not whole")
         elif dest == r.home:
+            if attend != r.attend:
+                r.attend, self.fresh = attend, True
+                self.settle(r)
             done()
         elif on(dest) and self.never(dest, r.blocks):
             done("never", "larger than the account")
@@ -1168,4 +1296,4 @@ class Oracle:
                 self.rest(r)
                 done(failed, why)
 
-            self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done), fail))
+            self.ask(Grant(asked, dest, r, lambda: self.carry(r, dest, done, attend), fail))

@@ -65,7 +65,7 @@ def column(name: str, change: str) -> str:
 
 WRONG = {
     "inert": "    fidelity = 'real'",
-    "able": "    def do(self, action):\n        getattr(action, 'attend', False) or super().do(action)",
+    "able": "    def do(self, action):\n        getattr(action, 'way', '') == 'no-such-way' or super().do(action)",
     "repeats": "    start = 0\n    def begin(self, jobs, *more, **named):\n        Wrong.start += 1\n"
     "        super().begin(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start), *more, **named)",
     "slices": "    def do(self, action):\n        sliced = getattr(action, 'slice_layers', None)\n"

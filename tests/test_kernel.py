@@ -29,7 +29,22 @@ from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefi
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle, Result
-from tests.worlds import CUT, HEARD, LAYERED, NEVER, SHAPE, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
+from tests.worlds import (
+    CUT,
+    HEARD,
+    LAYERED,
+    LENT,
+    NEVER,
+    SHAPE,
+    SHARED,
+    SLICED,
+    TURNED,
+    WILD,
+    World,
+    drive,
+    looped,
+    world,
+)  # fmt: skip
 
 Sight = tuple[set[Inst], Mapping[int, str], dict[Batch, int]]  # loads that wait; KV that waits or moves; by batch
 STATE = {state.DONE: "done", state.DROPPED: "dropped", state.FAILED: "failed"}
@@ -167,6 +182,11 @@ def test_prefills_in_slices_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
+@pytest.mark.parametrize("first", range(LENT, LENT + 300, 50))
+def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
@@ -178,6 +198,7 @@ def test_prefills_in_slices_are_the_oracles(first: int) -> None:
         *range(SLICED + 200, SLICED + 1200, 100),
         *range(SHARED + 400, SHARED + 2400, 100),
         *range(LAYERED + 300, LAYERED + 2400, 100),
+        *range(LENT + 300, LENT + 2300, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -444,8 +465,9 @@ def one(prompt_s: float, rate: float, n: int, *, models: int = 1, cap: int = 1) 
     grid = np.array([1, 2])
     zero = np.zeros((models, 2))
     t = Tables(
-        cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2))
-    )
+        cost, grid, zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)), np.ones((models, 2)),
+        np.ones((models, 2, 1)),
+    )  # fmt: skip
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1 << 50)
     served = tuple(Served(f"m{k}", SHAPE) for k in range(models))
     rng = np.random.default_rng(5)
@@ -615,7 +637,7 @@ def clock(models: int = 2, *, prompt: int = 1, output: int = 1000, n: int = 1, g
     zero = np.zeros((models, 2))
     t = Tables(
         cost, np.array([1, 2]), zero, zero, np.array([0.5, 1.0]), np.array([1.0]), np.ones((models, 2, 1)),
-        np.ones((models, 2)),
+        np.ones((models, 2)), np.ones((models, 2, 1)),
     )  # fmt: skip
     spec = GpuSpec("test", "test", 1 << 40, 100, 2, 1.0, 1.0, math.inf, math.inf, math.inf, 1.0, 1.0, 1 << 50)
     names = tuple(f"m{k}" for k in range(models))
@@ -908,7 +930,8 @@ def books(sim: Sim) -> None:
     owned += cached
     ahead = np.zeros(len(S.insts), np.int64)
     for b in range(len(S.batches)):
-        ahead[S.batches[b]["inst"]] += peek.ahead(S.at, b)
+        for i in range(len(S.insts)):
+            ahead[i] += peek.ahead(S.at, b, i)
     assert (owned == S.insts["blocks"] - ahead).all()
     used = np.where(np.arange(len(S.gpus)) < sim.config.gpus, 0, S.gpus["used"] - S.gpus["kv_bytes"])
     kv = np.zeros(len(S.gpus), np.int64)

@@ -41,6 +41,7 @@ def tables(**cost: float) -> Tables:
         seqs=np.array([1.0, 3.0]),
         dec_rate=np.array([[[0.5, 0.25], [0.75, 0.5], [1.0, 1.0]]]),
         pre_rate=np.array([[0.25, 0.5, 1.0]]),
+        kernels=np.ones((1, 3, 1)),
     )
 
 

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from harness.cli.app import main
 from harness.engines import wallclock
+from harness.engines.costs import profile
 from harness.engines.costs.shapes import kv_token_bytes
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.kernel import cost as kernel_cost
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute, jobs_of
 from harness.experiment.slo import base_specs
@@ -151,12 +151,12 @@ def test_where_memory_never_runs_short_the_order_of_arrival_decides(seed: int, c
 def test_hits_are_attended_to_but_not_computed() -> None:
     """The first token takes one step: of the tokens that are no hits, each of which attends to all before it."""
     priced = machine(CONFIG)
-    host, tables = priced.host, state.Tables(*priced.tables, np.full(1, -1))
+    host, row = priced.host, profile.row(priced.tables, 0)
     for prompt, computed in ((1000, 8), (1008, 16), (1009, 1)):  # a whole prompt is computed from its last block on
         rows = ran(alike([range(prompt // 16)] * 3, prompt, 30))
         for first_s, tokens in zip(rows.ttft_s, (prompt, computed, computed), strict=True):
             area = tokens * (prompt - tokens + tokens / 2)
-            step_s = kernel_cost.step_s(tables, 0, 0, 0.0, tokens, 1, area, 1)
+            step_s = profile.step_s(row, p=tokens, n=1, area=area, out=1)
             assert first_s == pytest.approx(host.api_in_s + step_s + host.api_out_s, rel=1e-6)
         np.testing.assert_allclose(attainment.tpot_s(rows), attainment.tpot_s(rows)[0], rtol=1e-6)
 

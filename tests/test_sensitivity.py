@@ -18,7 +18,7 @@ from harness.engines import machine
 from harness.engines.costs.constants import CONSTANTS
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
-from harness.engines.sim.kernel import lanes
+from harness.engines.sim.kernel import lent
 from harness.experiment import sensitivity_text, slo
 from harness.experiment.constants import MEANS, Constant, Setting, constants, settings
 from harness.experiment.lookup import models_of
@@ -175,11 +175,11 @@ def test_the_memory_of_processes_leaves_less_for_weights_and_kv() -> None:
 
 def test_a_step_beside_others_takes_its_factor_of_what_it_takes_longer() -> None:
     """Half speed is 1 s longer than 1 s alone; at 0.8 of a GPU alone, 1.25 s."""
-    assert lanes.slowed(1.0, 0.5, 1.0) == 0.5
-    assert lanes.slowed(1.0, 0.5, 2.0) == pytest.approx(1 / 3)
-    assert lanes.slowed(1.0, 0.5, 0.5) == pytest.approx(1 / 1.5)
-    assert lanes.slowed(0.8, 0.4, 2.0) == pytest.approx(1 / (1.25 + 2 * 1.25))
-    assert lanes.slowed(0.8, 0.8, 2.0) == 0.8
+    assert lent.slowed(1.0, 0.5, 1.0) == 0.5
+    assert lent.slowed(1.0, 0.5, 2.0) == pytest.approx(1 / 3)
+    assert lent.slowed(1.0, 0.5, 0.5) == pytest.approx(1 / 1.5)
+    assert lent.slowed(0.8, 0.4, 2.0) == pytest.approx(1 / (1.25 + 2 * 1.25))
+    assert lent.slowed(0.8, 0.8, 2.0) == 0.8
 
 
 def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:

@@ -1,4 +1,7 @@
-"""Random small worlds for the simulator's kernel and its oracle: the same machine, workload and script for both."""
+"""Random small worlds for the simulator's kernel and its oracle: the same machine, workload and script for both.
+
+Over 600 lines: the kinds of worlds are drawn from each other.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,14 @@ from harness.policy.types import FRAGMENTED, KEPT_PAGES, Batch, Gpus, Host, Inst
 from tests.oracle import ModelSetup, Setup
 
 NEVER = -math.inf
+KERNELS = np.linspace([0.5, 0.25, 0.25, 0.0], [0.125, 0.25, 0.5, 0.125], 5)  # of a layer, by points of the grid
 TURNED = 1_000_000  # worlds from here on run in turns
 WILD = 2_000_000  # and from here on anything happens at any time
 CUT = 3_000_000  # and from here on models are on one, two and four GPUs at a time
 SLICED = 4_000_000  # and from here on processes take turns on a GPU, in worlds of all these kinds
 SHARED = 5_000_000  # and from here on prompts begin alike, in all of the worlds before
 LAYERED = 6_000_000  # and from here on prefills run in slices of layers, in all of the worlds before
+LENT = 7_000_000  # and from here on KV is attended on other GPUs, in worlds of all the kinds before slices of layers
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -44,9 +49,11 @@ class World:
     answered: frozenset[type] = frozenset({TurnEnded})
     handoff: Mapping[Batch, Batch] = field(default_factory=dict)  # where a prefilled request goes on, with its KV
     end_s: float = math.inf
+    far: Sequence[Batch] = ()  # of whose members a share has its KV attended on other GPUs
+    far_share: float = 0.0
 
     def answer(self) -> Rota:
-        return Rota(self.rota, self.answered, self.handoff)
+        return Rota(self)
 
     def sim(self) -> Sim:
         return Sim(self.config, self.options, self.machine)
@@ -88,6 +95,7 @@ class World:
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
             quantum_s=self.machine.quantum_s,
+            poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
             memory=text.get("memory", "real"),
             preempt=text.get("preempt", "recompute"),
@@ -101,16 +109,18 @@ class World:
 class Rota:
     """Answers what it hears with the next entry of a list, at most three times an instant; hands prompts on."""
 
-    def __init__(
-        self, entries: Sequence[Sequence[Action]], hears: frozenset[type], handoff: Mapping[Batch, Batch]
-    ) -> None:
-        self.entries, self.hears, self.handoff = entries, hears, handoff
+    def __init__(self, world: World) -> None:
+        self.world, self.entries, self.hears, self.handoff = world, world.rota, world.answered, world.handoff
         self.next, self.now_s, self.left = 0, NEVER, 0
 
     def __call__(self, now_s: float, event: Event) -> Sequence[Action]:
         if isinstance(event, Prefilled) and event.batch in self.handoff:
             to = self.handoff[event.batch]
             return [Admit(event.rid, to), Move(event.rid, to.inst.place)]
+        if isinstance(event, Prefilled) and event.batch in self.world.far:
+            mine, gpus = on(event.batch.inst), self.world.config.gpus
+            if event.rid * 0.6180339887 % 1 < self.world.far_share:
+                return [Move(event.rid, tuple((g + event.rid) % gpus for g in mine), attend=True)]
         if type(event) not in self.hears or not self.entries or self.next > 200:  # no policy goes on for ever
             return ()
         if isinstance(event, Done) and (event.failed is not None or type(event.action) not in HEARD):
@@ -134,11 +144,13 @@ def tables(rng: np.random.Generator, rows: int, *, heavy: float = 1.0) -> Tables
     cost["wbytes"], cost["kbytes"] = rng.uniform(0.3, 2.0, rows) * heavy, rng.uniform(0, 2e-3, rows)
     cost["fl_tok"], cost["fl_area"] = rng.uniform(0.001, 0.1, rows) * heavy, rng.uniform(0, 1e-4, rows)
     cost["flops"], cost["hbm"] = 100.0, 100.0
+    cost["layers"], cost["query_bytes"], cost["result_bytes"] = 2, 384.0, 128.0
     grid = np.array([1, 8, 32, 128, 512])
     rise = np.cumsum(rng.uniform(0.001, 0.01, (rows, 5)), axis=1)
     return Tables(
         cost, grid, rise, 0.1 * rise, np.array([0.1, 0.5, 1.0]), np.array([1.0, 8.0, 64.0]),
         np.sort(rng.uniform(0.2, 1.0, (rows, 3, 3)), axis=1), np.sort(rng.uniform(0.1, 1.0, (rows, 3)), axis=1),
+        KERNELS * np.ones((rows, 1, 1)),
     )  # fmt: skip
 
 
@@ -160,6 +172,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= LENT:
+        return lent(seed)
     if seed >= LAYERED:
         return layered(seed)
     if seed >= SHARED:
@@ -349,6 +363,42 @@ def layered(seed: int) -> World:
     models = tuple(m._replace(shape=shape) for m, shape in zip(w.config.models, shapes, strict=True))
     config = replace(w.config, models=models, buffer_bytes=(w.config.buffer_bytes or 0) // 4)
     return replace(w, config=config, script=script, rota=rota, end_s=min(w.end_s, 60.0))
+
+
+def lent(seed: int) -> World:
+    """A world in which KV moves to other GPUs to be attended there, whose orders cut kernels or leave them whole."""
+    n, rng = seed - LENT, np.random.default_rng(seed)
+    w = world((WILD, CUT, SLICED + 2, SHARED + 2)[n % 4] + n // 4 * (1 if n % 4 < 2 else 4))
+    gpus = w.config.gpus
+
+    def attended(action: Action) -> list[Action]:
+        """The same, and after an Admit or a Move sometimes KV that stays elsewhere."""
+        match action:
+            case Run() if action.steps != 0 and rng.random() < 0.4:
+                return [replace(action, op_s=float(rng.choice([0.0005, 0.002, 0.01, math.inf])))]
+            case Move(who, tuple() as to) if rng.random() < 0.8:
+                return [Move(who, to, attend=True)]
+            case Admit(int() as r, batch) if gpus > 1 and rng.random() < 0.8:
+                away = [g for g in range(gpus) if g not in on(batch.inst)] or [0]
+                to = tuple(int(g) for g in rng.permutation(away)[: len(on(batch.inst))])
+                return [action, Move(r, to, attend=True)]
+            case _:
+                return [action]
+
+    script = [(t, a) for t, action in w.script for a in attended(action)]
+    rota = [[a for action in entry for a in attended(action)] for entry in w.rota]
+    far = {b: Batch(b.inst, b.tag) for _, a in w.script if isinstance(a, Run) for b in (a.batch,)}
+    machine = w.machine._replace(poll_s=float(rng.choice([0.0, 1e-5, 2e-4])))
+    share = float(rng.choice([0.3, 0.7, 1.0]))
+    return replace(
+        w, machine=machine, script=script, rota=rota, end_s=min(w.end_s, 60.0), far=tuple(far) if gpus > 1 else (),
+        far_share=share,
+    )  # fmt: skip
+
+
+def on(inst: Inst) -> Gpus:
+    assert not isinstance(inst.place, Host)
+    return inst.place
 
 
 def turned(seed: int) -> World:
@@ -547,7 +597,9 @@ def even(t: Tables) -> Tables:
     grid = np.array([1, 2, 34, 546])
     rise = np.array([4.0, 5.0, 13.0, 141.0]) / 4096 * np.ones((len(cost), 1))
     ups = [np.ceil(x * 4) / 4 for x in (t.dec_rate, t.pre_rate)]
-    return Tables(cost, grid, rise, 0.5 * rise, np.array([0.25, 0.5, 1.0]), np.array([1.0, 9.0, 73.0]), *ups)
+    kernels = KERNELS[:4] * np.ones((len(cost), 1, 1))
+    edges = np.array([0.25, 0.5, 1.0]), np.array([1.0, 9.0, 73.0])
+    return Tables(cost, grid, rise, 0.5 * rise, edges[0], edges[1], ups[0], ups[1], kernels)
 
 
 def drive(

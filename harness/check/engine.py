@@ -46,6 +46,7 @@ class Case(NamedTuple):
     needs: frozenset[str] = frozenset()  # of `can`, beside Load, Run and Admit
     tells: frozenset[type] = frozenset({Arrived, Finished})  # without these the script is of no use
     all_done: bool = True  # no request may end otherwise
+    gpus: int = 1
 
 
 @dataclass
@@ -155,6 +156,15 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
         yield Drop(event.rid)
 
 
+def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
+    """The KV of every other request lies on a second GPU and is attended there; one model's kernels are cut."""
+    yield from routed(event, cluster)
+    if event == Woke("start"):
+        yield Run(batch("b"), op_s=1e-4)
+    if isinstance(event, Prefilled) and event.rid % 2:
+        yield Move(event.rid, (1,), attend=True)
+
+
 def swapped(event: Event, _: Cluster) -> Iterator[Action]:
     """One model is in at a time: it leaves when the other is asked for."""
     if event == Woke("start"):
@@ -185,6 +195,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
         Run(Batch(nowhere)): "there is no such GPU",
         Run(Batch(Inst("a", Host(0)))): "a host runs nothing",
         Run(batch("a"), "decode", slice_layers=1): "only prefills run in slices",
+        Move(batch("a"), (0,), attend=True): "KV on a batch's own GPU is not attended elsewhere",
     }
 
 
@@ -233,6 +244,7 @@ def cases() -> dict[str, Case]:
     """Every case by name."""
     limit, drop, evict = (frozenset({name}) for name in ("Limit", "Drop", "Evict"))
     lanes = frozenset({"Run.phase:prefill", "Run.phase:decode"})
+    attend = frozenset({"Move", "Move.to:gpu", "Move.attend", "Run.op_s"})
     return {
         "routed": Case(routed, jobs(0, 16, 0.3, *SHORT)),
         "one-by-one": Case(one_by_one, jobs(1, 12, 0.3, *SHORT)),
@@ -243,6 +255,7 @@ def cases() -> dict[str, Case]:
         "dropped": Case(dropped, jobs(6, 12, 0.2, *SHORT), drop, frozenset({Arrived, Prefilled}), all_done=False),
         "swapped": Case(swapped, jobs(7, 10, 2.0, *SHORT), evict),
         "sliced": Case(sliced(1), jobs(12, 12, 0.05, (200, 800), (16, 24)), lanes | drop | SLICES, all_done=False),
+        "lent": Case(lent, jobs(10, 12, 0.2, (8, 48), (8, 24)), attend, frozenset({Arrived, Prefilled}), gpus=2),
         "refused": Case(refused, jobs(8, 6, 0.2, *SHORT), limit | drop),
         "no-requests": Case(routed, jobs(9, 16, 0.3, *SHORT).first(0)),
     }
@@ -257,10 +270,10 @@ def _served() -> tuple[tuple[Served, ...], machine.Machine]:
     return served, machine.machine(Config(served))
 
 
-def made(name: str) -> Engine:
-    """The engine as every case has it: two small models, one GPU."""
+def made(name: str, gpus: int = 1) -> Engine:
+    """The engine as cases have it: two small models, one GPU unless a case says otherwise."""
     served, priced = _served()
-    return engines.find(name)(Config(served, token_times=True), {}, priced)
+    return engines.find(name)(Config(served, gpus=gpus, token_times=True), {}, priced)
 
 
 def run(name: str, case: Case) -> Trial | None:
@@ -270,6 +283,9 @@ def run(name: str, case: Case) -> Trial | None:
     try:
         if not ({"Load", "Run", "Admit"} | case.needs <= engine.can and case.tells <= engine.tells):
             return None
+        if case.gpus > 1:
+            engine.close()
+            engine = made(name, case.gpus)
         script = Script(case, engine)
         replay(script, engine, case.jobs, end_s=LONGEST_S)
         rows = [row for part in engine.rows() for row in checked(part, script).to_pylist()]

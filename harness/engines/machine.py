@@ -76,13 +76,14 @@ class Config:
 
 
 class Machine(NamedTuple):
-    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, an engine's host costs, a quantum."""
+    """What a run is priced with: cost tables, a GPU kind, its ladder of loads, host costs, turns and polls."""
 
     tables: Tables
     spec: quantities.GpuSpec
     ladder: Mapping[str, quantities.Way]
     host: quantities.HostProfile
     quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
+    poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
 
 
 def machine(config: Config) -> Machine:
@@ -98,6 +99,7 @@ def machine(config: Config) -> Machine:
         constants.ladder(quantities.ladder(c.gpu), c.scaled),
         host,
         quantities.quantum_s(),
+        quantities.poll_s(),
     )
 
 

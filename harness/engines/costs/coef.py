@@ -15,6 +15,9 @@ One row of `COST` is one (model, GPU kind, tensor-parallel degree). All seconds 
 `gemm` and `head` are tables over the grid `Tables.grid`, linear between its points and beyond the last two; f(0) = 0.
 `head` includes a sampler that sorts the vocabulary; host0 includes what a host takes for more GPUs.
 
+Attention to KV elsewhere of B' decodes takes max(att0 + att1 B', dec0 + dec1 B' + dec2 C') there, and the time in which
+query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) / layers among a layer's kernels.
+
 Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (wbytes + kbytes C) / (hbm step))
 """
@@ -48,6 +51,9 @@ COST = record(
     fl_area        f8  FLOP/token^2  of area, of a step
     flops          f8  FLOP/s        that the GPU achieves
     hbm            f8  bytes/s       that the GPU achieves from HBM
+    layers         i8  count         of the model
+    query_bytes    f8  bytes/sequence that a step sends to where KV is attended: a token's query, key and value
+    result_bytes   f8  bytes/sequence that come back
     """
 )
 
@@ -63,3 +69,4 @@ class Tables(NamedTuple):
     seqs: NDArray[np.float64]  # (batches,) decode batch sizes, ascending
     dec_rate: NDArray[np.float64]  # (rows, shares, batches) speed of a decode step at that share, of 1
     pre_rate: NDArray[np.float64]  # (rows, shares) speed of a step with prefill tokens at that share
+    kernels: NDArray[np.float64]  # (rows, points, kernels) parts of gemm(m) / layers; attention is none of them

@@ -18,6 +18,7 @@ from harness.engines.costs.kernels import (
     decode_s,
     gemm_s,
     gemms,
+    layer_kernels_s,
     part_of,
     prefill_kernels_s,
     prefill_s,
@@ -30,6 +31,7 @@ from harness.policy.types import Shape
 CTX_TOKENS = 1024  # context a sequence at which the share curves are drawn: about Arena's P99 prompt + mean output
 SHARES = np.array([0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
 SEQS = np.array([1.0, 2, 4, 8, 16, 32, 64, 128, 256])
+LAYER_KERNELS = 11  # of a layer beside attention: nine, and two all-reduces where it is cut over GPUs
 # Tokens of a step: every count that a small batch can have, both sides of each tile edge (128), then doubling.
 GRID = np.array(
     sorted(
@@ -54,6 +56,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))
+    kernels = np.zeros((len(rows), len(GRID), LAYER_KERNELS))
     m = GRID.astype(np.float64)
     # A step of few tokens is a decode, one of many a prefill: their measured scales differ.
     scale = np.interp(m, (256, 512), (h.scale_decode, h.scale_prefill))
@@ -61,7 +64,7 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
     large_gemm = BF16 * 16384.0**2 / float(gemm_s(q["gemm"], spec, 1, 16384, 16384))
     for i, (shape, tp) in enumerate(rows):
         if (same := rows.index((shape, tp))) < i:
-            for table in (cost, gemm, head, dec_rate, pre_rate):
+            for table in (cost, gemm, head, dec_rate, pre_rate, kernels):
                 table[i] = table[same]
             continue
         L, d = shape.layers, shape.head_dim
@@ -85,7 +88,13 @@ def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: H
         c["flops"] = q["gemm"]["best_flops_frac"] * spec.flops
         c["hbm"] = min(spec.hbm, max(large_gemm, h.scale_decode * c["kbytes"] / c["dec2"]))
         dec_rate[i], pre_rate[i] = _share_rates(q, spec, shape, tp, h)
-    return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate)
+        c["layers"] = L
+        c["query_bytes"], c["result_bytes"] = BF16 * L * d * (heads + 2 * kv), BF16 * L * d * heads
+        for x, tokens in enumerate(GRID.tolist()):
+            before, after = layer_kernels_s(q, spec, shape, tp, tokens)
+            parts = np.array([*before, *after])
+            kernels[i, x, : len(parts)] = parts / parts.sum()
+    return Tables(cost, GRID, gemm, head, SHARES, SEQS, dec_rate, pre_rate, kernels)
 
 
 def _decode_lines(q: Toml, spec: GpuSpec, heads: float, kv: float, d: int, layer: F8) -> F8:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 UNITS = frozenset(
-    "s s/piece s/sequence s/token s/token^2 bytes bytes*s bytes/s bytes/token FLOP/s FLOP/token FLOP/token^2 "
-    "SMs layers blocks steps ticks tokens ratio count row flag code bits address order number".split()
+    "s s/piece s/sequence s/token s/token^2 bytes bytes*s bytes/s bytes/sequence bytes/token FLOP/s FLOP/token "
+    "FLOP/token^2 SMs layers blocks steps ticks tokens ratio count row flag code bits address order number".split()
 )
 TYPES = frozenset({"f8", "i8"})
 

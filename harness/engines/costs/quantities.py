@@ -238,6 +238,11 @@ def quantum_s() -> float:
     return float(_read(TABLES / "hosts.toml")["turns"]["quantum_s"])
 
 
+def poll_s() -> float:
+    """Seconds for which a kernel's end looks whether others ask for attention on its GPU (`[poll]` of `hosts.toml`)."""
+    return float(_read(TABLES / "hosts.toml")["poll"]["poll_s"])
+
+
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
     """Every quantity that `tables` with the same arguments rests on."""
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)

@@ -87,6 +87,7 @@ WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "l
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
 PHASES: Mapping[Phase, int] = {"mixed": 0, "prefill": 1, "decode": 2}
 PHASE: tuple[Phase, ...] = ("mixed", "prefill", "decode")
+NOT_THERE = "KV is attended on as many other GPUs as its batch has, and not on its own"
 WHY: tuple[Literal["time", "steps", "empty", "stuck"], ...] = ("time", "steps", "empty", "stuck")
 
 
@@ -121,7 +122,8 @@ class Sim:
             {
                 "Load", "Evict", "Evict.drain", "Limit", "Admit", "Drop", "Run", "Run.phase:prefill",
                 "Run.phase:decode", "Run.for_s", "Run.steps", "Run.steps:0", "Run.seqs", "Run.chunk_tokens", "Run.sms",
-                "Run.slice_layers", "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "view.oracle_tokens",
+                "Run.slice_layers", "Run.op_s", "Move", "Move.to:gpu", "Move.to:host", "Move.to:none", "Move.attend",
+                "view.oracle_tokens",
             }
             | {f"Load.way:{way}" for way in self._ways}
         )  # fmt: skip
@@ -138,6 +140,7 @@ class Sim:
         self._loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
+        self._attended: list[int] = []  # accounts to which KV was moved to be attended there, as they came
         self._limits: dict[tuple[str, int], int | None] = {}
         self._orders: dict[tuple[int, int], Run] = {}
         self._actions: dict[int, Action] = {}  # by the numbers under which the kernel has them
@@ -172,6 +175,7 @@ class Sim:
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
+        w["poll_s"] = self._machine.poll_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
         w["co_run"] = constants.of(c.scaled, "co_run")
         w["swap"] = options.get("preempt", "recompute") == "swap"
@@ -290,7 +294,8 @@ class Sim:
         B, N = more(S.batches, 1), more(S.lanes, 2)
         b = B[row]
         b["inst"], b["tag"], b["root"], b["clock_at"] = i, batch.tag, -1, S.s["now"]
-        b["ends"] = -1
+        b["ends"] = b["remote"] = -1
+        N["lent"][-2:] = N["op_s"][-2:] = -1
         N["pieces"][-2:] = N["next"][-2:] = N["seqs"][-2:] = N["chunk"][-2:] = N["sms"][-2:] = -1
         N["slice_layers"][-2:] = -1
         N["end"][-2:] = math.inf
@@ -305,7 +310,45 @@ class Sim:
         S.put(batches=B, lanes=N, demands=D)
         self._batch[batch] = row
         self._batches.append(batch)
+        for account in self._attended:
+            self._reach(row, account)
         return row
+
+    def _attend(self, i: int) -> None:
+        """Batches of an account's model, also later ones, may attend to KV that lies there."""
+        if i not in self._attended:
+            self._attended.append(i)
+            for row in range(len(self._batches)):
+                self._reach(row, i)
+
+    def _reach(self, b: int, i: int) -> None:
+        """Let a batch attend to KV in another account of its model: of as many GPUs, each another than its own."""
+        S, here, there = self.S, self._batches[b].inst, self._insts[i]
+        mine, gpus = self._places[S.batches["inst"].item(b)], self._places[i]
+        if here.model != there.model or not attendable(mine, gpus):
+            return
+        row, first = len(S.remotes), len(S.demands)
+        F, D = more(S.remotes, 1), more(S.demands, len(gpus))
+        D["gpu"][first:] = gpus
+        k = S.cost[S.insts["cost"].item(i)]
+        out_s, back_s = (self._link_s(*pair) for pair in ((mine[0], gpus[0]), (gpus[0], mine[0])))
+        F[row]["link_s"] = k["query_bytes"] * out_s + k["result_bytes"] * back_s
+        F[row]["inst"], F[row]["demand"], F[row]["next"] = i, first, -1
+        last, e = -1, S.batches["remote"].item(b)
+        while e >= 0:
+            last, e = e, F["next"].item(e)
+        if last < 0:
+            S.batches["remote"][b] = row
+        else:
+            F["next"][last] = row
+        S.put(remotes=F, demands=D)
+        kernel.tie(S.at, mine[0], gpus[0])
+
+    def _link_s(self, g: int, h: int) -> float:
+        """Seconds a byte from a GPU to another: over their own link, or else through the host."""
+        K, node = self.S.links["bytes_per_s"], self.S.gpus["node"]
+        peers = float(K[4 * g + (2 if node[g] == node[h] else 3)])
+        return 1 / peers if peers > 0 else 1 / float(K[4 * g + 1]) + 1 / float(K[4 * h])
 
     def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Take the workload; see Engine."""
@@ -638,10 +681,10 @@ class Sim:
         return None
 
     def _run(self, order: Run) -> Refusal | None:
-        if order.op_s is not None:
-            return "never", "no kernel grains here"
         if order.slice_layers is not None and (order.slice_layers < 1 or order.phase != "prefill"):
             return "never", "a slice is of a prefill, and has at least one layer"
+        if order.op_s is not None and not order.op_s > 0:
+            return "never", "kernels of no time"
         if (order.for_s is not None and not order.for_s >= 0) or (order.steps or 0) < 0:
             return "never", "a turn takes a time or a count of steps, none below 0"
         if order.sms is not None and not 0 < order.sms <= self.S.gpus[0]["sms"]:
@@ -649,39 +692,49 @@ class Sim:
         if isinstance(order.batch.inst.place, Host):
             return "never", "host memory runs nothing"
         b = self._batch_row(order.batch)
-        fields = [-1 if x is None else x for x in (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)]
+        named = (order.seqs, order.chunk_tokens, order.sms, order.slice_layers)
+        seqs, chunk, sms, layers = [-1 if x is None else x for x in named]
         for_s = math.inf if order.for_s is None else float(order.for_s)
         steps = -1 if order.steps is None else order.steps
-        kernel.run_lane(self.S.at, b, PHASES[order.phase], int(steps == 0), for_s, steps, *fields)
+        op_s = -1.0 if order.op_s is None else float(order.op_s)
+        close = int(steps == 0)
+        kernel.run_lane(self.S.at, b, PHASES[order.phase], close, for_s, steps, seqs, chunk, sms, layers, op_s)
         if steps != 0:
             self._orders[b, int(order.phase == "decode")] = order
         return None
 
     def _move(self, action: Move) -> Refusal | None:
         S, who, to = self.S, action.who, action.to
-        if action.attend:
-            return "never", "no attention on another GPU here"
         if isinstance(who, Batch):
             b = self._batch_row(who)
+            if action.attend and not attendable(self._places[self.S.batches["inst"].item(b)], to):
+                return "never", NOT_THERE
             n = kernel.movables(S.at, b, int(to is None))
             if n == 0:
                 return "gone", "no KV to move"
             model = self.config.models[self._model[who.inst.model]]
             parts = 2 * max(model.tp, *model.degrees, 1)
             self._room(self._spare[0] + n, (1 + parts) * n)  # a batch may be any size
-            kernel.move_batch(S.at, b, self._account(who.inst.model, to), self._note(action, n))
+            kernel.move_batch(S.at, b, self._account(who.inst.model, action), int(action.attend), self._note(action, n))
             return None
         if failed := self._gone(who):
             return failed
         if self._states.item(who) == state.HELD:
             return "gone", "a request in no batch has no KV"
+        if action.attend and not attendable(self._places[S.batches["inst"].item(S.requests["batch"].item(who))], to):
+            return "never", NOT_THERE
         model = self.config.models[self._models.item(who)].name
-        kernel.move(S.at, who, self._account(model, to), self._note(action))
+        kernel.move(S.at, who, self._account(model, action), int(action.attend), self._note(action))
         return None
 
-    def _account(self, model: str, to: Gpus | Host | None) -> int:
+    def _account(self, model: str, move: Move) -> int:
         """The account to which a model's KV goes; -1: none, it is forgotten."""
-        return -1 if to is None else self._inst_row(Inst(model, to))
+        if move.to is None:
+            return -1
+        i = self._inst_row(Inst(model, move.to))
+        if move.attend:
+            self._attend(i)
+        return i
 
     def _members(self, b: int) -> Iterator[int]:
         """Ids of a batch in order of Admit."""
@@ -754,6 +807,11 @@ class Sim:
             api_out_s=host.api_out_s,
             tokens=tokens,
         )
+
+
+def attendable(mine: Gpus, to: Gpus | Host | None) -> bool:
+    """Whether a step on some GPUs can attend to KV on others: rank by rank, so on as many of them, all others."""
+    return isinstance(to, tuple) and len(to) == len(mine) and not set(to) & set(mine)
 
 
 def more(rows: NDArray[Any], n: int) -> NDArray[Any]:

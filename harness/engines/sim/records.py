@@ -16,6 +16,7 @@ WORLD = record(
     formed_s         f8   s         the latest instant at which lanes were formed
     watermark        f8   ratio     of an account's KV blocks: kept free when a prompt is let in beside others
     sigma            f8   ratio     standard deviation of the noise on a step's time
+    poll_s           f8   s         of a look for others' attention, after each kernel of an order with `op_s`
     quantum_s        f8   s         of a process's slice in a round, at least, while others of its GPU are busy
     co_run           f8   ratio     of what lanes of a GPU slow each other down: 1 as their demands tell
     piece_bytes      f8   bytes     what a link moves of weights before it looks for something more urgent
@@ -34,6 +35,7 @@ WORLD = record(
     log              i8   address   LOG
     chains           i8   address   CHAIN
     entries          i8   address   ENTRY
+    remotes          i8   address   REMOTE
     n_gpus           i8   count     rows of GPU
     n_links          i8   count     rows of LINK
     n_insts          i8   count     rows of INST
@@ -43,6 +45,7 @@ WORLD = record(
     n_requests       i8   count     rows of REQUEST
     n_events         i8   count     rows of EVENT
     n_log            i8   count     rows of LOG
+    n_remotes        i8   count     rows of REMOTE
     first_host       i8   row       of GPU: the first that is a host; those before it are GPUs
     arrived          i8   row       of REQUEST: the next that arrives by itself
     opened           i8   count     requests that arrive by themselves, the first rows; a client sends each other one
@@ -79,11 +82,13 @@ WORLD = record(
     seqs             i8   address   batch sizes at which speeds of decode steps are given
     dec_rate         i8   address   speeds of decode steps, by row of COST, share and batch size
     pre_rate         i8   address   speeds of steps with prefill tokens, by row of COST and share
+    kernels          i8   address   parts of a layer's seconds, by row of COST, point of the grid and kernel
     route            i8   address   row of BATCH that takes a model's arrivals, by model; -1: none
     n_rows           i8   count     rows of COST
     n_points         i8   count     points of `grid`
     n_shares         i8   count     points of `share`
     n_batch_sizes    i8   count     points of `seqs`
+    n_kernels        i8   count     kernels of a layer beside attention
     transfer_free    i8   row       of TRANSFER: the first that is free
     transfer_spare   i8   count     free rows of TRANSFER
     action_free      i8   row       of ACTION: the first that is free
@@ -121,6 +126,8 @@ GPU = record(
     kv_since       f8  s         when its KV last changed
     level          f8  ratio     the common rate of lanes at which it is used up, while rates are shared out
     round_s        f8  s         in which each process that is busy on it has a slice, while rates are shared out
+    lent_most      f8  ratio     of its time that attention for one lane elsewhere gets, while rates are shared out
+    own            f8  ratio     of its time that is left to its own lanes, while rates are shared out
     head           i8  row       of LANE: the first busy in the pool
     lane           i8  row       of LANE: whose step ends first in the pool
     touched        i8  flag      the pool's rates are to be shared out again
@@ -217,8 +224,8 @@ BATCH = record(
     tick           i8   ticks    decode steps so far
     prefills       i8   steps    with prefill tokens so far
     root           i8   row      of REQUEST: the running member that finishes first, the root of a pairing heap
-    context        i8   tokens   of its running members at `tick`
-    brought        i8   blocks   for the next step that members brought when they joined
+    context        i8   tokens   of its running members at `tick`, wherever their KV is
+    brought        i8   blocks   for the next step that members with KV here brought when they joined
     blocked        i8   flag     its prompts wait for memory
     stalled        i8   flag     its decodes wait for memory
     pending        i8   count    actions on members that wait for a boundary
@@ -230,7 +237,9 @@ BATCH = record(
     seq_steps      i8   count    tokens that its decode steps made
     prefilled      i8   tokens   that its steps have prefilled
     parked_context i8   tokens   of its parked members
-    residues       64i8 count    running members by (length - tick) mod `block_tokens`; at a tick, 1 - tick need a block
+    remote         i8   row      of REMOTE: the first account elsewhere whose KV it may attend; -1: none
+    far            i8   count    running members whose KV is elsewhere
+    residues       64i8 count    those with KV here by (length - tick) mod `block_tokens`; at a tick, 1 - tick need one
     ends           8i8  row      of REQUEST: head and tail of each list (WAITING ... ELSEWHERE)
     count          4i8  count    members in each list
     """
@@ -252,7 +261,12 @@ LANE = record(
     started_s      f8  s         when it began
     max_rate       f8  ratio     its rate when nobody competes
     slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
-    new_rate       f8  ratio     its rate once all are shared out
+    new_rate       f8  ratio     its rate once compute and bandwidth are shared out
+    given          f8  ratio     its rate once all is shared out
+    op_s           f8  s         of the order's kernels, at most: longer ones are cut; -1: others wait for whole steps
+    kernel_s       16f8 s        of its step's kernels, as they are cut, without noise
+    kernel_count   16i8 count    of kernels so long, in the step
+    kernels        i8  count     entries of `kernel_s`: one, the whole step, of orders without `op_s`
     quota          f8  s         of a turn; infinite: it is a turn of steps
     turn_began     f8  s         when the turn's first step began
     turn_until     f8  s         when the quota is used up; infinite: never, or not begun
@@ -283,7 +297,9 @@ LANE = record(
     own            i8  bits      BY_*: caps on a step that are the engine's own, not the order's
     bound          i8  bits      BY_*: the engine's own caps that bind the step in flight
     process        i8  number    of the process that runs it: the slices of a round are each process's
-    demand         i8  row       of DEMAND: the first of its list: each GPU of its instance in order, then any others
+    demand         i8  row       of DEMAND: the first of its list: each GPU of its instance in order
+    lent           i8  row       of DEMAND: the first GPU elsewhere on which its step attends to KV; -1: none
+    layers         i8  count     of its model
     """
 )
 
@@ -292,8 +308,25 @@ DEMAND = record(
 
     compute        f8  ratio     of the GPU's compute
     hbm            f8  ratio     of its memory bandwidth
+    time           f8  ratio     of its time, which nobody else has meanwhile: of a lane's attention to KV there
+    slack_s        f8  s         in each layer for which that attention may be late and keep nobody waiting
     gpu            i8  row       of GPU
     next           i8  row       of DEMAND: the next of the lane
+    """
+)
+
+REMOTE = record(
+    """KV of a batch's members that lies in an account elsewhere and is attended there.
+
+    link_s         f8   s        that queries and results of one member take on the links in a step
+    inst           i8   row      of INST: the account
+    next           i8   row      of REMOTE: the next of the batch
+    demand         i8   row      of DEMAND: the first of the account's GPUs, in order
+    count          i8   count    running members with KV there
+    context        i8   tokens   of theirs, at the batch's tick
+    brought        i8   blocks   for the next step that they brought when they joined
+    ahead          i8   steps    for which a span in the making holds blocks
+    residues       64i8 count    of them by (length - tick) mod `block_tokens`; at a tick, 1 - tick need a block
     """
 )
 
@@ -311,6 +344,7 @@ TRANSFER = record(
     parts          i8  count     parts that are not moved yet
     source         i8  row       of INST: where KV comes from
     blocks         i8  blocks    of KV
+    attend         i8  flag      the KV stays where it goes and is attended there
     first_part     i8  row       of TRANSFER: the first part that is not on a link yet
     next           i8  row       of TRANSFER: the next in whichever list it is in
     link           i8  row       of LINK: that moves this part
@@ -428,6 +462,7 @@ REQUEST = record(
     heap_next      i8  row       of REQUEST: its next sibling in the heap
     heap_prev      i8  row       of REQUEST: its sibling before, or its parent if it is the first child
     home           i8  row       of INST: the account that has its KV
+    attend         i8  flag      it is attended there if that is not its batch's
     pending        i8  code      P_*: what waits for the boundary of the step it is in
     pending_arg    i8  row       of TRANSFER (P_MOVE) or ACTION (P_DISCARD)
     pending_batch  i8  row       of BATCH: to which it will be admitted at that boundary

@@ -67,10 +67,11 @@ TABLES: Mapping[str, np.dtype[Any]] = {
     "log": records.LOG,
     "chains": records.CHAIN,
     "entries": records.ENTRY,
+    "remotes": records.REMOTE,
 }
 (
     gpu_at, link_at, inst_at, model_at, batch_at, lane_at, demand_at, req_at, event_at, xfer_at, action_at, log_at,
-    chain_at, entry_at,
+    chain_at, entry_at, remote_at,
 ) = (rows_at(dtype, _offset(name)) for name, dtype in TABLES.items())  # fmt: skip
 world = rows_at(records.WORLD)
 
@@ -86,6 +87,7 @@ class Tables(NamedTuple):
     seqs: NDArray[np.float64]
     dec_rate: NDArray[np.float64]
     pre_rate: NDArray[np.float64]
+    kernels: NDArray[np.float64]
     route: NDArray[np.int64]  # (models,) batch of a standing route, or -1
 
 
@@ -98,9 +100,10 @@ NUMBERS: Mapping[str, tuple[np.dtype[Any], str]] = {
     "seqs": (np.dtype("f8"), "n_batch_sizes"),
     "dec_rate": (np.dtype("f8"), "n_rows n_shares n_batch_sizes"),
     "pre_rate": (np.dtype("f8"), "n_rows n_shares"),
+    "kernels": (np.dtype("f8"), "n_rows n_points n_kernels"),
     "route": (np.dtype("i8"), "n_models"),
 }  # of `Tables`
-cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, route_at = (
+cost_at, grid_at, gemm_at, head_at, share_at, seqs_at, dec_rate_at, pre_rate_at, kernels_at, route_at = (
     array_at(dtype, _offset(name), [_offset(n) for n in lengths.split()]) for name, (dtype, lengths) in NUMBERS.items()
 )
 

@@ -18,12 +18,14 @@ Short names mean the same in every function; of a pair, the capital is the recor
     q r       a request, q its record
     X x, Q p  a transfer; a part of one on a link
     E x       an entry of the prefix cache
+    F f       KV of a batch that is attended elsewhere
     A a       an action
     k c       coefficients, c their row
     nxt prev  neighbours in a list
     t         a time; elsewhere i, j, n, x and y only count
 
-    waits < lists; events; cost; memory < lanes < reuse < links < members < steps, turns < loop; peek
+    waits < lists; events; cost; memory; lent < lanes < reuse; far < links < members < growth < steps, turns < loop;
+    peek
 
 Numba's cache does not see edits in files that a function calls into: `jit.py` keys it by the hash of all of them.
 """

@@ -12,6 +12,7 @@ from harness.engines.sim.state import (
     gemm_at,
     grid_at,
     head_at,
+    kernels_at,
     pre_rate_at,
     route_at,
     seqs_at,
@@ -42,7 +43,7 @@ def noise(sigma: float, seed: int, model: int, slot: int, kind: int, index: int)
 
 @jit
 def tables(S: int) -> Tables:
-    """The cost tables, in place: as arguments their nine arrays would cost more than most calls do."""
+    """The cost tables, in place: as arguments their ten arrays would cost more than most calls do."""
     return Tables(
         cost_at(S),
         grid_at(S),
@@ -52,6 +53,7 @@ def tables(S: int) -> Tables:
         seqs_at(S),
         dec_rate_at(S),
         pre_rate_at(S),
+        kernels_at(S),
         route_at(S),
     )
 
@@ -75,16 +77,10 @@ def table(grid, row, m: int) -> float:  # type: ignore[no-untyped-def]
 
 
 @jit
-def step_s(T: Tables, c: int, B: int, C: float, p: int, n: int, area: float, out: int) -> float:
-    """Solo seconds of one step (formula: coef.py)."""
-    k = T.cost[c]
-    gpu = table(T.grid, T.gemm[c], B + p) + table(T.grid, T.head[c], out)
-    if B > 0:
-        gpu += max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C)
-    if n > 0:
-        gpu += k.pre0 * n + k.pre1 * p + k.pre2 * area
-    host = k.host0 + k.host1 * (B + n)
-    return gpu + host if k.serial else max(gpu, host)
+def attend_s(S: int, c: int, B: int, C: float) -> float:
+    """Seconds of the decode attention of a step, or of a part of its members (formula: coef.py)."""
+    k = cost_at(S)[c]
+    return max(k.att0 + k.att1 * B, k.dec0 + k.dec1 * B + k.dec2 * C) if B > 0 else 0.0
 
 
 @jit

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.memory import fits, needs, put, shares_gpu
+from harness.engines.sim.kernel.lent import demand_on, lend, slowed
+from harness.engines.sim.kernel.memory import fits, needs, needs_far, put, touches
 from harness.engines.sim.state import (
     HALF_NS,
     IDLE,
@@ -17,6 +18,7 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     log_at,
+    remote_at,
     world,
 )
 
@@ -29,7 +31,7 @@ def give_back(S: int, i: int) -> None:
         lane = gpu_at(S, p).head
         while lane >= 0:
             nxt = lane_at(S, lane).next
-            if lane_at(S, lane).busy == SPAN and shares_gpu(S, i, batch_at(S, lane >> 1).inst):
+            if lane_at(S, lane).busy == SPAN and touches(S, lane >> 1, i):
                 cut(S, lane)
             lane = nxt
 
@@ -51,7 +53,7 @@ def freed(S: int, i: int) -> None:
     if W.blocked > 0 or W.swap:
         for b in range(W.n_batches):
             B = batch_at(S, b)
-            if (B.blocked or B.stalled or B.swapped > 0) and shares_gpu(S, i, B.inst):
+            if (B.blocked or B.stalled or B.swapped > 0) and touches(S, b, i):
                 wake(S, 2 * b)
                 wake(S, 2 * b + 1)
 
@@ -165,6 +167,10 @@ def shorten(S: int, lane: int, j: int) -> None:
     b = lane >> 1
     d = batch_at(S, b).tick
     back = needs(S, b, d, n.steps) - needs(S, b, d, j)
+    f = n.lent if n.lent < 0 else batch_at(S, b).remote
+    while f >= 0:
+        put(S, remote_at(S, f).inst, needs_far(S, f, d, j) - needs_far(S, f, d, n.steps))
+        f = remote_at(S, f).next
     n.steps = j
     n.work = solo_at(S, lane, j)
     if back > 0:
@@ -213,15 +219,6 @@ def segment(S: int, lane: int, upto: float) -> None:
         s.anchor_s = n.anchor_s
         s.anchor_work = n.anchor_work
         s.rate = n.rate
-
-
-@jit
-def demand_on(S: int, lane: int, g: int) -> int:
-    """What a lane demands of a GPU, or -1."""
-    d = lane_at(S, lane).demand
-    while d >= 0 and demand_at(S, d).gpu != g:
-        d = demand_at(S, d).next
-    return d
 
 
 @jit
@@ -279,8 +276,15 @@ def share(S: int, p: int) -> None:
         lane = P.head
         while lane >= 0:
             n = lane_at(S, lane)
-            set_rate(S, lane, n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run))
+            n.given = n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run)
             lane = n.next
+    if P.lanes > 1 and not W.alone:
+        if W.n_remotes > 0:
+            lend(S, p)
+        lane = P.head
+        while lane >= 0:
+            set_rate(S, lane, lane_at(S, lane).given)
+            lane = lane_at(S, lane).next
     next_end(S, p)
 
 
@@ -340,7 +344,7 @@ def take_turns(S: int, p: int) -> None:
             x = gpu_at(S, p).head
             while x >= 0:
                 if lane_at(S, x).process == n.process:
-                    set_rate(S, x, lane_at(S, x).new_rate * part)
+                    lane_at(S, x).given = lane_at(S, x).new_rate * part
                 x = lane_at(S, x).next
         lane = n.next
 
@@ -380,12 +384,6 @@ def raise_rates(S: int, p: int, left: int) -> None:
 
 
 @jit
-def slowed(alone: float, beside: float, factor: float) -> float:
-    """A rate beside others at which a step takes `factor` times what it takes longer than alone."""
-    return alone / (1.0 + factor * (alone / beside - 1.0))
-
-
-@jit
 def saturation(S: int, p: int, g: int) -> float:
     """The common rate of the lanes not yet frozen at which a GPU's compute or bandwidth is used up."""
     c_left, h_left, c, h = 1.0, 1.0, 0.0, 0.0
@@ -418,9 +416,17 @@ def unbound(S: int, b: int) -> None:
 
 
 @jit
+def occupy(S: int, g: int) -> None:
+    """One lane more has a demand of a GPU."""
+    G = gpu_at(S, g)
+    if G.active == 0:
+        G.busy_since = world(S).now
+    G.active += 1
+
+
+@jit
 def activate(S: int, lane: int) -> None:
     """A lane starts to compete."""
-    W = world(S)
     n = lane_at(S, lane)
     i = batch_at(S, lane >> 1).inst
     p = pool_of(S, lane)
@@ -433,10 +439,7 @@ def activate(S: int, lane: int) -> None:
     inst_at(S, i).busy += 1
     d = n.demand
     while d >= 0:
-        g = gpu_at(S, demand_at(S, d).gpu)
-        if g.active == 0:
-            g.busy_since = W.now
-        g.active += 1
+        occupy(S, demand_at(S, d).gpu)
         d = demand_at(S, d).next
 
 
@@ -461,6 +464,7 @@ def retire(S: int, lane: int) -> None:
     n.busy = IDLE
     inst_at(S, i).busy -= 1
     now = W.now
+    elsewhere = 0
     d = n.demand
     while d >= 0:
         g = gpu_at(S, demand_at(S, d).gpu)
@@ -470,3 +474,6 @@ def retire(S: int, lane: int) -> None:
         if g.active == 0:
             g.busy_s += now - g.busy_since
         d = demand_at(S, d).next
+        if d < 0 and not elsewhere:
+            elsewhere = 1
+            d = n.lent

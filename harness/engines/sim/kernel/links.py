@@ -137,6 +137,7 @@ def new_transfer(S: int, kind: int, inst: int, act_: int, fixed: float, nbytes: 
     X.request = -1
     X.source = -1
     X.blocks = 0
+    X.attend = 0
     if W.transfer_tail >= 0:
         xfer_at(S, W.transfer_tail).next = x
     else:

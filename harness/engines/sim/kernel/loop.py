@@ -5,6 +5,7 @@ from __future__ import annotations
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.cost import tables
 from harness.engines.sim.kernel.events import forget, in_order, tell
+from harness.engines.sim.kernel.far import ask_elsewhere
 from harness.engines.sim.kernel.lanes import share
 from harness.engines.sim.kernel.links import end_part, rank_links, serve_grants
 from harness.engines.sim.kernel.members import admit_now, arrive, next_seq
@@ -145,6 +146,8 @@ def form_all(S: int, T: Tables) -> bool:
         else:
             lane_at(S, prev).next_dirty = lane_at(S, lane).next_dirty
         form(S, T, lane)
+        if batch_at(S, lane >> 1).far > 0:
+            ask_elsewhere(S, lane)
         if W.due and not end_lanes(S):  # spans at a boundary just now, cut for what they held ahead
             return False
     W.formed_lane = W.n_lanes

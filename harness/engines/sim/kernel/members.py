@@ -49,6 +49,7 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     log_at,
+    remote_at,
     req_at,
     world,
     xfer_at,
@@ -74,7 +75,24 @@ def drop_blocks(S: int, r: int) -> None:
             put(S, i, -q.blocks)
         freed(S, i)
     q.home = -1
+    q.attend = 0
     q.blocks = 0
+
+
+@jit
+def remote_of(S: int, b: int, r: int) -> int:
+    """The account elsewhere in which a batch attends to a request's KV, or -1."""
+    q = req_at(S, r)
+    f = batch_at(S, b).remote if q.attend and q.home != batch_at(S, b).inst else -1
+    while f >= 0 and remote_at(S, f).inst != q.home:
+        f = remote_at(S, f).next
+    return f
+
+
+@jit
+def within_reach(S: int, b: int, r: int) -> bool:
+    """Whether a request's KV is where its batch is, or is attended where it is."""
+    return req_at(S, r).home == batch_at(S, b).inst or remote_of(S, b, r) >= 0
 
 
 @jit
@@ -157,10 +175,19 @@ def join(S: int, b: int, r: int) -> None:
     q.state = RUN
     q.joined_tick = B.tick
     q.last_tick = B.tick + q.output - q.made
-    B.residues[(q.length - B.tick) % W.block_tokens] += 1
     B.context += q.length
-    if q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length:
-        B.brought += 1
+    brings = int(q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length)
+    f = remote_of(S, b, r)
+    if f < 0:
+        B.residues[(q.length - B.tick) % W.block_tokens] += 1
+        B.brought += brings
+    else:
+        F = remote_at(S, f)
+        B.far += 1
+        F.count += 1
+        F.context += q.length
+        F.residues[(q.length - B.tick) % W.block_tokens] += 1
+        F.brought += brings
     push(S, b, RUNNING, r, 0)
     heap_insert(S, b, r)
 
@@ -174,10 +201,19 @@ def leave_run(S: int, b: int, r: int) -> None:
     charge(S, r, W.now)
     unlink(S, b, RUNNING, r)
     heap_delete(S, b, r)
-    B.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
     steps = B.tick - q.joined_tick
-    if steps == 0 and q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length:
-        B.brought -= 1
+    brought = int(steps == 0 and q.length % W.block_tokens == 1 and q.blocks * W.block_tokens >= q.length)
+    f = remote_of(S, b, r)
+    if f < 0:
+        B.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
+        B.brought -= brought
+    else:
+        F = remote_at(S, f)
+        B.far -= 1
+        F.count -= 1
+        F.context -= q.length + steps
+        F.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
+        F.brought -= brought
     if W.log_tokens and steps > 0:
         s = log_at(S, W.log_used)
         W.log_used += 1
@@ -207,6 +243,16 @@ def park(S: int, b: int, r: int) -> None:
     wake(S, 2 * b + 1)
     if lane_at(S, 2 * b).kind == MIXED:
         wake(S, 2 * b)
+
+
+@jit
+def settle_kv(S: int, b: int, r: int) -> None:
+    """A member whose whole KV is at rest, out of any list, can step, or cannot while its KV is elsewhere."""
+    if within_reach(S, b, r):
+        park(S, b, r)
+    else:
+        req_at(S, r).state = AWAY
+        push(S, b, ELSEWHERE, r, 0)
 
 
 @jit
@@ -426,11 +472,8 @@ def admit_now(S: int, r: int, b: int, seq: int) -> None:
     whole = state == RUN or state == PARK or state == AWAY
     if state == MOVE:
         push(S, b, ELSEWHERE, r, 0)
-    elif whole and q.home == i:
-        park(S, b, r)
     elif whole:
-        q.state = AWAY
-        push(S, b, ELSEWHERE, r, 0)
+        settle_kv(S, b, r)
     elif q.home >= 0 and (q.home == i or inst_at(S, q.home).is_host):
         batch_at(S, b).left += target(S, r) - q.prefilled  # partly built, or swapped out: it stays so
         push(S, b, WAITING, r, 0)
@@ -478,12 +521,14 @@ def discard_now(S: int, r: int, act_: int) -> None:
 
 
 @jit
-def move(S: int, r: int, to: int, act_: int) -> None:
+def move(S: int, r: int, to: int, attend: int, act_: int) -> None:
     """Move a request's KV to an account, or forget it (-1): now, or at the boundary of the step that it is in."""
     if to < 0:
         on_request(S, r, P_DISCARD, act_)
     else:
-        on_request(S, r, P_MOVE, new_transfer(S, SHIFT, to, act_, 0.0, 0.0))
+        x = new_transfer(S, SHIFT, to, act_, 0.0, 0.0)
+        xfer_at(S, x).attend = attend
+        on_request(S, r, P_MOVE, x)
 
 
 @jit
@@ -527,12 +572,12 @@ def next_member(S: int) -> int:
 
 
 @jit
-def move_batch(S: int, b: int, to: int, act_: int) -> None:
+def move_batch(S: int, b: int, to: int, attend: int, act_: int) -> None:
     """Move, or forget, the KV of all members of a batch."""
     r = members(S, b)
     while r >= 0:
         if movable(S, r, int(to < 0)):
-            move(S, r, to, act_)
+            move(S, r, to, attend, act_)
         r = next_member(S)
 
 
@@ -543,12 +588,18 @@ def move_now(S: int, r: int, x: int) -> None:
     q = req_at(S, r)
     X = xfer_at(S, x)
     dst = X.inst
+    b = q.batch
     if q.home == dst and q.state != WAIT:
-        act_ = X.action
+        act_, attend = X.action, X.attend
         release(S, x)
+        if attend != q.attend:
+            charge(S, r, W.now)
+            unlist(S, r)
+            q.attend = attend
+            settle_kv(S, b, r)
+            mark(S, r, W.now)
         done(S, act_, OK)
         return
-    b = q.batch
     blocks = q.blocks
     if q.state == RUN:  # those taken since it joined are its own from when it leaves
         length = q.length + batch_at(S, b).tick - q.joined_tick
@@ -603,11 +654,7 @@ def back_from_move(S: int, r: int) -> None:
     b = q.batch
     charge(S, r, W.now)
     unlink(S, b, ELSEWHERE, r)
-    if batch_at(S, b).inst == q.home:
-        park(S, b, r)
-    else:
-        q.state = AWAY
-        push(S, b, ELSEWHERE, r, 0)
+    settle_kv(S, b, r)
     mark(S, r, W.now)
     catch_up(S, r)
 
@@ -618,6 +665,7 @@ def arrive(S: int, x: int) -> None:
     W = world(S)
     X = xfer_at(S, x)
     kind, i, r, src, blocks, act_ = X.kind, X.inst, X.request, X.source, X.blocks, X.action
+    attend = X.attend
     release(S, x)
     if kind == LOAD:
         W.loads += 1
@@ -636,6 +684,7 @@ def arrive(S: int, x: int) -> None:
             put(S, src, -q.blocks)
         q.blocks = blocks
         q.home = i
+        q.attend = attend
         if kind == SWAP_OUT:
             inst_at(S, i).holders += 1
             swapped_out(S, r)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, inst_at, world, xfer_at
+from harness.engines.sim.state import GRANT, RUNNING, SHIFT, batch_at, gpu_at, inst_at, remote_at, world, xfer_at
 
 
 @jit
@@ -96,12 +96,23 @@ def fits(S: int, i: int, n: int, grow_: int) -> bool:
 
 @jit
 def needs(S: int, b: int, d0: int, k: int) -> int:
-    """Blocks that the running members take at ticks d0 .. d0 + k - 1."""
+    """Blocks that the running members with KV here take at ticks d0 .. d0 + k - 1."""
     W = world(S)
     bt = W.block_tokens
-    total = (k // bt) * batch_at(S, b).count[RUNNING]
+    total = (k // bt) * (batch_at(S, b).count[RUNNING] - batch_at(S, b).far)
     for d in range(d0, d0 + k % bt):
         total += batch_at(S, b).residues[(1 - d) % bt]
+    return total
+
+
+@jit
+def needs_far(S: int, f: int, d0: int, k: int) -> int:
+    """Blocks that those take at these ticks whose KV is in an account elsewhere."""
+    W = world(S)
+    bt = W.block_tokens
+    total = (k // bt) * remote_at(S, f).count
+    for d in range(d0, d0 + k % bt):
+        total += remote_at(S, f).residues[(1 - d) % bt]
     return total
 
 
@@ -112,6 +123,19 @@ def shares_gpu(S: int, i: int, j: int) -> bool:
         for y in range(inst_at(S, j).gpu_count):
             if inst_at(S, i).gpus[x] == inst_at(S, j).gpus[y]:
                 return True
+    return False
+
+
+@jit
+def touches(S: int, b: int, i: int) -> bool:
+    """Whether a batch, or KV that its running members attend elsewhere, is on a GPU of an instance."""
+    if shares_gpu(S, i, batch_at(S, b).inst):
+        return True
+    f = batch_at(S, b).remote
+    while f >= 0:
+        if remote_at(S, f).count > 0 and shares_gpu(S, i, remote_at(S, f).inst):
+            return True
+        f = remote_at(S, f).next
     return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import done_at, next_end, segment, solo_at, steps_to
-from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, promised
+from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, needs_far, promised
 from harness.engines.sim.kernel.steps import tally
 from harness.engines.sim.kernel.waits import charge, mark
 from harness.engines.sim.state import (
@@ -25,6 +25,7 @@ from harness.engines.sim.state import (
     inst_at,
     lane_at,
     log_at,
+    remote_at,
     req_at,
     world,
     xfer_at,
@@ -54,13 +55,19 @@ def decode_lane(S: int, b: int) -> int:
 
 
 @jit
-def ahead(S: int, b: int) -> int:
-    """Blocks that a batch's span holds for steps not begun."""
+def ahead(S: int, b: int, i: int) -> int:
+    """Blocks of an account that a batch's span holds for steps not begun."""
     lane = decode_lane(S, b)
     if lane < 0 or lane_at(S, lane).busy != SPAN:
         return 0
     D, k = batch_at(S, b).tick, lane_at(S, lane).steps
-    return needs(S, b, D, k) - needs(S, b, D, min(k, stepped(S, lane) + 1))
+    begun = min(k, stepped(S, lane) + 1)
+    if batch_at(S, b).inst == i:
+        return needs(S, b, D, k) - needs(S, b, D, begun)
+    f = batch_at(S, b).remote
+    while f >= 0 and remote_at(S, f).inst != i:
+        f = remote_at(S, f).next
+    return needs_far(S, f, D, k) - needs_far(S, f, D, begun) if f >= 0 else 0
 
 
 @jit
@@ -98,12 +105,15 @@ def peek_free(S: int, g: int) -> int:
     G = gpu_at(S, g)
     free = G.cap - G.used - promised(S, g)
     for b in range(W.n_batches):
-        n = ahead(S, b)
-        if n > 0:
-            i = batch_at(S, b).inst
-            for j in range(inst_at(S, i).gpu_count):
-                if inst_at(S, i).gpus[j] == g:
-                    free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
+        i, f = batch_at(S, b).inst, batch_at(S, b).remote
+        while i >= 0:
+            n = ahead(S, b, i)
+            if n > 0:
+                for j in range(inst_at(S, i).gpu_count):
+                    if inst_at(S, i).gpus[j] == g:
+                        free += inst_at(S, i).held - held_bytes(S, i, inst_at(S, i).blocks - n)
+            i = remote_at(S, f).inst if f >= 0 else -1
+            f = remote_at(S, f).next if f >= 0 else -1
     return free
 
 
@@ -113,8 +123,7 @@ def peek_used(S: int, i: int) -> int:
     W = world(S)
     n = inst_at(S, i).blocks
     for b in range(W.n_batches):
-        if batch_at(S, b).inst == i:
-            n -= ahead(S, b)
+        n -= ahead(S, b, i)
     return kv_bytes(S, i, n)
 
 

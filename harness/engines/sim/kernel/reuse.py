@@ -13,9 +13,20 @@ from __future__ import annotations
 
 from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.lanes import step_of
-from harness.engines.sim.kernel.memory import held_bytes, needs, put
+from harness.engines.sim.kernel.memory import held_bytes, needs, needs_far, put
 from harness.engines.sim.kernel.waits import loaded
-from harness.engines.sim.state import SPAN, batch_at, chain_at, entry_at, gpu_at, inst_at, lane_at, req_at, world
+from harness.engines.sim.state import (
+    SPAN,
+    batch_at,
+    chain_at,
+    entry_at,
+    gpu_at,
+    inst_at,
+    lane_at,
+    remote_at,
+    req_at,
+    world,
+)
 
 
 @jit
@@ -98,9 +109,15 @@ def note_unbegun(S: int, g: int) -> None:
         i = batch_at(S, b).inst
         for lane in (2 * b, 2 * b + 1):
             n = lane_at(S, lane)
+            d = batch_at(S, b).tick
             if n.busy == SPAN and is_on(S, i, g):
-                d = batch_at(S, b).tick
                 inst_at(S, i).unbegun += needs(S, b, d, n.steps) - needs(S, b, d, step_of(S, lane))
+            f = batch_at(S, b).remote if n.busy == SPAN and n.lent >= 0 else -1
+            while f >= 0:
+                if is_on(S, remote_at(S, f).inst, g):
+                    more = needs_far(S, f, d, n.steps) - needs_far(S, f, d, step_of(S, lane))
+                    inst_at(S, remote_at(S, f).inst).unbegun += more
+                f = remote_at(S, f).next
 
 
 @jit

@@ -1,33 +1,29 @@
-"""How a batch forms a step, and how it ends: growth of KV, preemption, pieces of prompts, spans of decode steps.
-
-Over 600 lines: what forms a step and what ends it read the same fields, and stand together.
-"""
+"""How a batch forms a step, and how it ends: pieces of prompts, spans of decode steps."""
 
 from __future__ import annotations
 
 import math
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.cost import noise, power_below, speed, step_s, table
+from harness.engines.sim.kernel.cost import attend_s, noise, power_below, speed, table
 from harness.engines.sim.kernel.events import tell
+from harness.engines.sim.kernel.far import cut_kernels, far_context, far_s, hold_far, span_far
+from harness.engines.sim.kernel.growth import grow
 from harness.engines.sim.kernel.lanes import activate, ask, dirty, pool_of, retire, room, segment, solo_at, wake
-from harness.engines.sim.kernel.links import elsewhere, leave, set_weights, transfer
-from harness.engines.sim.kernel.lists import push, unlink
+from harness.engines.sim.kernel.links import elsewhere, leave, set_weights
+from harness.engines.sim.kernel.lists import unlink
 from harness.engines.sim.kernel.members import (
-    drop_blocks,
     end,
-    in_step,
     join,
     leave_run,
     pending,
-    queue,
     rest,
     set_parked,
     take_blocks,
     target,
     unlist,
 )
-from harness.engines.sim.kernel.memory import fits, needs, never, put, shares_gpu, watermark
+from harness.engines.sim.kernel.memory import fits, needs, needs_far, never, put, shares_gpu, watermark
 from harness.engines.sim.kernel.reuse import held_hits, hits, hold, publish
 from harness.engines.sim.kernel.waits import charge, flag, mark, usable
 from harness.engines.sim.state import (
@@ -38,9 +34,7 @@ from harness.engines.sim.state import (
     BY_PREFILL,
     DONE,
     DRAINING,
-    E_PREEMPTED,
     E_PREFILLED,
-    ELSEWHERE,
     FAILED,
     HALF_NS,
     IDLE,
@@ -48,7 +42,6 @@ from harness.engines.sim.state import (
     INF,
     LEAVING,
     MIXED,
-    MOVE,
     NO_TURN,
     NOISE_TICKS,
     ORDERED,
@@ -60,9 +53,6 @@ from harness.engines.sim.state import (
     RUNNING,
     SPAN,
     STEP,
-    SWAP_IN,
-    SWAP_OUT,
-    WAIT,
     WAITING,
     Tables,
     batch_at,
@@ -71,111 +61,10 @@ from harness.engines.sim.state import (
     lane_at,
     log_at,
     model_at,
+    remote_at,
     req_at,
     world,
 )
-
-
-@jit
-def latest(S: int, b: int) -> int:
-    """The latest admitted member of a batch that has KV here and is not in a step."""
-    r = batch_at(S, b).ends[2 * RUNNING + 1]
-    p = batch_at(S, b).ends[2 * PARKED + 1]
-    if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
-        r = p
-    left = batch_at(S, b).started
-    w = batch_at(S, b).ends[2 * WAITING]
-    while left > 0:
-        if req_at(S, w).home == batch_at(S, b).inst:
-            left -= 1
-            if not in_step(S, w) and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
-                r = w
-        w = req_at(S, w).next
-    return r
-
-
-@jit
-def preempt(S: int, b: int, r: int) -> None:
-    """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
-    W = world(S)
-    q = req_at(S, r)
-    q.preemptions += 1
-    W.preempts += 1
-    charge(S, r, W.now)
-    whole = q.state != WAIT
-    unlist(S, r)
-    tell(S, E_PREEMPTED, r, b, 0)
-    i = q.home
-    host = inst_at(S, i).host
-    if W.swap and whole and fits(S, host, q.blocks, 1):
-        q.state = MOVE
-        push(S, b, ELSEWHERE, r, 1)
-        inst_at(S, i).gone += q.blocks - q.shared  # others may hold what it shares
-        put(S, host, q.blocks)
-        transfer(S, SWAP_OUT, r, i, host, q.blocks)
-    else:
-        drop_blocks(S, r)
-        queue(S, b, r, 1)
-
-
-@jit
-def grow(S: int, b: int) -> int:
-    """Pages for one decode step of the running members.
-
-    0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
-    """
-    W = world(S)
-    B = batch_at(S, b)
-    i = B.inst
-    lost = 0
-    n = 0
-    while B.count[RUNNING] > 0:
-        n = B.residues[(1 - B.tick) % W.block_tokens] - B.brought
-        if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
-            break
-        if room(S, i, n - inst_at(S, i).gone, 1):
-            break
-        r = latest(S, b)
-        lost = 1
-        if inst_at(S, i).holders == 1:
-            unlist(S, r)
-            end(S, r, FAILED, W.now)
-        else:
-            preempt(S, b, r)
-        n = 0
-    if n > 0:
-        if inst_at(S, i).gone > 0 and not room(S, i, n, 1):
-            return 2 + lost
-        put(S, i, n)
-    if B.swapped > 0 and inst_at(S, i).gone == 0:
-        bring_back(S, b)
-    return lost
-
-
-@jit
-def bring_back(S: int, b: int) -> None:
-    """The engine's own victims come back from host memory, in their order, before any new prompt."""
-    W = world(S)
-    B = batch_at(S, b)
-    i = B.inst
-    r = B.ends[2 * WAITING]
-    while r >= 0 and B.swapped > 0:
-        q = req_at(S, r)
-        nxt = q.next
-        if q.home >= 0 and q.home != i:
-            need = (q.length + W.block_tokens - 1) // W.block_tokens
-            if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
-                return
-            charge(S, r, W.now)
-            unlink(S, b, WAITING, r)
-            B.swapped -= 1
-            q.state = MOVE
-            push(S, b, ELSEWHERE, r, 1)
-            put(S, i, q.blocks)
-            inst_at(S, i).holders += 1
-            transfer(S, SWAP_IN, r, q.home, i, q.blocks)
-            wake(S, 2 * b)
-        r = nxt
 
 
 @jit
@@ -373,6 +262,7 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.anchor_s = W.now
     n.anchor_work = 0.0
     n.rate = 0.0
+    n.lent = -1
     c = inst_at(S, i).cost
     k = T.cost[c]
     share_ = 1.0
@@ -389,8 +279,20 @@ def form(S: int, T: Tables, lane: int) -> None:
             if q.prefilled + q.piece == target(S, r):
                 out += 1
             r = q.next_piece
-        C = float(B.context) if run > 0 else 0.0
-        solo = step_s(T, c, run, C, tokens, pieces, area, out)
+        far = B.far if run > 0 else 0
+        C = float(B.context - far_context(S, b)) if run > 0 else 0.0
+        near = attend_s(S, c, run - far, C)
+        decode = max(near, far_s(S, b, c, -1.0)) if far > 0 else near
+        gpu = table(T.grid, T.gemm[c], run + tokens) + table(T.grid, T.head[c], out) + decode
+        pre = k.pre0 * pieces + k.pre1 * tokens + k.pre2 * area
+        gpu += pre
+        n.kernel_s[0] = gpu - decode + near
+        n.kernel_count[0] = 1
+        n.kernels = 1
+        if n.op_s >= 0.0:
+            gpu += W.poll_s * cut_kernels(S, lane, c, run + tokens, out, near + pre)
+        host = k.host0 + k.host1 * (run + pieces)
+        solo = gpu + host if k.serial else max(gpu, host)
         compute = (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
         hbm = (k.wbytes + k.kbytes * C) / (k.hbm * solo)
         layers = model_at(S, inst_at(S, i).model).layers
@@ -412,6 +314,10 @@ def form(S: int, T: Tables, lane: int) -> None:
         n.max_rate = 1.0 if n.sms <= 0 else speed(T, c, share_, run, 0)
     if run > 0:
         B.brought = 0
+        f = B.remote
+        while f >= 0:
+            remote_at(S, f).brought = 0
+            f = remote_at(S, f).next
     if n.turn != NO_TURN:
         n.in_turn = 1
         if n.turn == ORDERED:
@@ -431,37 +337,50 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
     i = B.inst
     k = T.cost[c]
     steps = req_at(S, B.root).last_tick - B.tick
+    q = power_below(B.context)
+    each = q / run
+    near_context = each * (run - B.far) if B.far > 0 else float(q)
+    near = attend_s(S, c, run - B.far, near_context)
+    decode = max(near, far_s(S, b, c, each)) if B.far > 0 else near
     base = table(T.grid, T.gemm[c], run) + table(T.grid, T.head[c], run)
+    n.kernel_s[0] = base + near
+    n.kernel_count[0] = 1
+    n.kernels = 1
+    if n.op_s >= 0.0:
+        base += W.poll_s * cut_kernels(S, lane, c, run, run, near)
     host = k.host0 + k.host1 * run
-    flat = base + (k.att0 + k.att1 * run)
-    slope = k.dec2 * run
-    if k.serial:
-        flat += host
-        line = base + (k.dec0 + k.dec1 * run) + host
+    if B.far > 0:
+        steps = min(steps, span_far(S, lane, c, base, host))
     else:
-        flat = max(flat, host)
-        line = base + (k.dec0 + k.dec1 * run)
-    y = line + k.dec2 * B.context
-    if y >= flat:
-        n.first_s = y
-        n.slope_s = slope
-    else:  # a floor holds until the context reaches its knee
-        n.first_s = flat
-        n.slope_s = 0.0
-        if slope > 0.0:
-            knee = int(math.floor((flat - y) / slope)) + 1
-            while knee > 1 and line + k.dec2 * (B.context + (knee - 1) * run) > flat:
-                knee -= 1
-            steps = min(steps, knee)
+        flat = base + (k.att0 + k.att1 * run)
+        slope = k.dec2 * run
+        if k.serial:
+            flat += host
+            line = base + (k.dec0 + k.dec1 * run) + host
+        else:
+            flat = max(flat, host)
+            line = base + (k.dec0 + k.dec1 * run)
+        y = line + k.dec2 * B.context
+        if y >= flat:
+            n.first_s = y
+            n.slope_s = slope
+        else:  # a floor holds until the context reaches its knee
+            n.first_s = flat
+            n.slope_s = 0.0
+            if slope > 0.0:
+                knee = int(math.floor((flat - y) / slope)) + 1
+                while knee > 1 and line + k.dec2 * (B.context + (knee - 1) * run) > flat:
+                    knee -= 1
+                steps = min(steps, knee)
     if W.sigma > 0.0:
         f = noise(W.sigma, W.seed, inst_at(S, i).model, 2 * B.tag + (lane & 1), 0, B.tick // NOISE_TICKS)
         n.first_s *= f
         n.slope_s *= f
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
-    q = power_below(B.context)
-    solo = step_s(T, c, run, float(q), 0, 0, 0.0, run)
+    solo = base + decode
+    solo = solo + host if k.serial else max(solo, host)
     compute = (k.fl_tok * run) / (k.flops * solo)
-    ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * q) / (k.hbm * solo)))
+    ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * near_context) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:
         steps = min(steps, n.turn_max - n.turn_steps)
@@ -470,6 +389,10 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         if young > 0:  # the latest prompt joins then
             steps = min(steps, young)
     steps = 1 if once else max(steps, 1)  # once: whoever lost its pages is let in again at the next boundary
+    f = B.remote if B.far > 0 else -1
+    while f >= 0:
+        steps = hold_far(S, b, f, steps)
+        f = remote_at(S, f).next
     first = B.residues[(1 - B.tick) % W.block_tokens]  # taken by `grow`, but for members that brought theirs
     more = needs(S, b, B.tick, steps) - first
     if more > 0 and not fits(S, i, more, 1):
@@ -483,6 +406,11 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         steps = lo
         more = needs(S, b, B.tick, steps) - first
     put(S, i, more)
+    f = B.remote if B.far > 0 else -1
+    while f >= 0:  # what an account holds for more steps than the others have room for goes back
+        F = remote_at(S, f)
+        put(S, F.inst, needs_far(S, f, B.tick, steps) - needs_far(S, f, B.tick, F.ahead))
+        f = F.next
     n.busy = SPAN
     n.steps = steps
     n.work = solo_at(S, lane, steps)
@@ -520,6 +448,10 @@ def end_step(S: int, lane: int) -> None:
         B.clock_wall += wall
         B.tick += n.steps
         B.context += n.decodes * n.steps
+        f = B.remote
+        while f >= 0:
+            remote_at(S, f).context += remote_at(S, f).count * n.steps
+            f = remote_at(S, f).next
         B.seq_steps += n.decodes * n.steps
         while B.root >= 0 and req_at(S, B.root).last_tick == B.tick:
             r = B.root

@@ -6,7 +6,7 @@ from harness.engines.sim.jit import jit
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.lanes import cut, dirty, freed, wake
 from harness.engines.sim.kernel.members import rest
-from harness.engines.sim.kernel.memory import shares_gpu
+from harness.engines.sim.kernel.memory import touches
 from harness.engines.sim.kernel.reuse import shed
 from harness.engines.sim.kernel.waits import flag, usable
 from harness.engines.sim.state import (
@@ -37,6 +37,7 @@ from harness.engines.sim.state import (
     gpu_at,
     inst_at,
     lane_at,
+    remote_at,
     req_at,
     world,
     xfer_at,
@@ -120,6 +121,15 @@ def deserted(S: int, lane: int) -> bool:
 
 
 @jit
+def busy(S: int, i: int) -> bool:
+    """Whether a step is in flight on a GPU of an instance, or attends to KV there."""
+    for j in range(inst_at(S, i).gpu_count):
+        if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
+            return True
+    return False
+
+
+@jit
 def stuck(S: int, lane: int) -> bool:
     """Whether nothing is under way that could let an idle lane with members step."""
     W = world(S)
@@ -140,14 +150,18 @@ def stuck(S: int, lane: int) -> bool:
         here = B.count[RUNNING] + B.count[PARKED] + (B.swapped if lane != 2 * b else B.count[WAITING])
         if here == 0:
             return True
-    for j in range(inst_at(S, i).gpu_count):
-        if gpu_at(S, inst_at(S, i).gpus[j]).active > 0:
+    if busy(S, i):
+        return False
+    f = B.remote
+    while f >= 0:
+        if remote_at(S, f).count > 0 and busy(S, remote_at(S, f).inst):
             return False
+        f = remote_at(S, f).next
     x = W.transfer_head
     while x >= 0:
         X = xfer_at(S, x)
         begun = X.stage != LINK or X.parts > 0  # a move may still wait for its request's step
-        if begun and (shares_gpu(S, i, X.inst) or (X.source >= 0 and shares_gpu(S, i, X.source))):
+        if begun and (touches(S, b, X.inst) or (X.source >= 0 and touches(S, b, X.source))):
             return False
         x = X.next
     return True
@@ -185,7 +199,17 @@ def own_caps(S: int, seqs: int, chunk: int) -> int:
 
 @jit
 def run_lane(
-    S: int, b: int, phase: int, close: int, for_s: float, steps: int, seqs: int, chunk: int, sms: int, slice_layers: int
+    S: int,
+    b: int,
+    phase: int,
+    close: int,
+    for_s: float,
+    steps: int,
+    seqs: int,
+    chunk: int,
+    sms: int,
+    slice_layers: int,
+    op_s: float,
 ) -> None:
     """A standing order: phase 0 mixed, 1 prefill, 2 decode; -1 where a field is not named, INF for no `for_s`."""
     lane = 2 * b + (phase == 2)
@@ -214,6 +238,7 @@ def run_lane(
         n.chunk = chunk
         n.sms = sms
         n.slice_layers = slice_layers
+        n.op_s = op_s
         n.own = own_caps(S, seqs, chunk)
         if for_s < INF or steps > 0:
             open_turn(S, lane, for_s, steps)
@@ -236,7 +261,7 @@ def limit(S: int, i: int, nbytes: int) -> None:
     if was >= 0 and (nbytes < 0 or nbytes > was):
         freed(S, i)
     for lane in range(W.n_lanes):  # steps not begun lose what they held; prompts that fit no more fail
-        if batch_at(S, lane >> 1).inst == i:
+        if batch_at(S, lane >> 1).inst == i or (lane_at(S, lane).lent >= 0 and touches(S, lane >> 1, i)):
             wake(S, lane)
 
 

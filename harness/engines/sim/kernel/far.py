@@ -1,0 +1,184 @@
+"""Steps that attend to KV elsewhere: their time, the blocks they take there, and the kernels at which others get in."""
+
+from __future__ import annotations
+
+import math
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.cost import attend_s, power_below, table, tables
+from harness.engines.sim.kernel.lanes import occupy
+from harness.engines.sim.kernel.memory import fits, needs_far, put
+from harness.engines.sim.state import (
+    ANY,
+    IDLE,
+    RUNNING,
+    SPAN,
+    batch_at,
+    cost_at,
+    demand_at,
+    inst_at,
+    lane_at,
+    remote_at,
+    world,
+)
+
+
+@jit
+def far_context(S: int, b: int) -> int:
+    """Tokens of the running members whose KV is elsewhere."""
+    total = 0
+    f = batch_at(S, b).remote
+    while f >= 0:
+        total += remote_at(S, f).context
+        f = remote_at(S, f).next
+    return total
+
+
+@jit
+def there_s(S: int, f: int, c: int, each: float) -> float:
+    """Seconds of a step's attention in an account elsewhere, at `each` tokens a member; -1: at those that it has."""
+    F = remote_at(S, f)
+    return attend_s(S, c, F.count, F.count * each if each >= 0.0 else float(F.context))
+
+
+@jit
+def far_s(S: int, b: int, c: int, each: float) -> float:
+    """Seconds until the last results of a step's attention elsewhere are back, if nobody is in its way."""
+    longest = 0.0
+    f = batch_at(S, b).remote
+    while f >= 0:
+        if remote_at(S, f).count > 0:
+            longest = max(longest, there_s(S, f, c, each) + remote_at(S, f).link_s * remote_at(S, f).count)
+        f = remote_at(S, f).next
+    return longest
+
+
+@jit
+def ask_elsewhere(S: int, lane: int) -> None:
+    """Ask for time on the GPUs where a step attends to KV; what comes back before the last results may be late."""
+    n = lane_at(S, lane)
+    if n.busy == IDLE or n.decodes == 0 or n.lent >= 0:
+        return
+    b = lane >> 1
+    B = batch_at(S, b)
+    c = inst_at(S, B.inst).cost
+    k = cost_at(S)[c]
+    each = power_below(B.context) / n.decodes if n.busy == SPAN else -1.0
+    seqs = n.decodes - B.far
+    near = attend_s(S, c, seqs, each * seqs if each >= 0.0 else float(B.context - far_context(S, b)))
+    decode = max(near, far_s(S, b, c, each))
+    n.layers = k.layers
+    f = B.remote
+    while f >= 0:
+        F = remote_at(S, f)
+        if F.count > 0:
+            there = there_s(S, f, c, each)
+            context = F.count * each if each >= 0.0 else float(F.context)
+            for j in range(inst_at(S, F.inst).gpu_count):
+                D = demand_at(S, F.demand + j)
+                D.time = there / n.slice_s
+                D.hbm = min(1.0, k.kbytes * context / (k.hbm * n.slice_s))
+                D.slack_s = (decode - there - F.link_s * F.count) / k.layers
+                D.next = n.lent
+                n.lent = F.demand + j
+                occupy(S, D.gpu)
+        f = F.next
+
+
+@jit
+def overtakes(y: float, slope: float, z: float, rise: float) -> int:
+    """Steps until a time of z, growing by `rise` a step, exceeds one of y >= z that grows by `slope`."""
+    if rise <= slope:
+        return ANY
+    j = int(math.floor((y - z) / (rise - slope))) + 1
+    while j > 1 and z + rise * (j - 1) > y + slope * (j - 1):
+        j -= 1
+    return j
+
+
+@jit
+def span_far(S: int, lane: int, c: int, base: float, host: float) -> int:
+    """First step and slope of a span that attends to KV elsewhere; returns the steps until another part is the longest.
+
+    A step takes the longest of what its own KV and each account elsewhere take, each with a floor, and of the host.
+    """
+    n = lane_at(S, lane)
+    b = lane >> 1
+    B = batch_at(S, b)
+    k = cost_at(S)[c]
+    added = host if k.serial else 0.0
+    y, slope = base + added if k.serial else max(base, host), 0.0
+    steps = ANY
+    for again in range(2):  # the longest now, then when another overtakes it
+        f = -2
+        while f != -1:
+            if f == -2:
+                seqs, context, link = B.count[RUNNING] - B.far, B.context - far_context(S, b), 0.0
+            else:
+                F = remote_at(S, f)
+                seqs, context, link = F.count, F.context, F.link_s * F.count
+            if seqs > 0:
+                flat = base + (k.att0 + k.att1 * seqs) + link + added
+                line = base + (k.dec0 + k.dec1 * seqs) + link + added + k.dec2 * context
+                rise = k.dec2 * seqs
+                if again:
+                    steps = min(steps, overtakes(y, slope, line, rise))
+                else:
+                    if flat > y:
+                        y, slope = flat, 0.0
+                    if line > y or (line == y and rise > slope):
+                        y, slope = line, rise
+            f = B.remote if f == -2 else remote_at(S, f).next
+    n.first_s = y
+    n.slope_s = slope
+    return steps
+
+
+@jit
+def hold_far(S: int, b: int, f: int, steps: int) -> int:
+    """Take blocks in an account elsewhere for as many steps as it has room for, and return how many those are."""
+    B, F = batch_at(S, b), remote_at(S, f)
+    first = F.residues[(1 - B.tick) % world(S).block_tokens]
+    lo, hi = 1, steps + 1
+    while hi - lo > 1:
+        mid = (lo + hi) // 2 if hi <= steps else steps  # all of them, mostly
+        if fits(S, F.inst, needs_far(S, f, B.tick, mid) - first, 1):
+            lo = mid
+        else:
+            hi = mid
+    put(S, F.inst, needs_far(S, f, B.tick, lo) - first)
+    F.ahead = lo
+    return lo
+
+
+@jit
+def cut_kernels(S: int, lane: int, c: int, m: int, out: int, attention: float) -> int:
+    """Note the kernels of a lane's step, each halved until it is within the order's `op_s`; returns how many there are.
+
+    Without `op_s` no kernel looks for others' attention: for those the step is one kernel.
+    """
+    n = lane_at(S, lane)
+    T = tables(S)
+    k = T.cost[c]
+    layer = table(T.grid, T.gemm[c], m) / k.layers
+    at = min(m, T.grid[T.grid.size - 1])
+    last = T.kernels.shape[2]
+    polls = 0
+    n.kernels = 0
+    for x in range(last + 2):
+        long, count = layer, k.layers
+        if x < last:
+            long *= table(T.grid, T.kernels[c][:, x], at)
+        elif x == last:
+            long = attention / k.layers
+        else:
+            long, count = table(T.grid, T.head[c], out), 1
+        if long > 0.0:
+            while long > n.op_s:
+                long *= 0.5
+                count *= 2
+            n.kernel_s[n.kernels] = long
+            n.kernel_count[n.kernels] = count
+            n.kernels += 1
+            polls += count
+    return polls

@@ -1,0 +1,177 @@
+"""Growth of KV: blocks for the next decode step, and who loses theirs where none is free."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.kernel.events import tell
+from harness.engines.sim.kernel.lanes import room, wake
+from harness.engines.sim.kernel.links import transfer
+from harness.engines.sim.kernel.lists import push, unlink
+from harness.engines.sim.kernel.members import (
+    drop_blocks,
+    end,
+    in_step,
+    queue,
+    unlist,
+)
+from harness.engines.sim.kernel.memory import fits, put, watermark
+from harness.engines.sim.kernel.waits import charge
+from harness.engines.sim.state import (
+    E_PREEMPTED,
+    ELSEWHERE,
+    FAILED,
+    MOVE,
+    PARKED,
+    RUNNING,
+    SWAP_IN,
+    SWAP_OUT,
+    WAIT,
+    WAITING,
+    batch_at,
+    inst_at,
+    remote_at,
+    req_at,
+    world,
+)
+
+
+@jit
+def latest(S: int, b: int, i: int) -> int:
+    """The latest admitted member of a batch that has KV in an account and is not in a step."""
+    r = latest_of(S, batch_at(S, b).ends[2 * RUNNING + 1], i)
+    p = latest_of(S, batch_at(S, b).ends[2 * PARKED + 1], i)
+    if r < 0 or (p >= 0 and req_at(S, p).seq > req_at(S, r).seq):
+        r = p
+    left = batch_at(S, b).started if batch_at(S, b).inst == i else 0
+    w = batch_at(S, b).ends[2 * WAITING]
+    while left > 0:
+        if req_at(S, w).home == batch_at(S, b).inst:
+            left -= 1
+            if not in_step(S, w) and (r < 0 or req_at(S, w).seq > req_at(S, r).seq):
+                r = w
+        w = req_at(S, w).next
+    return r
+
+
+@jit
+def latest_of(S: int, r: int, i: int) -> int:
+    """The last of a list up to a request that has KV in an account, or -1."""
+    while r >= 0 and req_at(S, r).home != i:
+        r = req_at(S, r).prev
+    return r
+
+
+@jit
+def preempt(S: int, b: int, r: int) -> None:
+    """Take a member's pages: it recomputes from the queue, or its KV goes to host memory."""
+    W = world(S)
+    q = req_at(S, r)
+    q.preemptions += 1
+    W.preempts += 1
+    charge(S, r, W.now)
+    whole = q.state != WAIT
+    unlist(S, r)
+    tell(S, E_PREEMPTED, r, b, 0)
+    i = q.home
+    host = inst_at(S, i).host
+    if W.swap and whole and fits(S, host, q.blocks, 1):
+        q.state = MOVE
+        push(S, b, ELSEWHERE, r, 1)
+        inst_at(S, i).gone += q.blocks - q.shared  # others may hold what it shares
+        put(S, host, q.blocks)
+        transfer(S, SWAP_OUT, r, i, host, q.blocks)
+    else:
+        drop_blocks(S, r)
+        queue(S, b, r, 1)
+
+
+@jit
+def due_blocks(S: int, b: int, f: int) -> int:
+    """Blocks that one decode step takes in the batch's own account (-1), or in one elsewhere."""
+    B = batch_at(S, b)
+    at = (1 - B.tick) % world(S).block_tokens
+    if f < 0:
+        return int(B.residues[at] - B.brought)
+    return int(remote_at(S, f).residues[at] - remote_at(S, f).brought)
+
+
+@jit
+def grow_in(S: int, b: int, f: int) -> int:
+    """Pages in one account for one decode step of the running members that have KV there; as `grow`."""
+    W = world(S)
+    B = batch_at(S, b)
+    i = B.inst if f < 0 else remote_at(S, f).inst
+    lost = 0
+    n = 0
+    while B.count[RUNNING] > 0:
+        n = due_blocks(S, b, f)
+        if n == 0 or (B.stalled and inst_at(S, i).gone > 0):  # victims are on their way: no more until they are out
+            break
+        if room(S, i, n - inst_at(S, i).gone, 1):
+            break
+        r = latest(S, b, i)
+        lost = 1
+        if inst_at(S, i).holders == 1:
+            unlist(S, r)
+            end(S, r, FAILED, W.now)
+        else:
+            preempt(S, b, r)
+        n = 0
+    if n > 0:
+        if inst_at(S, i).gone > 0 and not room(S, i, n, 1):
+            return 2 + lost
+        put(S, i, n)
+    return lost
+
+
+@jit
+def grow(S: int, b: int) -> int:
+    """Pages for one decode step of the running members, in every account that has KV of theirs.
+
+    0: had room, 1: some member lost its own, 2: must wait for a swap under way, 3: for one that began now.
+    """
+    B = batch_at(S, b)
+    state = grow_in(S, b, -1)
+    f = B.remote if state < 2 else -1
+    while f >= 0:
+        F = remote_at(S, f)
+        if F.count > 0:
+            got = grow_in(S, b, f)
+            if got >= 2:  # it waits: the step takes nothing
+                put(S, B.inst, -due_blocks(S, b, -1))
+                e = B.remote
+                while e != f:
+                    put(S, remote_at(S, e).inst, -due_blocks(S, b, e))
+                    e = remote_at(S, e).next
+                return 2 | got | state
+            state |= got
+        f = F.next
+    if state < 2 and B.swapped > 0 and inst_at(S, B.inst).gone == 0:
+        bring_back(S, b)
+    return state
+
+
+@jit
+def bring_back(S: int, b: int) -> None:
+    """The engine's own victims come back from host memory, in their order, before any new prompt."""
+    W = world(S)
+    B = batch_at(S, b)
+    i = B.inst
+    r = B.ends[2 * WAITING]
+    while r >= 0 and B.swapped > 0:
+        q = req_at(S, r)
+        nxt = q.next
+        if q.home >= 0 and q.home != i:
+            need = (q.length + W.block_tokens - 1) // W.block_tokens
+            if not room(S, i, need + (watermark(S, i) if inst_at(S, i).blocks > 0 else 0), 0):
+                return
+            charge(S, r, W.now)
+            unlink(S, b, WAITING, r)
+            B.swapped -= 1
+            q.state = MOVE
+            push(S, b, ELSEWHERE, r, 1)
+            put(S, i, q.blocks)
+            inst_at(S, i).holders += 1
+            transfer(S, SWAP_IN, r, q.home, i, q.blocks)
+            wake(S, 2 * b)
+        r = nxt

@@ -1,0 +1,134 @@
+"""GPU time lent to attention: what steps wait for, and lose to, KV that is attended on others' GPUs."""
+
+from __future__ import annotations
+
+from harness.engines.sim.jit import jit
+from harness.engines.sim.state import INF, demand_at, gpu_at, lane_at, world
+
+
+@jit
+def demand_on(S: int, lane: int, g: int) -> int:
+    """What a lane demands of a GPU, or -1."""
+    d = lane_at(S, lane).demand
+    while d >= 0 and demand_at(S, d).gpu != g:
+        d = demand_at(S, d).next
+    return d
+
+
+@jit
+def slowed(alone: float, beside: float, factor: float) -> float:
+    """A rate beside others at which a step takes `factor` times what it takes longer than alone."""
+    return alone / (1.0 + factor * (alone / beside - 1.0))
+
+
+@jit
+def late_s(S: int, lane: int, slack_s: float) -> float:
+    """Expected seconds beyond `slack_s` for which attention that comes at any time waits for a lane's kernel to end.
+
+    While a kernel of T seconds runs, what is left of it is anything from 0 to T.
+    """
+    n = lane_at(S, lane)
+    area = 0.0
+    for x in range(n.kernels):
+        over = n.kernel_s[x] / n.max_rate - slack_s
+        if over > 0.0:
+            area += n.kernel_count[x] * over * over
+    return area * n.max_rate / (2.0 * n.slice_s)
+
+
+@jit
+def lent_on(S: int, lane: int, g: int) -> float:
+    """The part of a GPU's time for which a lane elsewhere asks at its rate, to attend to KV there."""
+    n = lane_at(S, lane)
+    part = 0.0
+    d = n.lent
+    while d >= 0:
+        if demand_at(S, d).gpu == g:
+            part += demand_at(S, d).time * n.given
+        d = demand_at(S, d).next
+    return part
+
+
+@jit
+def share_time(S: int, p: int, g: int) -> None:
+    """Share a GPU's time out to its own lanes, and to each lane elsewhere that attends to KV there: max-min."""
+    G = gpu_at(S, g)
+    own, parties = 0, 0
+    lane = gpu_at(S, p).head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        n.frozen = int(lent_on(S, lane, g) <= 0.0)
+        parties += 1 - n.frozen
+        if demand_on(S, lane, g) >= 0:
+            own = 1
+        lane = n.next
+    left, level, more = 1.0, INF, 1
+    while parties > 0 and more:  # who asks for less than an equal part gets it all
+        level = left / (parties + own)
+        more = 0
+        lane = gpu_at(S, p).head
+        while lane >= 0:
+            n = lane_at(S, lane)
+            if not n.frozen:
+                asked = lent_on(S, lane, g)
+                if asked <= level:
+                    n.frozen = 1
+                    left -= asked
+                    parties -= 1
+                    more = 1
+            lane = n.next
+    G.lent_most = level if parties > 0 else INF
+    G.own = left / (parties + own) if own else 1.0
+
+
+@jit
+def lend(S: int, p: int) -> None:
+    """Take from the rates of a pool's lanes what they wait for, and lose to, attention to KV on others' GPUs.
+
+    Such attention waits for the kernel that it finds there, and then has the GPU to itself. Its time is shared out
+    max-min: each lane elsewhere asks for its part, the GPU's own lanes together for all.
+    """
+    W = world(S)
+    P = gpu_at(S, p)
+    lent = 0
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        if n.lent >= 0:
+            lent = 1
+            late = 0.0
+            d = n.lent
+            while d >= 0:
+                x = P.head
+                while x >= 0:
+                    if x != lane and demand_on(S, x, demand_at(S, d).gpu) >= 0:
+                        late = max(late, late_s(S, x, demand_at(S, d).slack_s))
+                    x = lane_at(S, x).next
+                d = demand_at(S, d).next
+            n.given *= n.slice_s / (n.slice_s + W.co_run * n.layers * late)
+        lane = n.next
+    if not lent:
+        return
+    for g in range(W.n_gpus):
+        if gpu_at(S, g).pool == p:
+            share_time(S, p, g)
+    lane = P.head
+    while lane >= 0:
+        n = lane_at(S, lane)
+        part = 1.0
+        d = n.demand
+        while d >= 0:
+            part = min(part, gpu_at(S, demand_at(S, d).gpu).own)
+            d = demand_at(S, d).next
+        d = n.lent
+        while d >= 0:
+            g = demand_at(S, d).gpu
+            if lent_on(S, lane, g) > gpu_at(S, g).lent_most:
+                part = min(part, gpu_at(S, g).lent_most / lent_on(S, lane, g))
+            d = demand_at(S, d).next
+        n.new_rate = n.given * part if W.co_run == 1.0 else slowed(n.given, n.given * part, W.co_run)
+        lane = n.next
+    lane = P.head
+    while lane >= 0:
+        lane_at(S, lane).given = lane_at(S, lane).new_rate
+        lane = lane_at(S, lane).next
