@@ -138,21 +138,27 @@ def test_parts_of_a_kind_are_folded_and_counted() -> None:
     assert sum(sum(x.ns.values()) for x in found) == 10 * len(kinds)
 
 
-def test_a_run_of_other_sources_is_explained_by_its_sums_alone(out: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fidelity", "later_ns", "says"),
+    [("simulated", 1, "was made by other sources"), ("emulated", 0, "is emulated: of simulated runs alone")],
+)
+def test_a_run_that_cannot_be_made_again_is_explained_by_its_sums_alone(
+    fidelity: str, later_ns: int, says: str, out: Path, tmp_path: Path
+) -> None:
     run = run_of(out, "static")
     stored = record.read(run)
-    column = pa.array([x + 1 for x in stored["turn_ns"].to_pylist()], pa.int64())
+    column = pa.array([x + later_ns for x in stored["turn_ns"].to_pylist()], pa.int64())
     at = stored.schema.get_field_index("turn_ns")
     other = stored.set_column(at, stored.schema.field(at), column)
-    about = {key: value for key, value in record.meta(run).items() if key != "counts"}
+    about = {key: value for key, value in record.meta(run).items() if key != "counts"} | {"fidelity": fidelity}
     record.write(tmp_path / run.name, other.to_batches(), about)
     result = bench("explain", tmp_path / run.name, "--request", 3, "--slo", "absolute:ttft=1,tpot=1")
     assert result.exit_code == 0
-    assert "was made by other sources" in result.stderr
+    assert says in result.stderr
     assert "by cause:" in result.stdout
     failed = bench("timeline", tmp_path / run.name, "-o", tmp_path / "t.json")
     assert (failed.exit_code, failed.stderr.count("\n")) == (2, 1)
-    assert "was made by other sources" in failed.stderr
+    assert says in failed.stderr
 
 
 # ------------------------------------------------------------------ misses of a comparison

@@ -247,8 +247,9 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     with Terminal() as teller:
         found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)
     of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
-    seeds = max(one.runs for one in found.rows)
-    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds} seeds together")
+    runs = max(one.runs for one in found.rows)
+    seeds = f"{runs} seeds together" if runs > 1 else "one seed"
+    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}")
     click.echo("\n".join(words.lines(found.rows, "rate" if system else "system")))
     if out is None:
         return

@@ -7,7 +7,7 @@ they did inside. Time 0 is the start of the warm-up.
 
 A span of decode steps, which the simulator takes at once, is one slice with their number in `args`. Waits between
 like steps of a request are folded into one slice, with their seconds by cause. The memory that a span holds for steps
-to come counts as used.
+to come counts as used; a system whose memory knows no limit (`memory=unlimited`) may pass the GPU's.
 """
 
 from __future__ import annotations
