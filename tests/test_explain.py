@@ -140,7 +140,7 @@ def test_parts_of_a_kind_are_folded_and_counted() -> None:
 
 @pytest.mark.parametrize(
     ("fidelity", "later_ns", "says"),
-    [("simulated", 1, "was made by other sources"), ("emulated", 0, "is emulated: of simulated runs alone")],
+    [("simulated", 1, "was made by other sources"), ("emulated", 0, "is emulated: only simulated runs")],
 )
 def test_a_run_that_cannot_be_made_again_is_explained_by_its_sums_alone(
     fidelity: str, later_ns: int, says: str, out: Path, tmp_path: Path
