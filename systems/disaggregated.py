@@ -125,9 +125,9 @@ class Disaggregated:
             case Done(Move(int(rid)), "never"):
                 yield Drop(rid)
             case Done(Move(int(rid)), "gone"):
-                batch = view.request(rid).batch
-                if batch is not None and batch in self.decodes[batch.inst.model] and not view.request(rid).kv_bytes:
-                    yield Admit(rid, self.idlest(batch.inst.model, view))
+                its = view.request(rid)
+                if its.batch and its.batch in self.decodes[its.batch.inst.model] and not its.kv_bytes:
+                    yield Admit(rid, self.idlest(its.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
         """The instance that prefills with the fewest tokens to do."""
