@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import shapes
-from harness.experiment import ablation, data, fewest
+from harness.experiment import ablation, fewest, toml_tables
 from harness.experiment.claims import judged
-from harness.experiment.data import Workload
 from harness.experiment.fewest import Claim, Contest, next_count, ratio
 from harness.experiment.fewest_text import count, lines, spread
+from harness.experiment.rates import Workload
 from harness.policy.types import GIB, UserError
 from harness.report import table
 from harness.rows import record, statistics
@@ -371,9 +371,9 @@ def test_a_small_ablation(tmp_path: Path) -> None:
 
 
 def test_lists_of_tables_and_files() -> None:
-    assert data.names(fewest.FLEETS) == ["fig12"]
+    assert toml_tables.names(fewest.FLEETS) == ["fig12"]
     with pytest.raises(UserError, match=r"workload is 3, not a list of tables"):
-        data.each(Workload, "workload", 3)
+        toml_tables.each(Workload, "workload", 3)
     rows = [["a", "b"], ["1", "x|y"]]
     assert list(table.laid(rows, markdown=True)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
     assert list(table.laid(rows)) == ["a  b", "1  x|y"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.experiment import compare, data
+from harness.experiment import compare, toml_tables
 from harness.experiment.claims import RULES, SAYS, judged
 from harness.experiment.compare import Compared, Entry
-from harness.experiment.data import Workload
 from harness.experiment.lookup import Failed, cluster_of
+from harness.experiment.rates import Workload
 from harness.experiment.spec import Spec, asked, from_dict
 from harness.experiment.sweep import Teller
 from harness.policy.types import Inst, UserError
@@ -76,12 +76,12 @@ class Ablation:
 
 def ablation(name: str) -> Ablation:
     """Load an ablation by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = data.path_of(name, ABLATIONS, "ablation")
-    rows = data.toml(path)
+    path = toml_tables.path_of(name, ABLATIONS, "ablation")
+    rows = toml_tables.read(path)
     kinds: dict[str, type[Any]] = {"workload": Workload, "part": Part, "activation": Activation}
     try:
-        lists = {key: data.each(kind, key, rows.pop(key, [])) for key, kind in kinds.items()}
-        found = data.made(Ablation, "", {**rows, **lists, "name": path.stem})
+        lists = {key: toml_tables.each(kind, key, rows.pop(key, [])) for key, kind in kinds.items()}
+        found = toml_tables.made(Ablation, "", {**rows, **lists, "name": path.stem})
         _whole(found)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None

@@ -7,14 +7,13 @@ them alone. `regimes/NAME.toml` is `bench regimes NAME`: conditions with nothing
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.experiment.spec import Spec, asked, from_dict, meant
-from harness.experiment.toml_tables import made, table, tables
+from harness.experiment.toml_tables import made, path_of, read, table, tables
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 
@@ -122,14 +121,8 @@ def names(kind: Kind) -> list[str]:
 
 def study(kind: Kind, name: str) -> Study:
     """Load a bridge or regimes by name, or the path of a TOML; UserError names the file and key of a mistake."""
-    known = names(kind)
-    path = Path(name) if name.endswith(".toml") else HERE / FOLDERS[kind] / f"{name}.toml"
-    if not name.endswith(".toml") and name not in known:
-        raise UserError(f'no {kind} "{name}"{meant(name, known)} (there is: {", ".join(known)}; or a .toml)')
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    path = path_of(name, HERE / FOLDERS[kind], kind)
+    data = read(path)
     try:
         return _study(kind, path.stem, data)
     except UserError as error:

@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.experiment import data, score, sweep
+from harness.experiment import score, sweep, toml_tables
 from harness.experiment.claims import judged
 from harness.experiment.compare import Entry
-from harness.experiment.data import Workload
 from harness.experiment.lookup import Failed, models_of, trace_of
-from harness.experiment.rates import LEVEL
+from harness.experiment.rates import LEVEL, Workload
 from harness.experiment.resolve import resolve
 from harness.experiment.slo import Judge, judge, judgements
 from harness.experiment.spec import Spec, asked, canonical, digest, from_dict
@@ -94,12 +93,12 @@ def _entry(text: str, common: Mapping[str, Any]) -> Entry:
 
 def fleet(name: str) -> Fleet:
     """Load a fleet by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = data.path_of(name, FLEETS, "fleet")
-    rows = data.toml(path)
+    path = toml_tables.path_of(name, FLEETS, "fleet")
+    rows = toml_tables.read(path)
     try:
-        workloads = data.each(Workload, "workload", rows.pop("workload", []))
-        claims = data.each(Claim, "claim", rows.pop("claim", []))
-        found = data.made(Fleet, "", {**rows, "name": path.stem, "workload": workloads, "claim": claims})
+        workloads = toml_tables.each(Workload, "workload", rows.pop("workload", []))
+        claims = toml_tables.each(Claim, "claim", rows.pop("claim", []))
+        found = toml_tables.made(Fleet, "", {**rows, "name": path.stem, "workload": workloads, "claim": claims})
         _whole(found)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.experiment.claims import RULES, SAYS
-from harness.experiment.data import Workload
 from harness.experiment.fewest import Answer, Found, verdicts
+from harness.experiment.rates import Workload
 from harness.report import table
 from harness.rows.statistics import Estimate
 

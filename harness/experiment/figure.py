@@ -6,16 +6,13 @@ axis; each row is drawn for every trace and every model set.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from harness.experiment.spec import MACHINE, from_dict, meant
-from harness.experiment.toml_tables import made as _made
-from harness.experiment.toml_tables import table as _table
-from harness.experiment.toml_tables import tables as _tables
+from harness.experiment.toml_tables import made, path_of, read, table, tables
 from harness.policy.types import UserError
 
 HERE = Path(__file__).parent / "figures"
@@ -189,18 +186,13 @@ def names() -> list[str]:
 
 def figure(name: str) -> Figure:
     """Load a figure by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = Path(name) if name.endswith(".toml") else HERE / f"{name}.toml"
-    if not name.endswith(".toml") and name not in names():
-        raise UserError(f'no figure "{name}"{meant(name, names())} (there is: {", ".join(names())}; or a .toml)')
+    path = path_of(name, HERE, "figure")
+    data = read(path)
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        scopes = {key: _made(Scope, key, _table(key, data.pop(key, {}))) for key in ("quick", "full")}
-        rows = tuple(_row(i, one) for i, one in enumerate(_tables("row", data.pop("row", [])), 1))
-        claims = tuple(_claim(i, one) for i, one in enumerate(_tables("claim", data.pop("claim", [])), 1))
-        found = _made(Figure, "", {**data, **scopes, "name": path.stem, "rows": rows, "claims": claims})
+        scopes = {key: made(Scope, key, table(key, data.pop(key, {}))) for key in ("quick", "full")}
+        rows = tuple(_row(i, one) for i, one in enumerate(tables("row", data.pop("row", [])), 1))
+        claims = tuple(_claim(i, one) for i, one in enumerate(tables("claim", data.pop("claim", [])), 1))
+        found = made(Figure, "", {**data, **scopes, "name": path.stem, "rows": rows, "claims": claims})
         _whole(found)
     except UserError as error:
         raise UserError(f"{path.name}: {error}") from None
@@ -212,7 +204,7 @@ def _row(i: int, data: Mapping[str, Any]) -> Row:
         data = {key: value for key, value in data.items() if key != "full"} | {"extra": data["full"]}
     lists = {key: value if isinstance(value, list) else [value] for key, value in data.items()}
     single = ("axis", "extra", "window_s", "pool_gib", *SETTING)
-    row = _made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in single if key in data}})
+    row = made(Row, f"row {i}: ", {**lists, **{key: data[key] for key in single if key in data}})
     if row.axis not in AXES:
         raise UserError(f'row {i}: axis is "{row.axis}"{meant(row.axis, AXES)} ({", ".join(AXES)})')
     several = {"rate_rps": "rate_scale", "gpus": "rate_scale"}  # a panel each, or fixed rates
@@ -234,7 +226,7 @@ def _row(i: int, data: Mapping[str, Any]) -> Row:
 
 
 def _claim(i: int, data: Mapping[str, Any]) -> Claim:
-    claim = _made(Claim, f"claim {i}: ", data)
+    claim = made(Claim, f"claim {i}: ", data)
     if isinstance(claim.paper, str) and claim.paper not in WORDS:
         raise UserError(f'claim {i}: paper is "{claim.paper}", not a number, reached or never')
     if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):

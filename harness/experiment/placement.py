@@ -5,7 +5,6 @@ It separates what a system makes of memory from where its models happened to be 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from harness.experiment.lookup import assemble, models_of
 from harness.experiment.spec import Spec, asked, from_dict, meant
+from harness.experiment.toml_tables import read
 from harness.loop.guard import guarded
 from harness.policy.actions import Load
 from harness.policy.events import Woke
@@ -42,10 +42,7 @@ def homes(spec: Spec) -> Homes:
 
 
 def _read(path: Path) -> Mapping[str, Gpus]:
-    try:
-        rows = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    rows = read(path)
     if bad := next((m for m, at in rows.items() if not isinstance(at, list) or not at), None):
         raise UserError(f'{path}: "{bad}" is {rows[bad]!r}, not a list of GPUs, as in [0]')
     return dict(from_dict({"system": "", "homes": rows}).homes)

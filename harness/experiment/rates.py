@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import count
 
 from harness.rows import statistics
@@ -11,6 +12,14 @@ from harness.rows import statistics
 LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
 TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the knee of a comparison is searched
 OCTAVES = 2  # above the lowest rate that a figure's system is run to, though it fell before
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A trace at a rate."""
+
+    trace: str
+    rate_scale: float = 1.0
 
 
 def knee(attained: Callable[[float], Mapping[str, float]]) -> tuple[float, ...]:

@@ -1,15 +1,39 @@
-"""Tables of a TOML file become dataclasses; a key too many, too few or of the wrong kind is named."""
+"""Experiments as data: TOML files read into dataclasses; a mistake names the file and the key."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.experiment.spec import meant
 from harness.policy.types import UserError
 
 T = TypeVar("T")
+
+
+def names(folder: Path) -> list[str]:
+    """What comes with the bench in a folder, by name."""
+    return sorted(path.stem for path in folder.glob("*.toml"))
+
+
+def path_of(name: str, folder: Path, kind: str) -> Path:
+    """The file of a name, or the path of one's own; UserError where there is none of that name."""
+    if name.endswith(".toml"):
+        return Path(name)
+    if name not in (have := names(folder)):
+        raise UserError(f'no {kind} "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
+    return folder / f"{name}.toml"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The tables of a file."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:
@@ -23,6 +47,11 @@ def made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:
     return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
 
 
+def each(kind: type[T], name: str, value: Any) -> tuple[T, ...]:
+    """A list of tables as dataclasses."""
+    return tuple(made(kind, f"{name} {i}: ", one) for i, one in enumerate(tables(name, value), 1))
+
+
 def table(name: str, value: Any) -> Mapping[str, Any]:
     """A table; UserError for anything else."""
     if not isinstance(value, Mapping):
@@ -30,8 +59,8 @@ def table(name: str, value: Any) -> Mapping[str, Any]:
     return value
 
 
-def tables(name: str, value: Any) -> Iterable[Mapping[str, Any]]:
+def tables(name: str, value: Any) -> list[Mapping[str, Any]]:
     """A list of tables; UserError for anything else."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
         raise UserError(f"{name} is {value!r}, not a list of tables ([[{name}]])")
-    return [table(name, one) for one in value]
+    return value
