@@ -135,6 +135,16 @@ def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> 
     assert ended["m0", "decode"].sms is None
 
 
+@pytest.mark.parametrize("rule", ["predict", "table"])
+def test_a_prefill_that_found_no_room_begins_when_an_end_makes_some(rule: str) -> None:
+    policy, view = begun(rule=rule), Seen(room=1 << 20)
+    view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=4000)
+    assert not arrive(policy, view)
+    view.batches["m0"], view.room = state(waiting=1, decoding=3, prefill_tokens=2048, ctx_tokens=3000), 1 << 40
+    orders = by_lane(policy.on(Finished(9, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    assert sum(run.sms or 0 for run in orders.values()) == 132
+
+
 def test_an_sglang_server_has_its_gpus_to_itself() -> None:
     with pytest.raises(Infeasible, match="m0, m1 cannot share"):
         made(2, rule="table")
@@ -192,9 +202,11 @@ def test_decode_gets_the_least_sms_that_meet_the_slo_and_prefill_the_rest() -> N
 def test_who_works_alone_has_all_sms() -> None:
     policy, view = begun(), Seen()
     view.batches["m0"] = state(waiting=1, prefill_tokens=100)
-    assert not arrive(policy, view)  # as from the start: no decodes
+    assert arrive(policy, view)["m0", "prefill"].sms is None
+    view.batches["m0"] = state(decoding=1, ctx_tokens=2049)
+    ended = by_lane(policy.on(Prefilled(0, Batch(Inst("m0", (0,)))), view))  # type: ignore[arg-type]
+    assert ended == {("m0", "prefill"): Run(Batch(Inst("m0", (0,))), "prefill", steps=0)}  # closed; decode has all SMs
     view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=400)
-    policy.tenants["m0"].waiting.clear()
     view.room = 1 << 20
     assert not arrive(policy, view, 1)  # its KV has no room: decodes keep all SMs
     view.room = 1 << 40
