@@ -58,7 +58,8 @@ def draw(facts: Mapping[str, Any]) -> Figure:
     shown = every[(every["time_s"] >= 0) & (every["time_s"] <= SPAN_S)]
     if not len(shown):
         raise UserError(f"nothing to draw: no division of SMs in the first {SPAN_S:g} s")
-    times = [*shown["time_s"], SPAN_S]
+    shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # from the one in force at 0
+    times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
     prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
     figure = Figure(figsize=(style.COLUMN_IN, 1.6))
     axis = figure.add_axes((0.13, 0.36, 0.85, 0.48))
@@ -73,8 +74,8 @@ def draw(facts: Mapping[str, Any]) -> Figure:
     system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
     figure.text(
         0.01, 0.02,
-        f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {said}"
-        f"seed {spec['seed']}.\nAs ordered: a division is in force from the next boundary of both phases on.",
+        f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"
+        f"simulated · {said}seed {spec['seed']}. Ordered; in force from both phases' next boundary.",
         fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
     )  # fmt: skip
     return figure
