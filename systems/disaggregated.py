@@ -125,9 +125,9 @@ class Disaggregated:
             case Done(Move(int(rid)), "never"):
                 yield Drop(rid)
             case Done(Move(int(rid)), "gone"):
-                batch = view.request(rid).batch
-                if batch is not None and batch in self.decodes[batch.inst.model] and not view.request(rid).kv_bytes:
-                    yield Admit(rid, self.idlest(batch.inst.model, view))
+                now = view.request(rid)
+                if now.batch is not None and now.batch in self.decodes[now.batch.inst.model] and not now.kv_bytes:
+                    yield Admit(rid, self.idlest(now.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
         """The instance that prefills with the fewest tokens to do."""

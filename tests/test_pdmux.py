@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -237,14 +237,17 @@ def priced(gpu: str, name: str) -> tuple[tuple[Served, ...], Machine]:
     return served, machine(Config(served, gpu=gpu))
 
 
-def stream(n: int, rate_rps: float, prompt: Sequence[int], output: Sequence[int], *, alone: bool = False) -> Jobs:
+def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, int], *, alone: bool = False) -> Jobs:
     """Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
-    lengths = (draw.integers(*ends, n, np.int32) for ends in (prompt, output))
-    after, think_s = (np.arange(n, dtype=np.int32) - 1, np.zeros(n)) if alone else (None, None)
-    times_s = np.where(np.arange(n) == 0, 0.0, np.inf) if alone else arrival_s
-    return Jobs(("m",), times_s, np.zeros(n, np.int32), *lengths, np.full(n, 10.0), np.full(n, 0.06), after, think_s)
+    prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
+    slo_s = np.full(n, 10.0), np.full(n, 0.06)
+    one = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    if not alone:
+        return one
+    times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
+    return replace(one, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
 
 
 def served(
@@ -267,7 +270,7 @@ def gaps_s(engine: Sim) -> Any:
 def test_phases_that_never_meet_are_alternation() -> None:
     """One client at a time: prefill has all SMs, then decode, as on a lane that does the one after the other."""
     jobs = stream(20, 1.0, (100, 3000), (1, 60), alone=True)
-    split, whole = (served(make, jobs, **x)[0].S.requests for make, x in ((PDMux, {}), (Chunked, {"tau": 8192})))
+    split, whole = served(PDMux, jobs)[0].S.requests, served(Chunked, jobs, tau=8192)[0].S.requests
     for stamp in ("first", "done"):
         np.testing.assert_allclose(split[stamp], whole[stamp], rtol=0, atol=1e-9)
 
