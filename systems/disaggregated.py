@@ -26,6 +26,8 @@ from harness.policy.placement import demand, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
+DECISION_S = 3e-6  # mean of 30,000 at 80 % load of one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-22
+
 
 @dataclass(slots=True)
 class Cell:

@@ -36,6 +36,7 @@ from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Model, Option, Phase, Profile
 from harness.policy.view import BatchState, View
 
+DECISION_S = 2e-5  # mean of 90,000 at 80 % load of one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-22
 GRAIN = 8  # SMs: predictor.py has tables for multiples of 8; green contexts of compute capability 9 come in as many
 LEAST_TOKENS = 512  # of a prefill that is predicted (predictor.py, Predictor.predict_prefill_latency)
 PREFILL_RANGES = ((512, 2048), (2048, 8192), (8192, 32768))  # tokens, a fit each (SEQLEN_LT_2K, BT_2K_8K, GT_8K)

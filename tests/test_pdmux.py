@@ -305,6 +305,41 @@ def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -
             assert sms["decode"] + sms["prefill"] == 132
 
 
+class Lanes(Chunked):
+    """Both phases side by side with whole prompts, on SMs of their own or, without any, wherever they find some."""
+
+    sms: tuple[int | None, int | None] = (None, None)
+
+    def on(self, event: Any, view: Any) -> Any:
+        for action in super().on(event, view):
+            if isinstance(action, Run):
+                yield Run(action.batch, "prefill", chunk_tokens=0, sms=self.sms[0])
+                yield Run(action.batch, "decode", sms=self.sms[1])
+            else:
+                yield action
+
+
+class Split(Lanes):
+    sms = (104, 28)
+
+
+def test_what_prefill_loses_to_chunks_are_the_sms_that_decode_holds() -> None:
+    """The cause that figures/pdmux.toml names: without a partition the same lanes come up to chunks of 512 tokens."""
+    draw, n = np.random.default_rng(1), 400
+    prompts = np.clip(draw.lognormal(5.8, 1.2, n), 8, 8000).astype(np.int32)
+    outputs = np.clip(draw.lognormal(5.2, 0.9, n), 2, 1500).astype(np.int32)
+    jobs = replace(stream(n, 6.0, (1, 2), (1, 2)), prompt_tokens=prompts, output_tokens=outputs)
+
+    def p95_s(make: Any, **fields: Any) -> float:
+        rows = served(make, jobs, **fields)[0].S.requests
+        return float(np.quantile(rows["first"] - rows["arrival"], 0.95))
+
+    split, chunks = p95_s(PDMux), p95_s(Chunked, tau=512)
+    assert split > 1.3 * chunks
+    assert p95_s(Lanes) == pytest.approx(chunks, rel=0.1)
+    assert p95_s(Split) == pytest.approx(split, rel=0.1)
+
+
 @pytest.mark.parametrize("rule", ["predict", "table", "h200"])
 def test_every_request_ends_under_every_rule(rule: str) -> None:
     engine, log = served(PDMux, stream(80, 3.0, (50, 6000), (1, 200)), rule=rule)
