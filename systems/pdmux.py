@@ -181,6 +181,10 @@ class PDMux:
         gpu, models = self.cluster.gpus[0], self.cluster.models
         if self.rule == "h200" and gpu.sms != sum(H200[0][:2]):
             raise Infeasible(f"SGLang's divisions are of 132 SMs, and a {gpu.kind} has {gpu.sms}")
+        if self.rule == "table" and not divisions(gpu):
+            raise Infeasible(
+                f"SGLang divides no {gpu.sms} SMs: at least {LEAST_DECODE_SMS} go to decode, half to prefill"
+            )
         known: dict[tuple[object, ...], Predictor] = {}
         for name, place in spread(self.cluster).items():
             model, inst, predict = models[name], Inst(name, place), None

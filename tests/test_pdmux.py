@@ -148,6 +148,8 @@ def test_a_prefill_that_found_no_room_begins_when_an_end_makes_some(rule: str) -
 def test_an_sglang_server_has_its_gpus_to_itself() -> None:
     with pytest.raises(Infeasible, match="m0, m1 cannot share"):
         made(2, rule="table")
+    with pytest.raises(Infeasible, match="divides no 24 SMs"):
+        made(gpu=A100._replace(sms=24, sm_choices=(8, 16)), rule="table")
     with pytest.raises(Infeasible, match="132 SMs"):
         made(gpu=A100, rule="h200")
 
