@@ -48,9 +48,16 @@ reproduce-fig7: $(READY) ## figure 7 of Prism: 7 systems, 2 traces; FULL=1: more
 reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
 	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
 
+SPLIT := .make/split
 reproduce-pdmux: $(READY) ## PD-multiplexing beside chunked prefill (one H200) and disaggregation (8 A100); FULL=1: more of all
 	@$(BENCH) reproduce pdmux $(if $(FULL),--full)
 	@$(BENCH) reproduce pdmux-70b $(if $(FULL),--full)
+	@rm -rf $(SPLIT) && mkdir -p $(SPLIT) plots/out
+	@{ echo 'system = "pdmux"'; echo 'trace = "mooncake-conversation"'; echo 'models = "llama-3.3-70b-tp8"'; \
+	echo 'gpus = 8'; echo 'gpu = "a100-80g"'; echo 'host = "sglang-0.5"'; echo 'rate_scale = 0.1'; \
+	echo 'window_s = 600.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(SPLIT)/spec.toml
+	@$(BENCH) run $(SPLIT)/spec.toml --record -o $(SPLIT) >/dev/null
+	@$(PY) -m plots.fig_split $(SPLIT)/pdmux-[0-9a-f]* plots/out/split && echo 'plots/out/split.pdf'
 
 reproduce-fig12: $(READY) ## figure 12 of Prism: the fewest GPUs for 58 models, and its ablations; FULL=1: 10 seeds
 	@$(BENCH) fleet fig12 $(if $(FULL),--seeds 10)

@@ -26,6 +26,8 @@ from harness.policy.placement import demand, one_request
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
+DECISION_S = 3e-6  # mean of 30,000 at 80 % load of one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-22
+
 
 @dataclass(slots=True)
 class Cell:
@@ -125,9 +127,9 @@ class Disaggregated:
             case Done(Move(int(rid)), "never"):
                 yield Drop(rid)
             case Done(Move(int(rid)), "gone"):
-                its = view.request(rid)
-                if its.batch and its.batch in self.decodes[its.batch.inst.model] and not its.kv_bytes:
-                    yield Admit(rid, self.idlest(its.batch.inst.model, view))
+                now = view.request(rid)
+                if now.batch is not None and now.batch in self.decodes[now.batch.inst.model] and not now.kv_bytes:
+                    yield Admit(rid, self.idlest(now.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
         """The instance that prefills with the fewest tokens to do."""

@@ -36,6 +36,7 @@ from harness.policy.placement import spread
 from harness.policy.types import Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Model, Option, Phase, Profile
 from harness.policy.view import BatchState, View
 
+DECISION_S = 2e-5  # mean of 90,000 at 80 % load of one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-22
 GRAIN = 8  # SMs: predictor.py has tables for multiples of 8; green contexts of compute capability 9 come in as many
 LEAST_TOKENS = 512  # of a prefill that is predicted (predictor.py, Predictor.predict_prefill_latency)
 PREFILL_RANGES = ((512, 2048), (2048, 8192), (8192, 32768))  # tokens, a fit each (SEQLEN_LT_2K, BT_2K_8K, GT_8K)
@@ -134,9 +135,20 @@ class Tenant:
             self.told[phase] = run
             yield run
 
-    def prefills(self, s: BatchState, view: View) -> bool:
-        """Whether a prefill is under way, or the next one's KV has room."""
-        if not self.waiting or len(self.waiting) > s.waiting:
+    @property
+    def closed(self) -> bool:
+        """Whether its lane for prompts is closed."""
+        return "prefill" not in self.told
+
+    def close(self) -> Iterator[Run]:
+        """Start no prefill before the next order: it is to begin on SMs of its own."""
+        if not self.closed:
+            del self.told["prefill"]
+            yield Run(self.batch, "prefill", steps=0)
+
+    def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
+        """Whether a prefill is under way, or the next one's KV has room; `alone`: nobody who decodes could make any."""
+        if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         need = (next(iter(self.waiting.values())) + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
@@ -163,11 +175,16 @@ class PDMux:
 
     def __post_init__(self) -> None:
         uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
+        uses |= {"Run.sms", "Run.steps:0"}
         slo = {"Request.slo"} if self.rule == "predict" and not self.itl_s else set()
-        self.uses = frozenset(uses | {"Run.sms"} | slo)
+        self.uses = frozenset(uses | slo)
         gpu, models = self.cluster.gpus[0], self.cluster.models
         if self.rule == "h200" and gpu.sms != sum(H200[0][:2]):
             raise Infeasible(f"SGLang's divisions are of 132 SMs, and a {gpu.kind} has {gpu.sms}")
+        if self.rule == "table" and not divisions(gpu):
+            raise Infeasible(
+                f"SGLang divides no {gpu.sms} SMs: at least {LEAST_DECODE_SMS} go to decode, half to prefill"
+            )
         known: dict[tuple[object, ...], Predictor] = {}
         for name, place in spread(self.cluster).items():
             model, inst, predict = models[name], Inst(name, place), None
@@ -188,7 +205,7 @@ class PDMux:
             case Woke("start"):
                 for t in self.tenants.values():
                     yield from (Load(t.batch.inst), Admit(t.batch.inst.model, t.batch))
-                    yield from (*t.order("prefill"), *t.order("decode"))
+                    yield from t.order("decode")
             case Arrived(r):
                 t = self.tenants[r.model]
                 t.waiting[r.id] = t.prompts[r.id] = r.prompt_tokens
@@ -202,8 +219,8 @@ class PDMux:
                 t = self.tenants[inst.model]
                 ended = t.waiting.pop(rid, None) is not None
                 t.prompts.pop(rid, None)
-                dry = ended or view.batch(t.batch).decoding == 0
-                if (dry or self.rule == "predict") and any(x.waiting for x in t.near):
+                look = self.rule == "predict" or t.closed or view.batch(t.batch).decoding == 0
+                if ended or (look and any(x.waiting for x in t.near)):
                     yield from self.divide(t, view)
             case Preempted(rid, batch):
                 t = self.tenants[batch.inst.model]
@@ -216,7 +233,10 @@ class PDMux:
         """Divide the SMs among the phases of a tenant and of those that share its GPUs."""
         states = [(t, view.batch(t.batch)) for t in tenant.near]
         decodes = [(t, s) for t, s in states if s.decoding]
-        prefills = [(t, s) for t, s in states if t.prefills(s, view)]
+        prefills = [(t, s) for t, s in states if t.prefills(s, view, alone=not decodes)]
+        for t in tenant.near:
+            if all(t is not x for x, _ in prefills):
+                yield from t.close()
         if not decodes or not prefills:
             for t, _ in decodes:
                 yield from t.order("decode")

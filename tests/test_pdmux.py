@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -135,9 +135,21 @@ def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> 
     assert ended["m0", "decode"].sms is None
 
 
+@pytest.mark.parametrize("rule", ["predict", "table"])
+def test_a_prefill_that_found_no_room_begins_when_an_end_makes_some(rule: str) -> None:
+    policy, view = begun(rule=rule), Seen(room=1 << 20)
+    view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=4000)
+    assert not arrive(policy, view)
+    view.batches["m0"], view.room = state(waiting=1, decoding=3, prefill_tokens=2048, ctx_tokens=3000), 1 << 40
+    orders = by_lane(policy.on(Finished(9, Batch(Inst("m0", (0,))), "done"), view))  # type: ignore[arg-type]
+    assert sum(run.sms or 0 for run in orders.values()) == 132
+
+
 def test_an_sglang_server_has_its_gpus_to_itself() -> None:
     with pytest.raises(Infeasible, match="m0, m1 cannot share"):
         made(2, rule="table")
+    with pytest.raises(Infeasible, match="divides no 24 SMs"):
+        made(gpu=A100._replace(sms=24, sm_choices=(8, 16)), rule="table")
     with pytest.raises(Infeasible, match="132 SMs"):
         made(gpu=A100, rule="h200")
 
@@ -192,9 +204,11 @@ def test_decode_gets_the_least_sms_that_meet_the_slo_and_prefill_the_rest() -> N
 def test_who_works_alone_has_all_sms() -> None:
     policy, view = begun(), Seen()
     view.batches["m0"] = state(waiting=1, prefill_tokens=100)
-    assert not arrive(policy, view)  # as from the start: no decodes
+    assert arrive(policy, view)["m0", "prefill"].sms is None
+    view.batches["m0"] = state(decoding=1, ctx_tokens=2049)
+    ended = by_lane(policy.on(Prefilled(0, Batch(Inst("m0", (0,)))), view))  # type: ignore[arg-type]
+    assert ended == {("m0", "prefill"): Run(Batch(Inst("m0", (0,))), "prefill", steps=0)}  # closed; decode has all SMs
     view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=400)
-    policy.tenants["m0"].waiting.clear()
     view.room = 1 << 20
     assert not arrive(policy, view, 1)  # its KV has no room: decodes keep all SMs
     view.room = 1 << 40
@@ -229,11 +243,13 @@ def stream(n: int, rate_rps: float, prompt: tuple[int, int], output: tuple[int, 
     """Poisson arrivals of lengths from a range; `alone`: each comes when the one before it has ended."""
     draw = np.random.default_rng(5)
     arrival_s = np.cumsum(draw.exponential(1 / rate_rps, n))
-    prompts, outputs = (draw.integers(low, high, n, np.int32) for low, high in (prompt, output))
-    after, think_s = (np.arange(n, dtype=np.int32) - 1, np.zeros(n)) if alone else (None, None)
-    times_s = np.where(np.arange(n) == 0, 0.0, np.inf) if alone else arrival_s
-    slos = np.full(n, 10.0), np.full(n, 0.06)
-    return Jobs(("m",), times_s, np.zeros(n, np.int32), prompts, outputs, *slos, after, think_s)
+    prompts, outputs = (draw.integers(low, high, n).astype(np.int32) for low, high in (prompt, output))
+    slo_s = np.full(n, 10.0), np.full(n, 0.06)
+    one = Jobs(("m",), arrival_s, np.zeros(n, np.int32), prompts, outputs, *slo_s)
+    if not alone:
+        return one
+    times_s = np.where(np.arange(n) == 0, 0.0, np.inf)
+    return replace(one, arrival_s=times_s, after=np.arange(n, dtype=np.int32) - 1, think_s=np.zeros(n))
 
 
 def served(
@@ -256,8 +272,7 @@ def gaps_s(engine: Sim) -> Any:
 def test_phases_that_never_meet_are_alternation() -> None:
     """One client at a time: prefill has all SMs, then decode, as on a lane that does the one after the other."""
     jobs = stream(20, 1.0, (100, 3000), (1, 60), alone=True)
-    cases: list[tuple[Any, dict[str, Any]]] = [(PDMux, {}), (Chunked, {"tau": 8192})]
-    split, whole = (served(make, jobs, **x)[0].S.requests for make, x in cases)
+    split, whole = served(PDMux, jobs)[0].S.requests, served(Chunked, jobs, tau=8192)[0].S.requests
     for stamp in ("first", "done"):
         np.testing.assert_allclose(split[stamp], whole[stamp], rtol=0, atol=1e-9)
 
@@ -290,6 +305,41 @@ def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -
                 sms[action.phase] = action.sms or 0
         if sms.get("decode", 0) > 0:
             assert sms["decode"] + sms["prefill"] == 132
+
+
+class Lanes(Chunked):
+    """Both phases side by side with whole prompts, on SMs of their own or, without any, wherever they find some."""
+
+    sms: tuple[int | None, int | None] = (None, None)
+
+    def on(self, event: Any, view: Any) -> Any:
+        for action in super().on(event, view):
+            if isinstance(action, Run):
+                yield Run(action.batch, "prefill", chunk_tokens=0, sms=self.sms[0])
+                yield Run(action.batch, "decode", sms=self.sms[1])
+            else:
+                yield action
+
+
+class Split(Lanes):
+    sms = (104, 28)
+
+
+def test_what_prefill_loses_to_chunks_are_the_sms_that_decode_holds() -> None:
+    """The cause that figures/pdmux.toml names: without a partition the same lanes come up to chunks of 512 tokens."""
+    draw, n = np.random.default_rng(1), 400
+    prompts = np.clip(draw.lognormal(5.8, 1.2, n), 8, 8000).astype(np.int32)
+    outputs = np.clip(draw.lognormal(5.2, 0.9, n), 2, 1500).astype(np.int32)
+    jobs = replace(stream(n, 6.0, (1, 2), (1, 2)), prompt_tokens=prompts, output_tokens=outputs)
+
+    def p95_s(make: Any, **fields: Any) -> float:
+        rows = served(make, jobs, **fields)[0].S.requests
+        return float(np.quantile(rows["first"] - rows["arrival"], 0.95))
+
+    split, chunks = p95_s(PDMux), p95_s(Chunked, tau=512)
+    assert split > 1.3 * chunks
+    assert p95_s(Lanes) == pytest.approx(chunks, rel=0.1)
+    assert p95_s(Split) == pytest.approx(split, rel=0.1)
 
 
 @pytest.mark.parametrize("rule", ["predict", "table", "h200"])

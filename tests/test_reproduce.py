@@ -133,6 +133,24 @@ def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
     assert most / 2 < runs < most
 
 
+def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
+    one, eight = figure.figure("pdmux"), figure.figure("pdmux-70b")
+    assert (one.gpu, one.slo, one.rows[0].models, one.rows[0].gpus) == (
+        "h200", "absolute:ttft=1,tpot=0.06", ("codellama-34b",), (1,),
+    )  # fmt: skip
+    chunks = {name.partition("tau=")[2] for name in one.systems} - {""}
+    assert chunks >= {"512", "1024", "2048"}  # about the size that the claim is of
+    assert (eight.gpu, eight.slo) == ("a100-80g", "absolute:ttft=10,tpot=0.1")
+    assert [(row.models[0], row.gpus[0], row.slo_scale[0]) for row in eight.rows[:2]] == [
+        ("llama-3.3-70b-tp8", 8, 1.0), ("llama-3.1-8b-tp2", 2, 0.5),
+    ]  # fmt: skip
+    untested = [claim for claim in eight.claims if not claim.comparable]
+    assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3]
+    assert all("Tool&Agent" in claim.why for claim in untested)
+    assert ["LooGLE" in claim.why for claim in one.claims if not claim.comparable] == [True]
+    assert all("itl" in found.definitions for found in (one, eight))
+
+
 def test_aegaeon_is_compared_where_the_paper_does() -> None:
     found = figure.figure("aegaeon")
     assert set(found.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm",

@@ -13,11 +13,11 @@ from harness.experiment import turns
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute, recorded
 from harness.experiment.spec import asked, from_dict
-from harness.policy.actions import Load
+from harness.policy.actions import Load, Run
 from harness.policy.events import TurnEnded
 from harness.policy.types import Batch, Inst, UserError
 from harness.rows import record
-from plots import fig_switch, fig_turns
+from plots import fig_split, fig_switch, fig_turns
 
 
 def logged() -> turns.Turns:
@@ -93,6 +93,33 @@ def test_turns_are_drawn_of_two_gpus(tmp_path: Path) -> None:
         fig_turns.read(tmp_path)
     with pytest.raises(UserError, match="no prefill turn"):
         fig_turns.points(many, "prefill")
+
+
+def test_the_split_of_sms_by_hand(tmp_path: Path) -> None:
+    log, batch = turns.Turns(), Batch(Inst("m", (0,)))
+    orders = [
+        (0.0, [Run(batch, "decode")]), (1.0, [Run(batch, "prefill")]),
+        (2.0, [Run(batch, "decode", sms=28), Run(batch, "prefill", sms=104)]), (3.0, [Run(batch, "prefill", steps=0)]),
+    ]  # fmt: skip
+    for now_s, actions in orders:
+        log.decided(TurnEnded(batch, "decode", "time", 0, 0.0), tuple(actions), now_s)
+    facts = {"partitions": log.partitioned(), "sms": 132}
+    found = fig_split.points(facts)
+    assert found["time_s"].tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert found["prefill"].tolist() == [0, 132, 104, 0]
+    assert found["decode"].tolist() == [132, 0, 28, 132]
+    assert logged().partitioned() == []
+    with pytest.raises(UserError, match="no lane was told how many SMs"):
+        fig_split.read(stored(tmp_path / "a", [0.2] * 3))
+
+
+def test_the_split_of_a_run_is_drawn(tmp_path: Path) -> None:
+    spec = from_dict({**asked("pdmux"), "trace": "sample", "models": "llama-3.2-1b", "gpus": 1, "rate_scale": 20.0,
+                      "slo": "absolute:ttft=1,tpot=0.01"})  # fmt: skip
+    folder = recorded(resolve(spec), tmp_path, "")
+    paths = fig_split.render(folder, tmp_path / "split", "x")
+    assert len(paths) == 3
+    assert set(fig_split.points(fig_split.read(folder))[["prefill", "decode"]].sum(axis=1)) == {132}
 
 
 def test_recording_changes_no_row(tmp_path: Path) -> None:

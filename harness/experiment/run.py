@@ -130,7 +130,10 @@ def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
     loads: Mapping[str, tuple[float, float]] = {}
     with suppress(Unsupported):
         loads = turns.load_s(log.loads, cluster_of(spec).profile, fixed_s)
-    record.write_table(folder / turns.FILE, log.table(), {"spec": as_dict(spec), "load_s": loads, "orders": log.orders})
+    facts: dict[str, Any] = {"spec": as_dict(spec), "load_s": loads, "orders": log.orders}
+    if partitions := log.partitioned():
+        facts |= {"partitions": partitions, "sms": machine_of(spec).spec.sms}
+    record.write_table(folder / turns.FILE, log.table(), facts)
     return folder
 
 

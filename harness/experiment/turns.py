@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from harness.policy.actions import Action, Load, brief
+from harness.policy.actions import Action, Load, Run, brief
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import Host
 
@@ -24,12 +24,14 @@ FILE = "turns.parquet"
 class Turns:
     """A log (`recorder.Log`) of ended turns, a row each, seconds from the window's start; and of the loads asked for.
 
-    `orders` are those that the engine refused for now: when, what, and what became of it, in order.
+    `orders` are those that the engine refused for now: when, what, and what became of it, in order. `partitions` are
+    the SMs that lanes were told to run on: when, model, phase, and how many (none: all; 0: the lane closes).
     """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     loads: dict[tuple[Inst, str], int] = field(default_factory=dict)
     orders: list[tuple[float, str, str, str]] = field(default_factory=list)
+    partitions: list[tuple[float, str, str, int | None]] = field(default_factory=list)
 
     def watch(self, view: View) -> View:
         """See `recorder.Log`."""
@@ -41,6 +43,9 @@ class Turns:
             if isinstance(action, Load):
                 key = (action.inst, action.way)
                 self.loads[key] = self.loads.get(key, 0) + 1
+            if isinstance(action, Run):
+                sms = 0 if action.steps == 0 else action.sms
+                self.partitions.append((now_s, action.batch.inst.model, action.phase, sms))
         if isinstance(event, TurnEnded) and event.steps and not isinstance(place := event.batch.inst.place, Host):
             self.rows.append({
                 "gpus": "+".join(map(str, place)),
@@ -55,6 +60,10 @@ class Turns:
     def stood(self, note: Note) -> None:
         """See `recorder.Log`."""
         self.orders.append((note.now_s, brief(note.action), note.fate, note.why))
+
+    def partitioned(self) -> list[tuple[float, str, str, int | None]]:
+        """The partitions, where any lane had fewer than all SMs."""
+        return self.partitions if any(sms for *_, sms in self.partitions) else []
 
     def table(self) -> pa.Table:
         """The turns, in order of their ends."""

@@ -60,7 +60,7 @@ class Run:
     steps: int | None = None  # ... or in steps
     seqs: int | None = None  # most members in one step
     chunk_tokens: int | None = None  # grain of a step; 0: whole prompts
-    slice_layers: int | None = None  # grain of a prefill
+    slice_layers: int | None = None  # grain of a prefill, of phase "prefill": a boundary every so many layers
     op_s: float | None = None  # grain of kernels
     sms: int | None = None  # hard partition; None: compete freely
 

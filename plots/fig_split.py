@@ -1,0 +1,97 @@
+"""How a model's prefill and decode divide the SMs over time, from a recorded run.
+
+bench run mine.toml --record && python -m plots.fig_split results/pdmux-3f9c01ab plots/out/split
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+from matplotlib.figure import Figure
+
+from harness.policy.types import UserError
+from harness.rows.checked import note
+from plots import style
+
+FILE = "turns.parquet"
+SPAN_S = 30.0  # shown, from the window's start
+
+
+def read(run: Path) -> dict[str, Any]:
+    """The facts of a recorded run; UserError where no lane had a part of the SMs."""
+    path = run / FILE
+    if not path.is_file():
+        raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
+    known = {key.decode(): value for key, value in (pq.read_metadata(path).metadata or {}).items()}
+    if "partitions" not in known:
+        raise UserError(f"{run}: no lane was told how many SMs it has")
+    return {key: json.loads(known[key]) for key in ("spec", "partitions", "sms")}
+
+
+def points(facts: Mapping[str, Any]) -> pd.DataFrame:
+    """SMs of prefill and of decode of the first model from each time on (columns time_s, prefill, decode).
+
+    A phase whose order names no number has what the other leaves: all of them where that is closed.
+    """
+    sms, first = int(facts["sms"]), facts["partitions"][0][1]
+    told: dict[str, int | None] = {"prefill": 0, "decode": None}
+    rows = []
+    for now_s, model, phase, count in facts["partitions"]:
+        if model == first and phase in told:
+            told[phase] = count
+            prefill = told["prefill"]
+            if prefill is None:
+                prefill = sms - (told["decode"] or 0)
+            rows.append({"time_s": now_s, "prefill": prefill, "decode": sms - prefill})
+    return pd.DataFrame(rows).drop_duplicates("time_s", keep="last", ignore_index=True)
+
+
+def draw(facts: Mapping[str, Any]) -> Figure:
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    every, spec = points(facts), facts["spec"]
+    shown = every[(every["time_s"] >= 0) & (every["time_s"] <= SPAN_S)]
+    if not len(shown):
+        raise UserError(f"nothing to draw: no division of SMs in the first {SPAN_S:g} s")
+    shown = every.iloc[max(0, shown.index[0] - 1) : shown.index[-1] + 1]  # from the one in force at 0
+    times = [*shown["time_s"].clip(lower=0.0), SPAN_S]
+    prefill = [*shown["prefill"], shown["prefill"].iloc[-1]]
+    figure = Figure(figsize=(style.COLUMN_IN, 1.6))
+    axis = figure.add_axes((0.13, 0.36, 0.85, 0.48))
+    axis.fill_between(times, 0, prefill, step="post", color=style.BLUE, linewidth=0, label="prefill")
+    axis.fill_between(times, prefill, facts["sms"], step="post", color=style.ORANGE, linewidth=0, label="decode")
+    axis.set_xlim(0, SPAN_S)
+    axis.set_ylim(0, facts["sms"])
+    axis.set_xlabel("seconds")
+    axis.set_ylabel("SMs")
+    figure.legend(loc="upper center", ncols=2, frameon=False, fontsize=6, handlelength=1.0)
+    said = f"{unchecked} · " if (unchecked := note(spec["gpu"], spec["host"])) else ""
+    system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
+    figure.text(
+        0.01, 0.02,
+        f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"
+        f"simulated · {said}seed {spec['seed']}. Ordered; in force from both phases' next boundary.",
+        fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
+    )  # fmt: skip
+    return figure
+
+
+def render(run: Path, stem: Path, command: str) -> list[Path]:
+    """Draw the divisions of a recorded run to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
+    facts = read(run)
+    with style.theme():
+        return style.save(draw(facts), stem, points(facts), command)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """RUN STEM."""
+    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_split " + " ".join(arguments))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
