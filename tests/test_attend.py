@@ -146,7 +146,9 @@ def test_kv_that_comes_home_is_attended_there() -> None:
 
 
 def test_without_attend_kv_elsewhere_waits() -> None:
-    sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9)], [*far(0.25, 1), (0.75, Move(1, (1,))), (2.0, Move(1, (1,), attend=True))])
+    sim, _ = weave(
+        [(0.0, 0, 9), (0.0, 0, 9)], [*far(0.25, 1), (0.75, Move(1, (1,))), (2.0, Move(1, (1,), attend=True))]
+    )
     assert sim.S.requests["done"].tolist() == [1.25, 2.0 + 5 / 8]
     assert sim.S.requests["move"].tolist() == [0.0, 1.25]
 
