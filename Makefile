@@ -48,6 +48,9 @@ reproduce-fig7: $(READY) ## figure 7 of Prism: 4 systems, 2 traces; FULL=1: more
 reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
 	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
 
+reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver: its claims beside what comes out here
+	@$(PY) -m harness.experiment.weaving -o plots/out
+
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
 turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
@@ -146,4 +149,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-aegaeon turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-aegaeon reproduce-weaver turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean

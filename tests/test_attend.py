@@ -70,8 +70,8 @@ def far(at: float, *rids: int) -> list[tuple[float, Action]]:
 
 def test_attention_here_and_there_at_once_takes_the_longer_of_both() -> None:
     sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9)], far(0.25, 1))
-    # two prefills of 1/8 s, then eight steps: 1/8 s each, where both here would take 1/4 s; the first is that of the one
-    # that stays, while the KV of the other is on its way
+    # two prefills of 1/8 s, then eight steps: 1/8 s each, where both here would take 1/4 s; the first is that of one
+    # alone, while the KV of the other is on its way
     assert sim.S.requests["done"].tolist() == [1.25, 1.375]
     assert sim.S.requests["slow"].tolist() == [0.0, 0.0]
     assert sim.S.gpus["busy_s"][:2].tolist() == [1.375, 1.0]  # the other GPU has nothing but their attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -121,7 +121,7 @@ def test_a_share_is_drawn_by_request_and_stays() -> None:
 class Watched(Weaver):
     """Notes the KV of the hot model on each GPU at the first tokens that it hears of."""
 
-    seen: list[list[int]] = []
+    seen: ClassVar[list[list[int]]] = []
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         self.seen.append([view.kv("m1", g).used_bytes for g in range(4)])
@@ -153,7 +153,7 @@ def test_nothing_offloaded_is_dedicated_serving() -> None:
 
 
 def test_each_part_takes_from_what_the_hot_model_waits() -> None:
-    """Section 5.3: CPU control is far slower, splitting a little faster; the cold model pays for polls and attention."""
+    """Section 5.3: CPU control is far slower, splitting a little faster; the cold model pays for polls and kernels."""
     load = jobs(8.0)
     cpu, unsplit, both, off = (
         tpot_ms(ran(config(), load, **fields), load)
@@ -188,9 +188,12 @@ def test_the_model_of_the_greatest_demand_is_hot() -> None:
         ({"ratio": 0.0}, {"Move.attend", "Run.op_s", "Wake"}),
         ({"control": "cpu", "split": False}, {"Run.op_s", "Wake"}),
         ({"split": False}, {"Wake"}),
-        ({"ratio": 0.0, "prefill": "beside"}, {"Move", "Move.to:gpu", "Move.attend", "Run.op_s", "Run.phase:prefill", "Wake"}),
+        (
+            {"ratio": 0.0, "prefill": "beside"},
+            {"Move", "Move.to:gpu", "Move.attend", "Run.op_s", "Run.phase:prefill", "Wake"},
+        ),
     ],
-)  # fmt: skip
+)
 def test_each_preset_uses_what_it_says(fields: dict[str, Any], lacks: set[str]) -> None:
     cluster = Sim(config()).cluster
     assert Weaver(cluster).uses - Weaver(cluster, **fields).uses == lacks
