@@ -69,6 +69,9 @@ bridge: $(READY) ## from a fair default to the setting of Prism's paper, one ass
 regimes: $(READY) ## where sharing pays and where it does not: ratios of rates, each with its interval
 	@$(BENCH) regimes prism
 
+reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver: its claims beside what comes out here
+	@$(PY) -m harness.experiment.weaving -o plots/out
+
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
 turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
@@ -167,4 +170,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean

@@ -43,7 +43,7 @@ from harness.policy.placement import demand, spread
 from harness.policy.types import Batch, Cluster, Gpus, Infeasible, Inst, Option
 from harness.policy.view import View
 
-DECISION_S = 40e-6  # mean of 13,000, 2 models on 4 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-22
+DECISION_S = 24e-6  # mean of 4,808, 2 models on 4 GPUs; 2 shared x86-64 cores, CPython 3.11, 2026-11-22
 
 THRESHOLD = 0.05  # section 4.2: W below 5 % of the sender's mean iteration
 

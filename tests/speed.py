@@ -52,6 +52,7 @@ CASES = {
     "... at 150 % load": Case("prism", "light8", 112.0),
     "light8 on 2, muxserve": Case("muxserve", "light8", 60.0),
     "light8 on 2, qlm": Case("qlm", "light8", 60.0),
+    "2 models on 4, weaver": Case("weaver", "llama-3.1-8b*2", 16.0, (20_000,), "a100-40g", 4),
     "40 models on 16, aegaeon": Case("aegaeon", "aegaeon+models=40", 20.0, (20_000,), gpus=16),
     "... at 0.1 req/s each": Case("aegaeon", "aegaeon+models=40", 4.0, (20_000,), gpus=16),
 }

@@ -263,10 +263,10 @@ def test_a_system_that_does_not_fit_is_a_result(tmp_path: Path) -> None:
 
 def test_a_pair_that_is_skipped_is_a_result(tmp_path: Path) -> None:
     path = tmp_path / "turns.py"
-    path.write_text(SYSTEM % ', "Run.op_s"')
+    path.write_text(SYSTEM % ', "Load.way:tape"')
     result = bench(*COMPARE, "--systems", f"static,{path}", "-o", tmp_path / "out")
     assert result.exit_code == 0
-    assert "skipped: turns, Run.op_s" in result.stdout
+    assert "skipped: turns, Load.way:tape" in result.stdout
 
 
 # ------------------------------------------------------------------ policies

@@ -559,7 +559,7 @@ def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: flo
     assert [sim.S.demands["gpu"][sim.S.lanes["demand"][lane]] for lane in range(4)] == [0, 0, 1, 1]
     more = np.zeros(len(sim.S.demands) + 1, records.DEMAND)
     more[:-1] = sim.S.demands
-    more[-1] = part, 0.0, 1, -1
+    more[-1] = part, 0.0, 0.0, 0.0, 1, -1
     more["next"][sim.S.lanes["demand"][0]] = len(more) - 1
     sim.S.put(demands=more)
     kernel.tie(sim.S.at, 0, 1)

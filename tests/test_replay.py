@@ -282,7 +282,7 @@ def test_refusals_are_counted_and_the_first_is_kept() -> None:
 def test_what_an_engine_lacks_is_named() -> None:
     sim, jobs = engine([0.0])
     for policy, name in (
-        (Policy(serve, uses=frozenset({"Run.op_s"})), "Run.op_s"),
+        (Policy(serve, uses=frozenset({"Load.way:tape"})), "Load.way:tape"),
         (Policy(serve, hears=frozenset({int})), "event int"),
         (Policy(serve, options={"kv": "buddy"}), "option kv=buddy"),
     ):

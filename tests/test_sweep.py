@@ -312,10 +312,10 @@ def test_what_cannot_be_held_is_an_infeasible_run(tmp_path: Path) -> None:
 
 def test_what_an_engine_cannot_do_is_a_skipped_run(tmp_path: Path) -> None:
     path = tmp_path / "turns.py"
-    path.write_text(SYSTEM % ', "Run.op_s"')
+    path.write_text(SYSTEM % ', "Load.way:tape"')
     spec = resolve(replace(TINY, system=str(path)))
     folder = execute(spec, tmp_path, code(spec))
-    assert record.meta(folder)["skipped"] == "Run.op_s"
+    assert record.meta(folder)["skipped"] == "Load.way:tape"
     assert record.read(folder).num_rows == 0
 
 

@@ -368,7 +368,8 @@ def layered(seed: int) -> World:
 def lent(seed: int) -> World:
     """A world in which KV moves to other GPUs to be attended there, whose orders cut kernels or leave them whole."""
     n, rng = seed - LENT, np.random.default_rng(seed)
-    w = world((WILD, CUT, SLICED + 2, SHARED + 2)[n % 4] + n // 4 * (1 if n % 4 < 2 else 4))
+    kind, by = ((WILD, 7), (CUT, 7), (SLICED + 2, 28), (SHARED + 2, 28))[n % 4]
+    w = next(w for k in range(n, n + 1_000_000, 1_000) if (w := world(kind + by * k)).config.gpus > 1)
     gpus = w.config.gpus
 
     def attended(action: Action) -> list[Action]:
@@ -378,7 +379,7 @@ def lent(seed: int) -> World:
                 return [replace(action, op_s=float(rng.choice([0.0005, 0.002, 0.01, math.inf])))]
             case Move(who, tuple() as to) if rng.random() < 0.8:
                 return [Move(who, to, attend=True)]
-            case Admit(int() as r, batch) if gpus > 1 and rng.random() < 0.8:
+            case Admit(int() as r, batch) if rng.random() < 0.8:
                 away = [g for g in range(gpus) if g not in on(batch.inst)] or [0]
                 to = tuple(int(g) for g in rng.permutation(away)[: len(on(batch.inst))])
                 return [action, Move(r, to, attend=True)]
@@ -387,13 +388,15 @@ def lent(seed: int) -> World:
 
     script = [(t, a) for t, action in w.script for a in attended(action)]
     rota = [[a for action in entry for a in attended(action)] for entry in w.rota]
-    far = {b: Batch(b.inst, b.tag) for _, a in w.script if isinstance(a, Run) for b in (a.batch,)}
+    far = tuple(dict.fromkeys(a.batch for _, a in w.script if isinstance(a, Run)))
     machine = w.machine._replace(poll_s=float(rng.choice([0.0, 1e-5, 2e-4])))
     share = float(rng.choice([0.3, 0.7, 1.0]))
-    return replace(
-        w, machine=machine, script=script, rota=rota, end_s=min(w.end_s, 60.0), far=tuple(far) if gpus > 1 else (),
-        far_share=share,
-    )  # fmt: skip
+    if rng.random() < 0.4:  # little room where KV is attended
+        block = w.config.block_tokens * kv_token_bytes(w.config.models[0].shape, 1)
+        limits = [(m.name, g, int(rng.integers(3, 25)) * block) for m in w.config.models for g in range(gpus)]
+        script = [*((NEVER, Limit(*one)) for one in limits if rng.random() < 0.5), *script]
+    end_s = min(w.end_s, 60.0)
+    return replace(w, machine=machine, script=script, rota=rota, end_s=end_s, far=far, far_share=share)
 
 
 def on(inst: Inst) -> Gpus:

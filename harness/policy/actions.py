@@ -61,7 +61,7 @@ class Run:
     seqs: int | None = None  # most members in one step
     chunk_tokens: int | None = None  # grain of a step; 0: whole prompts
     slice_layers: int | None = None  # grain of a prefill, of phase "prefill": a boundary every so many layers
-    op_s: float | None = None  # grain of kernels
+    op_s: float | None = None  # grain of kernels: after each, others' attention gets in
     sms: int | None = None  # hard partition; None: compete freely
 
 
@@ -71,7 +71,7 @@ class Move:
 
     who: int | Batch
     to: Gpus | Host | None
-    attend: bool = False  # stays there and is attended there
+    attend: bool = False  # it stays there, on other GPUs than its batch's, and is attended there
 
 
 @dataclass(frozen=True, slots=True)

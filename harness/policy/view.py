@@ -15,7 +15,7 @@ class BatchState(NamedTuple):
     """Counts of a batch's members, and counters since the start (take differences)."""
 
     waiting: int  # prefill not begun
-    decoding: int  # KV whole and here
+    decoding: int  # KV whole and here, or attended where it is
     away: int  # KV not where it can be attended
     prefill_tokens: int  # still to prefill, of waiting members and of prefills in flight
     ctx_tokens: int  # sum of contexts of `decoding`

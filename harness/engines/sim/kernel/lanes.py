@@ -260,7 +260,8 @@ def share(S: int, p: int) -> None:
     W = world(S)
     P = gpu_at(S, p)
     P.touched = 0
-    if P.lanes == 1 or W.alone:
+    apart = W.alone or (P.lanes == 1 and lane_at(S, P.head).lent < 0)
+    if apart:
         lane = P.head
         while lane >= 0:
             set_rate(S, lane, lane_at(S, lane).max_rate)
@@ -278,7 +279,7 @@ def share(S: int, p: int) -> None:
             n = lane_at(S, lane)
             n.given = n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run)
             lane = n.next
-    if P.lanes > 1 and not W.alone:
+    if not apart:
         if W.n_remotes > 0:
             lend(S, p)
         lane = P.head
