@@ -53,7 +53,7 @@ USUAL = {  # of what another row says, and this one does not
     "assign": "streams as released",
     "plan": tidy.PLANS["held-out"],
     "placement": "own placements",
-    "pool_gib": "processes inside the share of engines",
+    "pool_gib": "processes inside 0.90",
 }
 CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page

@@ -66,7 +66,7 @@ SYSTEMS: Mapping[str, Look] = {
     "muxserve": Look(ORANGE, "s", _LONG),
     "qlm": Look(GREEN, "^", _SHORT),
     "static": Look(RED, "v", _DASHED),
-    "elastic": Look("#1f6f8b", "h", _SOLID),
+    "elastic": Look("#8c1d5a", "h", _MIXED),
     "serverlessllm": Look(BROWN, "P", _SOLID),
     "aegaeon": Look(PURPLE, "D", _SOLID),
     "weaver": Look(SKY, "X", _SOLID),

@@ -258,7 +258,7 @@ def test_rates_by_bisection_of_every_seed(mine: Path, tmp_path: Path) -> None:
         f"At least {least:,} requests a point, over its seeds.",
         "Rates: 1, 8 req/s, then by bisection of each system's crossing.",
         "static:oracle is static:rate whose plan knows the window",
-        "streams as released, processes inside the share of engines",
+        "streams as released, processes inside 0.90",
         "models do not fit",
     ):
         assert fact in caption, fact
