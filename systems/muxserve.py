@@ -28,7 +28,7 @@ back while a prefill lacks SMs, not memory; lanes here compete for SMs and never
 `plusplus`, as the defaults, is "engine": at MPS 100 % no pool of SMs runs out, which is what makes prefills take
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
 Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a mesh step
-one at a time.
+one at a time, and no quotas (ours: where a model waits for its turn, ADBS' mean batches say little).
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ class MuxServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "plusplus": {"quotas": "sequences"},
         "turns": {"quotas": "sequences", "lanes": "turns"},
-        "temporal": {"quotas": "sequences", "sharing": "turns"},
+        "temporal": {"quotas": "none", "sharing": "turns"},
         "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares"},
     }
 

@@ -414,3 +414,11 @@ def test_greedy_says_when_there_is_no_room() -> None:
 @given(served=st.floats(0, 100), W=st.floats(0, 100))
 def test_a_tenth_is_forgiven(served: float, W: float) -> None:
     assert meets(served, W) == (served + min(0.5, served / 10) >= W) or abs(served * 1.1 - W) < 1e-9
+
+
+def test_temporal_differs_from_its_like_by_how_models_share_a_gpu() -> None:
+    world = cluster({"a": 1.0, "b": 1.0})
+    mps, mps_said = started(world, quotas=False)
+    turns, turns_said = started(world, **MuxServe.presets["temporal"])
+    assert (mps.options["sharing"], turns.options["sharing"]) == ("fluid", "turns")
+    assert mps_said == turns_said

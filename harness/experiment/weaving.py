@@ -237,6 +237,7 @@ MEASURES: Mapping[str, Callable[[int], float]] = {
         weaver(5.0, seed, control="cpu", split=False).hot_ms / weaver(5.0, seed, split=False).hot_ms
     ),
     "split_gain": lambda seed: weaver(5.0, seed).hot_ms / weaver(5.0, seed, split=False).hot_ms,
+    "splits_ms": lambda seed: weaver(5.0, seed).cold_ms - weaver(5.0, seed, split=False).cold_ms,
     "polls_ms": lambda seed: weaver(0.5, seed, split=False).cold_ms - weaver(0.5, seed, **OFF).cold_ms,
 }
 
