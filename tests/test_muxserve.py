@@ -418,7 +418,7 @@ def test_a_tenth_is_forgiven(served: float, W: float) -> None:
 
 def test_temporal_differs_from_its_like_by_how_models_share_a_gpu() -> None:
     world = cluster({"a": 1.0, "b": 1.0})
-    mps, mps_said = started(world, quotas=False)
+    mps, mps_said = started(world, quotas="none")
     turns, turns_said = started(world, **MuxServe.presets["temporal"])
     assert (mps.options["sharing"], turns.options["sharing"]) == ("fluid", "turns")
     assert mps_said == turns_said
