@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.experiment.tune import Tuned
 
 TUNED = ROOT / "systems" / "tuned.toml"
-SYSTEMS = "prism,muxserve,static,elastic"
+SYSTEMS = "prism,muxserve,static,elastic,qlm"
 
 
 @click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
