@@ -217,6 +217,7 @@ def test_what_has_no_room_is_said(tmp_path: Path) -> None:
         (Estimate(2.0, 1.1, 3.0, 5), "ahead"),
         (Estimate(0.5, 0.3, 0.9, 5), "behind"),
         (Estimate(1.4, 0.9, 2.2, 5), "even"),
+        (Estimate(0.997, 0.995, 0.999, 5), "even"),  # crossings are no finer
         (Estimate(2.0, None, None, 1), "open"),
         (Estimate(4.0, 2.0, None, 5, ">", 2, 3.0), "ahead"),
         (Estimate(4.0, 0.5, None, 5, ">", 2, 3.0), "even"),

@@ -14,13 +14,14 @@ from harness.policy.types import UserError
 from harness.rows.statistics import Estimate
 
 FILE = "ratios.parquet"
-# of a ratio: its interval is above 1, below 1, covers 1; or neither can be said
+ALIKE = 0.01  # what no reader would call a difference: crossings are interpolated between sampled rates
+# of a ratio: its interval is above 1, below 1, covers 1 or all but equals it; or neither can be said
 Verdict = Literal["ahead", "behind", "even", "open"]
 SIGNS: Mapping[str, str] = {"ahead": "+", "behind": "-", "even": "=", "open": "?"}
 MEANS: Mapping[str, str] = {
     "ahead": "the first holds a higher rate",
     "behind": "a lower rate",
-    "even": "no difference told: the interval covers 1",
+    "even": "no difference told: the interval covers 1, or ends within 1 % of it",
     "open": "undecided",
 }
 SCHEMA = pa.schema(
@@ -45,12 +46,15 @@ SCHEMA = pa.schema(
 
 
 def verdict(e: Estimate) -> Verdict:
-    """Judge a ratio by its interval; one run, or one with bounds on both sides, says nothing."""
+    """Judge a ratio by its interval; one run, or one with bounds on both sides, says nothing.
+
+    A winner's interval lies beyond 1 by more than `ALIKE`.
+    """
     if e.n == 1 or e.sign == "~":
         return "open"
-    if e.low is not None and e.low > 1.0:
+    if e.low is not None and e.low > 1.0 + ALIKE:
         return "ahead"
-    if e.high is not None and e.high < 1.0:
+    if e.high is not None and e.high < 1.0 - ALIKE:
         return "behind"
     return "even"
 
