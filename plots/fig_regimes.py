@@ -54,7 +54,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Figure:
     axis.set_xlim(0, len(labels))
     axis.set_ylim(len(names), 0)
     axis.set_xticks([k + 0.5 for k in range(len(labels))], labels)
-    axis.set_yticks([k + 0.5 for k in range(len(names))], names)
+    axis.set_yticks([k + 0.5 for k in range(len([textwrap.fill(name, 24) for name in names]))], names)
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
     axis.grid(visible=False)
@@ -74,7 +74,7 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
     fill = FILLS[row["verdict"]]
     axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
     value, _, bounds = ratios.text(row).partition(" [")
-    said = value if row["mean"] is not None else textwrap.fill(str(row["note"]), 24)
+    said = value if row["mean"] is not None else textwrap.fill(str(row["note"]), 20)
     under = {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}  # no hatch behind the words
     axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{ratios.SIGNS[row['verdict']]} {said}", ha="center",
               va="center", fontsize=5.2 if row["mean"] is None else 7, bbox=under)  # fmt: skip
