@@ -54,7 +54,7 @@ def draw(rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> Figure:
     axis.set_xlim(0, len(labels))
     axis.set_ylim(len(names), 0)
     axis.set_xticks([k + 0.5 for k in range(len(labels))], labels)
-    axis.set_yticks([k + 0.5 for k in range(len([textwrap.fill(name, 24) for name in names]))], names)
+    axis.set_yticks([k + 0.5 for k in range(len(names))], [textwrap.fill(name, 24) for name in names])
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
     axis.grid(visible=False)
