@@ -9,7 +9,6 @@ MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,static,qlm,dedicated
-ALL = $(SYSTEMS),prism_released,chunked,ideal,aegaeon,serverlessllm,serverlessllm_released
 TRACE = arena-chat
 FULL =
 
@@ -136,7 +135,7 @@ types: $(READY) ## mypy --strict
 
 smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
-	$(call loud,smoke,$(BENCH) compare --systems $(ALL) --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+	$(call loud,smoke,$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
 bench: $(READY) ## speed: requests per second, memory, first table
 	$(call loud,bench,$(PY) tests/speed.py)

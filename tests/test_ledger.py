@@ -217,12 +217,14 @@ def test_a_figure_as_rows(tmp_path: Path) -> None:
         "chunked, rate (req/s) for 99 % TTFT", "reached", "reached by 2 of 2 seeds"
     )  # fmt: skip
     assert "sample" in reached.conditions
-    assert "llama-3.1-8b*3, 1 x h100, vllm-graph, SLO 1 x absolute:ttft=2,tpot=0.1, row 1" in reached.conditions
+    assert "llama-3.1-8b*3, 1 x h100, vllm-graph, SLO 1 x absolute:ttft=2,tpot=0.1, 2 seeds" in reached.conditions
     assert (reached.verdict, reached.rule, reached.why) == ("agrees", "every seed reaches it", "")
     assert (never.verdict, never.why) == ("differs", ledger.UNKNOWN)
     assert (ratio.claim, ratio.says) == ("static / chunked, rate at 99 % TTFT", "7x")
     assert (ratio.verdict, ratio.why) == ("not comparable", "no rate | is stated")
     assert (full.verdict, full.why, full.here) == ("not run", ledger.FULL, "-")
+    assert full.conditions == "sample, llama-3.1-8b*3, 2 x h100, vllm-graph"
+    assert ledger.ends((3, 2, 8)) == (2, 8)
     before = files(tmp_path / "out")
     assert ledger.of_figure(path, tmp_path / "out", 1, Silent()) == held
     assert files(tmp_path / "out") == before

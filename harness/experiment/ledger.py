@@ -126,11 +126,17 @@ def of_figure(name: str, out: Path, workers: int | None, teller: Teller) -> Held
     found = reproduce.reproduce(asked, out / asked.name, workers=workers, teller=teller)
     rows = [_of_panel(one, asked, found) for one in claims.verdicts(found)]
     for one in asked.claims:
-        if one.row and asked.rows[one.row - 1].extra:
-            about = f"row {one.row}, {asked.gpu}, {asked.host}"
+        if one.row and (row := asked.rows[one.row - 1]).extra:
+            traces, sets = ("; ".join(names) for names in (row.traces or asked.traces, row.models))
+            about = f"{traces}, {sets}, {' to '.join(map(str, ends(row.gpus)))} x {asked.gpu}, {asked.host}"
             said = figure_text.claim_text(one, asked.level), about, figure_text.paper_text(one)
             rows.append(Row(asked.paper, *said, table.NONE, "not run", FULL, table.NONE))
     return Held(tuple(rows), found.failed)
+
+
+def ends(counts: Sequence[int]) -> tuple[int, ...]:
+    """The least and the most of counts, or the only one."""
+    return tuple(dict.fromkeys((min(counts), max(counts))))
 
 
 def _of_panel(one: claims.Verdict, asked: figure.Figure, found: reproduce.Reproduced) -> Row:
@@ -155,7 +161,6 @@ def _panel_text(panel: Mapping[str, Any], asked: figure.Figure, found: reproduce
         f"SLO {panel['slo_scale']:g} x {asked.slo}" if panel["slo_scale"] else f"SLO x {asked.slo}",
         f"{panel['rate_rps']:.3g} req/s{' each' * (panel['axis'] == 'models')}" if panel["rate_rps"] else "",
         *(f"{key} {said}" for key, said in panel["own"].items()),
-        f"row {panel['row'] + 1}",
         _seeds(found.about["seeds"]),
     ]
     return ", ".join(filter(None, parts))

@@ -192,7 +192,7 @@ def beside(rps: float, seed: int, **over: Any) -> Measured:
 
 def muxserve(rps: float, seed: int, sharing: str = "fluid", **over: Any) -> Measured:
     """MuxServe with both models on both GPUs; blocks of KV that both share, as Weaver's, and no quotas."""
-    named = (("kv", "paged"), ("quotas", False), ("sharing", sharing))
+    named = (("kv", "paged"), ("quotas", "none"), ("sharing", sharing))
     return ran(replace(Setting("muxserve", named, rps=rps, gpus=2, tp=2), **over), seed)
 
 
