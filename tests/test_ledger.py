@@ -105,6 +105,7 @@ paper = [0.4, 1.0]
 [[activation]]
 shape = "llama-3.1-8b"
 paper = [0.0, 0.7]
+why = "the copy comes on top"
 """
 
 FLEET = """
@@ -237,6 +238,7 @@ def test_an_ablation_a_fleet_and_a_bridge_as_rows(tmp_path: Path) -> None:
     assert (activation.conditions, activation.here, activation.verdict) == (
         "idle links of a whole node", "0.74 s", "differs"
     )  # fmt: skip
+    assert (part.why, activation.why) == (ledger.UNKNOWN, "the copy comes on top")
     (count,) = ledger.of_fleet(written(tmp_path, "f.toml", FLEET), tmp_path / "out", 1, Silent()).rows
     assert (count.says, count.here, count.verdict, count.why) == ("2", "≤1", "differs", ledger.UNKNOWN)
     assert "llama-3.2-1b*2, 1 to 2 GPUs, 99 % TTFT, one seed" in count.conditions

@@ -46,11 +46,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Seconds in which the paper's system brings a model in: a number, or two that they lie between."""
+    """Seconds in which the paper's system brings a model in: a number, or two that they lie between.
+
+    `why` is printed where ours differs.
+    """
 
     shape: str
     paper: float | tuple[float, float]
     tp: int = 1
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +254,8 @@ def activations(asked_for: Ablation) -> list[Number]:
     spec, out = asked_for.entry(asked_for.base).spec, []
     for one in asked_for.activation:
         ours_s = activation_s(spec, one)
-        said = _judged(one.paper, Estimate(ours_s, None, None, 1))
-        out.append(Number(f"activation of {one.shape}, TP {one.tp}", _range(one.paper, " s"), f"{ours_s:.2f} s", *said))
+        what, said = f"activation of {one.shape}, TP {one.tp}", _judged(one.paper, Estimate(ours_s, None, None, 1))
+        out.append(Number(what, _range(one.paper, " s"), f"{ours_s:.2f} s", *said, one.why))
     return out
 
 
