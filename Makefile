@@ -9,7 +9,6 @@ MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,static,qlm,dedicated
-ALL = $(SYSTEMS),prism_released,chunked,ideal,aegaeon,serverlessllm,serverlessllm_released
 TRACE = arena-chat
 FULL =
 
@@ -72,6 +71,9 @@ regimes: $(READY) ## where sharing pays and where it does not: ratios of rates, 
 reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver: its claims beside what comes out here
 	@$(PY) -m harness.experiment.weaving -o plots/out
 
+claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
+	@$(BENCH) claims
+
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
 turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
@@ -133,7 +135,7 @@ types: $(READY) ## mypy --strict
 
 smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
-	$(call loud,smoke,$(BENCH) compare --systems $(ALL) --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
+	$(call loud,smoke,$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
 bench: $(READY) ## speed: requests per second, memory, first table
 	$(call loud,bench,$(PY) tests/speed.py)
@@ -170,4 +172,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean

@@ -23,9 +23,11 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import COMMANDS, load, main
+from harness.cli.compare import contestants
 from harness.experiment.compare import AA, AA_SEED
 from harness.experiment.spec import Spec
-from harness.loop.system import ROOT
+from harness.loop.system import ROOT, names
+from harness.policy.types import UserError
 from harness.report import table
 from harness.rows import record, tidy
 from harness.rows.statistics import Estimate
@@ -52,6 +54,27 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
     ok(*COMPARE, "-o", folder)
     return folder
+
+
+@pytest.mark.parametrize(("gpus", "unfit"), [(4, set()), (1, {"aegaeon", "disaggregated", "weaver"})])
+def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path: Path) -> None:
+    """Those that need two GPUs of a kind (one that prefills, one for the hot model) say so on one."""
+    common = ("--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1", "--rate-scale", "1", "--set",
+              "window_s=10", "--set", "warmup_s=2", "--no-plot", "-o", tmp_path)  # fmt: skip
+    lines = ok("compare", "--systems", "static:equal,all", *common, "--gpus", gpus).splitlines()
+    rows = {line.split()[0]: line for line in lines if line.strip()}
+    reasons = dict(re.findall(r"^infeasible: (\w+), (.+)$", "\n".join(lines), re.MULTILINE))
+    assert {"weaver", "pdmux", "disaggregated", "muxserve"} < set(names())
+    assert {name for name in names() if name not in rows} == set()
+    assert reasons.keys() == unfit == {name for name in names() if "(infeasible)" in rows[name]}
+    assert "static:equal" in rows
+
+
+def test_all_is_every_system_that_is_not_listed() -> None:
+    entries = contestants("static,all", controls=False, trace="sample")
+    assert [entry.label for entry in entries] == ["static", *(name for name in names() if name != "static")]
+    with pytest.raises(UserError, match=r'system "\w+" is listed twice'):
+        contestants("all,all", controls=False, trace="sample")
 
 
 def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:

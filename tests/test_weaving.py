@@ -64,3 +64,11 @@ def test_verdicts_are_those_of_the_one_rule(azure: Path, monkeypatch: pytest.Mon
     (one,) = (line for line in found if line.says.startswith("dedicated serving reaches 15"))
     assert (one.verdict, one.why) == ("agrees", "")
     assert all(line.why for line in found if line.verdict == "not testable")
+
+
+@pytest.mark.parametrize("sharing", ["fluid", "turns"])
+def test_muxserve_runs_as_the_measures_ask_for_it(azure: Path, sharing: str) -> None:
+    """As much is finished as is offered, at a load that both models on both GPUs carry."""
+    found = weaving.muxserve(5.0, 0, sharing)
+    assert found.done_rps == pytest.approx(5.0, rel=0.15)
+    assert found.hot_ms > 0

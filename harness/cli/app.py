@@ -31,6 +31,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "tools.check",
         "Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.",
     ),
+    "claims": (
+        "claims.claims",
+        "Hold every paper's claims against runs here: one page, with a verdict each and its cause.",
+    ),
     "compare": (
         "compare.compare",
         "Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs.",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from harness.experiment.compare import Compared, Entry
     from harness.report.table import View
 
+ALL = "all"
 ROOM = 120  # characters of a line where the width of the terminal is not known
 
 
@@ -45,7 +46,7 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
     "bench compare --systems static,chunked --dry-run",
 ))  # fmt: skip
 @click.option("--systems", required=True, metavar="LIST", shell_complete=complete(system_names, many=True),
-              help="NAME[:PRESET][+FIELD=VALUE...],... or paths of .py files (bench list).")  # fmt: skip
+              help="NAME[:PRESET][+FIELD=VALUE...],... paths of .py files (bench list), all.")  # fmt: skip
 @SETTING
 @click.option("--rate-scale", "rates", callback=read_rates, metavar="LIST",
               help="Rates as multiples of the trace's.  [default: around the knee, found by doubling]")  # fmt: skip
@@ -127,10 +128,12 @@ def compare(
 
 
 def contestants(systems: str, *, controls: bool, **common: Any) -> list[Entry]:
-    """Contestants as `--systems` and `--controls` ask for them."""
+    """Contestants as `--systems` and `--controls` ask for them; `all` is every system that is not listed."""
     from harness.experiment.compare import CONTROLS
 
-    names = [name.strip() for name in systems.split(",") if name.strip()]
+    listed = [name.strip() for name in systems.split(",") if name.strip()]
+    others = [name for name in system_names() if name not in listed]
+    names = [name for text in listed for name in (others if text == ALL else [text])]
     if not controls:
         return _entries(names, **common)
     entries = _entries([*names, *(name for name in CONTROLS if name not in names)], **common)

@@ -46,11 +46,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """Seconds in which the paper's system brings a model in: a number, or two that they lie between."""
+    """Seconds in which the paper's system brings a model in: a number, or two that they lie between.
+
+    `why` is printed where ours differs.
+    """
 
     shape: str
     paper: float | tuple[float, float]
     tp: int = 1
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,33 +224,57 @@ def offered_rps(found: Compared, rate_scale: float) -> float:
     return float(own["value"].mean())
 
 
+class Number(NamedTuple):
+    """A number of the paper beside ours, in words."""
+
+    what: str
+    paper: str
+    here: str
+    says: str  # of SAYS
+    rule: str
+    why: str = ""
+
+
+def numbers(found: Found) -> list[Number]:
+    """The paper's numbers beside ours: what a part adds where the paper says so, then activations."""
+    out = []
+    for part in found.asked.part:
+        if part.paper is None:
+            continue
+        worst = max((x for x in found.losses if x.part == part), key=lambda x: x.most.mean, default=None)
+        text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else table.NONE
+        here, what = worst.most if worst else None, f"{part.off}, the model that gains most"
+        says, rule = _judged(part.paper, here) if part.comparable else ("not comparable", table.NONE)
+        out.append(Number(what, _range(part.paper, " points"), text, says, rule, part.why))
+    return [*out, *activations(found.asked)]
+
+
+def activations(asked_for: Ablation) -> list[Number]:
+    """Seconds of activations, the paper's beside ours; they need no run."""
+    spec, out = asked_for.entry(asked_for.base).spec, []
+    for one in asked_for.activation:
+        ours_s = activation_s(spec, one)
+        what, said = f"activation of {one.shape}, TP {one.tp}", _judged(one.paper, Estimate(ours_s, None, None, 1))
+        out.append(Number(what, _range(one.paper, " s"), f"{ours_s:.2f} s", *said, one.why))
+    return out
+
+
+def _judged(paper: float | tuple[float, float], here: Estimate | None) -> tuple[str, str]:
+    """A verdict and its rule."""
+    kind = "range" if isinstance(paper, tuple) else "value"
+    return judged(paper, here), RULES[kind if here is None or here.low is None else f"{kind}, interval"]
+
+
 def _numbers(found: Found, markdown: bool) -> Iterator[str]:
     """The paper's numbers beside ours, with verdicts."""
-    rows, whys, said = list[list[str]](), list[str](), list[str]()
-
-    def add(what: str, paper: Paper, unit: str, here: Estimate | None, text: str, comparable: bool = True) -> None:
-        assert paper is not None
-        kind = "range" if isinstance(paper, tuple) else "value"
-        rule = RULES[kind if here is None or here.low is None else f"{kind}, interval"] if comparable else table.NONE
-        said.append(judged(paper, here) if comparable else "not comparable")
-        rows.append([what, _range(paper, unit), text, said[-1], rule])
-
-    for part in (x for x in found.asked.part if x.paper is not None):
-        own = [x for x in found.losses if x.part == part]
-        worst = max(own, key=lambda x: x.most.mean, default=None)
-        here = worst.most if worst else None
-        text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else table.NONE
-        add(f"{part.off}, the model that gains most", part.paper, " points", here, text, part.comparable)
-        whys += [f"{said[-1]}: {part.why}"] if part.why and said[-1] in {"differs", "not comparable"} else []
-    spec = found.asked.entry(found.asked.base).spec
-    for one in found.asked.activation:
-        ours = Estimate(activation_s(spec, one), None, None, 1)
-        add(f"activation of {one.shape}, TP {one.tp}", one.paper, " s", ours, f"{ours.mean:.2f} s")
-    if rows:
+    every = numbers(found)
+    if every:
         yield ""
         head = [f"claim ({found.asked.paper})", "paper", "here", "verdict", "agrees if"]
-        yield from table.laid([head, *rows], markdown=markdown)
+        yield from table.laid([head, *(list(one[:5]) for one in every)], markdown=markdown)
+        whys = (f"{x.says}: {x.why}" for x in every if x.why and x.says in {"differs", "not comparable"})
         yield from dict.fromkeys(whys)
+        said = [one.says for one in every]
         yield "; ".join(f"{said.count(x)} {x}: {words}" for x, words in SAYS.items() if x in said)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.experiment.claims import RULES, SAYS
-from harness.experiment.fewest import Answer, Found, verdicts
+from harness.experiment.fewest import Answer, Claim, Found, Verdict, verdicts
 from harness.experiment.rates import Workload
 from harness.report import table
 from harness.rows.statistics import Estimate
@@ -66,20 +66,35 @@ def spread(seeds: Sequence[Estimate]) -> str:
     return f" [{' - '.join(ends)}]" if len(ends) > 1 else ""
 
 
+def claim_text(c: Claim) -> str:
+    """What a claim is about."""
+    return f"{f'{c.system} / {c.over}' if c.over else c.system}, GPUs at SLO {c.slo}"
+
+
+def paper_text(c: Claim) -> str:
+    """What the paper says."""
+    unit = "x" if c.over else ""
+    return " - ".join(f"{x:g}{unit}" for x in (c.paper if isinstance(c.paper, tuple) else (c.paper,)))
+
+
+def here_text(one: Verdict) -> str:
+    """What came out: a count or a ratio of counts."""
+    return table.NONE if one.here is None else f"{one.here.mean:.2f}x" if one.claim.over else count(one.here)
+
+
+def rule_text(c: Claim) -> str:
+    """When a claim agrees."""
+    return RULES["range" if isinstance(c.paper, tuple) else "value"] if c.comparable else table.NONE
+
+
 def _claims(found: Found, markdown: bool) -> Iterator[str]:
     every = verdicts(found)
     if not every:
         return
     rows = [[f"claim ({found.about['paper']})", "workload", "paper", "here", "verdict", "agrees if"]]
     for one in every:
-        c = one.claim
-        said = f"{c.system} / {c.over}, GPUs" if c.over else f"{c.system}, GPUs"
-        unit = "x" if c.over else ""
-        paper = " - ".join(f"{x:g}{unit}" for x in (c.paper if isinstance(c.paper, tuple) else (c.paper,)))
-        here = table.NONE if one.here is None else f"{one.here.mean:.2f}x" if c.over else count(one.here)
         at = f"{one.workload.trace} x {one.workload.rate_scale:g}"
-        rule = RULES["range" if isinstance(c.paper, tuple) else "value"] if c.comparable else table.NONE
-        rows.append([f"{said} at SLO {c.slo}", at, paper, here, one.says, rule])
+        rows.append([claim_text(one.claim), at, paper_text(one.claim), here_text(one), one.says, rule_text(one.claim)])
     yield from table.laid(rows, markdown=markdown)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.experiment.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
 from harness.experiment.compare import AA
+from harness.experiment.figure import Claim
 from harness.experiment.reproduce import Reproduced
 from harness.experiment.sentences import departures
 from harness.report import table
@@ -116,21 +117,29 @@ def _beside(rows: pa.Table, panel: Mapping[str, Any], label: str, about: Mapping
     return cells
 
 
+def claim_text(c: Claim, level: float) -> str:
+    """What a claim is about."""
+    what = f"{100 * level:g} % {c.definition.upper()}"
+    kind = "rate" if c.axis == "rate_scale" else AXIS[c.axis]
+    return f"{c.system} / {c.over}, {kind} at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
+
+
+def paper_text(c: Claim) -> str:
+    """What the paper says."""
+    numbers = c.paper if isinstance(c.paper, tuple) else (c.paper,)
+    return "-".join(x if isinstance(x, str) else f"{x:g}{'x' if c.over else ''}" for x in numbers)
+
+
 def _claims(found: Reproduced) -> Iterator[str]:
     every = verdicts(found)
     if not every:
         return
     rows = [[f"claim ({found.about['paper']})", "trace", "models", "paper", "here", "verdict", "agrees if"]]
     for one in every:
-        c = one.claim
-        what = f"{100 * found.about['level']:g} % {c.definition.upper()}"
-        kind = "rate" if c.axis == "rate_scale" else AXIS[c.axis]
-        said = f"{c.system} / {c.over}, {kind} at {what}" if c.over else f"{c.system}, {AXIS[c.axis]} for {what}"
-        numbers = c.paper if isinstance(c.paper, tuple) else (c.paper,)
-        paper = "-".join(x if isinstance(x, str) else f"{x:g}{'x' if c.over else ''}" for x in numbers)
-        panel = one.panel
+        c, panel = one.claim, one.panel
         on = f"{panel['models']}, row {panel['row'] + 1}" if c.row else panel["models"]
-        rows.append([said, panel["trace"], on, paper, one.here, one.says, one.rule])
+        said = claim_text(c, found.about["level"])
+        rows.append([said, panel["trace"], on, paper_text(c), one.here, one.says, one.rule])
     yield from table.aligned(rows)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):

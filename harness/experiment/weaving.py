@@ -15,10 +15,12 @@ A highest rate is what is finished a second when 30 are offered.
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -31,16 +33,21 @@ from numpy.typing import NDArray
 from harness.engines import sim
 from harness.engines.costs import coefficients, quantities
 from harness.engines.machine import Config, Machine, Served, cluster, machine
+from harness.experiment import sources
 from harness.experiment.claims import judged
+from harness.experiment.spec import Spec, digest
+from harness.experiment.sweep import Silent, Teller
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Wake
 from harness.policy.events import Event, Woke
 from harness.policy.types import Batch, Gpus, Inst, Jobs, Plan, UserError
 from harness.policy.view import View
+from harness.rows import record
 from harness.rows.statistics import Estimate, interval
 from workloads.models import shape
 
+PAPER = "Weaver, USENIX ATC 2025"
 CLAIMS = Path(__file__).with_name("weaving.toml")
 LENGTHS = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MODEL, HOST, MOST_TOKENS = "llama-3.1-8b", "vllm-0.6", 2048
@@ -185,7 +192,7 @@ def beside(rps: float, seed: int, **over: Any) -> Measured:
 
 def muxserve(rps: float, seed: int, sharing: str = "fluid", **over: Any) -> Measured:
     """MuxServe with both models on both GPUs; blocks of KV that both share, as Weaver's, and no quotas."""
-    named = (("kv", "paged"), ("quotas", False), ("sharing", sharing))
+    named = (("kv", "paged"), ("quotas", "none"), ("sharing", sharing))
     return ran(replace(Setting("muxserve", named, rps=rps, gpus=2, tp=2), **over), seed)
 
 
@@ -253,17 +260,43 @@ class Line(NamedTuple):
     why: str
 
 
-def lines(seeds: int = SEEDS) -> Iterator[Line]:
-    """Every claim with its verdict, by the rule of `claims.judged`."""
-    for claim in tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]:
+def lines(seeds: int = SEEDS, *, out: Path | None = None, teller: Teller | None = None) -> Iterator[Line]:
+    """Every claim with its verdict, by the rule of `claims.judged`; with `out` what is measured is kept there."""
+    claims = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
+    names = [claim["measure"] for claim in claims if "measure" in claim]
+    values = measured(names, seeds, teller or Silent()) if out is None else kept(names, seeds, out, teller or Silent())
+    for claim in claims:
         paper = tuple(claim["paper"]) if isinstance(claim["paper"], list) else claim["paper"]
         if "lacks" in claim:
             yield Line(claim["says"], claim["section"], paper, None, "not testable", f"lacks {claim['lacks']}")
             continue
-        here = interval([MEASURES[claim["measure"]](seed) for seed in range(seeds)])
+        here = interval(values[claim["measure"]])
         says = judged(paper, here)
         why = claim.get("why", "") if says == "differs" else ""
         yield Line(claim["says"], claim["section"], paper, here, says, why)
+
+
+def measured(names: Iterable[str], seeds: int, teller: Teller) -> dict[str, list[float]]:
+    """What measures give, by seed."""
+    found, asked = dict[str, list[float]](), list(dict.fromkeys(names))
+    for k, name in enumerate(asked):
+        teller.progress("measures", k, len(asked))
+        found[name] = [MEASURES[name](seed) for seed in range(seeds)]
+    teller.progress("measures", len(asked), len(asked))
+    return found
+
+
+def kept(names: Sequence[str], seeds: int, out: Path, teller: Teller) -> dict[str, list[float]]:
+    """The same as stored in `out`; measured anew only where a source or the lengths changed."""
+    code = [sources.code(Spec(name)) for name in ("weaver", "muxserve")]
+    key = digest(record.dumps([code, sources.scoring(__file__), seeds, sorted(names), lengths().tolist()]))
+    path = out / f"weaving-{key}" / "measures.json"
+    with suppress(OSError, ValueError):  # whatever stands there, it is made anew
+        found: dict[str, list[float]] = json.loads(path.read_text("utf-8"))
+        return found
+    found = measured(names, seeds, teller)
+    record.write_bytes(path, record.dumps(found).encode())
+    return found
 
 
 def number(x: float | tuple[float, float]) -> str:
