@@ -75,7 +75,7 @@ WRONG = {
     "stamps": column("admit_ns", "[None if a is None else a + 10**10 for a in x]"),
     "waits": column("held_ns", "[n + 100 for n in x]"),
     "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
-    "        return replace(event, request=replace(event.request, arrival_s=1e6)) if type(event) is Arrived else event",
+    "        return replace(event, request=event.request._replace(arrival_s=1e6)) if type(event) is Arrived else event",
     "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
     "            self.S.insts['blocks'][-1] += 1\n        return event",
     "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
