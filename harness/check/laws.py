@@ -20,7 +20,7 @@ from harness.check.purity import impure
 from harness.check.trial import ACTIONS, EVENTS, USES, Lent, Stale, Trial, patience_s, run, subject
 from harness.loop import system
 from harness.loop.guard import Endless, Fault, quiet, said
-from harness.loop.recorder import Read
+from harness.loop.recorder import Decision, Read
 from harness.loop.replay import Livelock
 from harness.policy.actions import brief
 from harness.policy.events import Arrived, Woke
@@ -197,7 +197,7 @@ def blind(trial: Trial) -> Iterator[Breach]:
     for t_s in sorted({float(jobs.arrival_s[len(jobs) * k // 4]) for k in range(4)} if len(jobs) else ()):
         until = run(trial.subject, jobs, t_s)
         other = run(trial.subject, otherwise(until), t_s)
-        before = ([d for d in x.decisions if d.now_s < t_s] for x in (trial, other))
+        before = ([_to_the_nanosecond(d) for d in x.decisions if d.now_s < t_s] for x in (trial, other))
         if (k := _differ(*before)) is not None and _steady(trial):
             yield Breach(f"what comes after {t_s:.6f} s changes this decision", k)
             return
@@ -225,6 +225,11 @@ def otherwise(until: Trial) -> Jobs:
                 room = max(1, most - int(prompt[r]) - made)
                 output[r] = made + 1 + (int(output[r]) - made + 7 * r + 12) % room
     return replace(jobs, arrival_s=arrival_s, model=model, prompt_tokens=prompt, output_tokens=output)
+
+
+def _to_the_nanosecond(decision: Decision) -> str:
+    """A decision without what rounding makes of its times: spans that end elsewhere add up their steps elsewhere."""
+    return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 
 
 def _steady(trial: Trial) -> bool:
