@@ -8,7 +8,7 @@ PYTHON = python3
 MINUTES = 8
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
-SYSTEMS = prism,muxserve,static,qlm,dedicated
+SYSTEMS = prism,muxserve,elastic,static,static:rate,static:equal,qlm,dedicated
 TRACE = arena-chat
 FULL =
 
@@ -86,7 +86,7 @@ turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stag
 	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-[0-9a-f]*)
 	@echo 'plots/out/turns.pdf · plots/out/switch.pdf'
 
-compare: $(READY) ## (plain `make`) compare five systems on a trace: table and figure
+compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
