@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from harness.policy.types import GIB, UserError
-from harness.rows import statistics
+from harness.policy.types import UserError
+from harness.rows import statistics, tidy
 from harness.rows.record import SWEEP
 from plots import style
 
@@ -137,17 +137,14 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         return " and ".join(str(x) for x in sorted(own[column].dropna().unique()))
 
     traces = ", ".join(dict.fromkeys(f"{x['name']} ({x['tier']})" for x in facts["workloads"]))
-    spec = facts["spec"]
     facts_of_all = [
         f"After {facts['paper']}. {traces}",
         f"models: {each('models')}",
         each("gpu"),
         each("machine"),
-        f"{spec['pool_bytes'] / GIB:.4g} GiB a GPU for weights and KV" if "pool_bytes" in spec else "",
-        "streams go to models as each seed draws" if spec.get("assign") == "shuffled" else "",
         each("fidelity"),
         f"mean, least and most of {seeds} seed{'s' * (seeds > 1)}",
-        f"plans: {each('plan_origin')}",
+        tidy.plans(own["plan_origin"].dropna().unique()),
     ]
     dotted = f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
     shown = f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."
