@@ -197,8 +197,8 @@ def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
         *range(CUT + 100, CUT + 1100, 100),
         *range(SLICED + 200, SLICED + 1200, 100),
         *range(SHARED + 400, SHARED + 2400, 100),
-        *range(LAYERED + 300, LAYERED + 2400, 100),
-        *range(LENT + 300, LENT + 2300, 100),
+        *range(LAYERED + 300, LAYERED + 1100, 100),
+        *range(LENT + 300, LENT + 1100, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
