@@ -353,10 +353,6 @@ def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
         ("        solo *= part / layers\n", "        solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n"),
         ("        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
         ("            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # closed lanes run
-        (
-            "            if not in_step(S, w) and (r < 0",
-            "            if req_at(S, w).piece == 0 and (r < 0",
-        ),  # keeps KV
     ],
 )
 def test_oracle_notices_wrong_slices(pair: tuple[str, str]) -> None:
