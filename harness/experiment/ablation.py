@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.experiment import compare, toml_tables
-from harness.experiment.claims import RULES, SAYS, judged
+from harness.experiment.claims import SAYS, judged, rule
 from harness.experiment.compare import Compared, Entry
 from harness.experiment.lookup import Failed, cluster_of
 from harness.experiment.rates import Workload
@@ -80,15 +80,14 @@ class Ablation:
 
 def ablation(name: str) -> Ablation:
     """Load an ablation by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = toml_tables.path_of(name, ABLATIONS, "ablation")
-    rows = toml_tables.read(path)
+    return toml_tables.load(name, ABLATIONS, "ablation", _ablation)
+
+
+def _ablation(name: str, rows: dict[str, Any]) -> Ablation:
     kinds: dict[str, type[Any]] = {"workload": Workload, "part": Part, "activation": Activation}
-    try:
-        lists = {key: toml_tables.each(kind, key, rows.pop(key, [])) for key, kind in kinds.items()}
-        found = toml_tables.made(Ablation, "", {**rows, **lists, "name": path.stem})
-        _whole(found)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
+    lists = {key: toml_tables.each(kind, key, rows.pop(key, [])) for key, kind in kinds.items()}
+    found = toml_tables.made(Ablation, "", {**rows, **lists, "name": name})
+    _whole(found)
     return found
 
 
@@ -261,8 +260,7 @@ def activations(asked_for: Ablation) -> list[Number]:
 
 def _judged(paper: float | tuple[float, float], here: Estimate | None) -> tuple[str, str]:
     """A verdict and its rule."""
-    kind = "range" if isinstance(paper, tuple) else "value"
-    return judged(paper, here), RULES[kind if here is None or here.low is None else f"{kind}, interval"]
+    return judged(paper, here), rule(paper, here)
 
 
 def _numbers(found: Found, markdown: bool) -> Iterator[str]:

@@ -97,11 +97,13 @@ def _verdict(claim: Claim, panel: Mapping[str, Any], rows: pa.Table, level: floa
         ours, theirs = (tidy.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
         e = statistics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
         here = ratio_text(e)
-    if e is None or (e.low is None and e.high is None):
-        rule = RULES["range" if isinstance(claim.paper, tuple) else "value"]
-    else:
-        rule = RULES["range, interval" if isinstance(claim.paper, tuple) else "value, interval"]
-    return here, judged(claim.paper, e), rule
+    return here, judged(claim.paper, e), rule(claim.paper, e)
+
+
+def rule(paper: float | tuple[float, float], here: Estimate | None) -> str:
+    """When a claim agrees, by what the paper gives and whether ours has an interval."""
+    kind = "range" if isinstance(paper, tuple) else "value"
+    return RULES[kind if here is None or (here.low is None and here.high is None) else f"{kind}, interval"]
 
 
 def reached(rows: pa.Table, claim: Claim, level: float) -> tuple[int, int]:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from harness.experiment.spec import Spec, asked, from_dict, meant
-from harness.experiment.toml_tables import made, path_of, read, table, tables
+from harness.experiment.toml_tables import load, made, table, tables
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 
@@ -121,12 +122,7 @@ def names(kind: Kind) -> list[str]:
 
 def study(kind: Kind, name: str) -> Study:
     """Load a bridge or regimes by name, or the path of a TOML; UserError names the file and key of a mistake."""
-    path = path_of(name, HERE / FOLDERS[kind], kind)
-    data = read(path)
-    try:
-        return _study(kind, path.stem, data)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
+    return load(name, HERE / FOLDERS[kind], kind, partial(_study, kind))
 
 
 def _study(kind: Kind, name: str, data: dict[str, Any]) -> Study:

@@ -93,15 +93,14 @@ def _entry(text: str, common: Mapping[str, Any]) -> Entry:
 
 def fleet(name: str) -> Fleet:
     """Load a fleet by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = toml_tables.path_of(name, FLEETS, "fleet")
-    rows = toml_tables.read(path)
-    try:
-        workloads = toml_tables.each(Workload, "workload", rows.pop("workload", []))
-        claims = toml_tables.each(Claim, "claim", rows.pop("claim", []))
-        found = toml_tables.made(Fleet, "", {**rows, "name": path.stem, "workload": workloads, "claim": claims})
-        _whole(found)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
+    return toml_tables.load(name, FLEETS, "fleet", _fleet)
+
+
+def _fleet(name: str, rows: dict[str, Any]) -> Fleet:
+    workloads = toml_tables.each(Workload, "workload", rows.pop("workload", []))
+    claims = toml_tables.each(Claim, "claim", rows.pop("claim", []))
+    found = toml_tables.made(Fleet, "", {**rows, "name": name, "workload": workloads, "claim": claims})
+    _whole(found)
     return found
 
 
@@ -314,7 +313,7 @@ def scored(runs: Sequence[tuple[str, Judge, Task]], out: Path, definition: str) 
     import pyarrow.compute as pc
 
     names = pa.array([definition, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS], pa.string())
-    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+    plain = record.plain(tidy.TABLE_SCHEMA)
     parts = []
     for label, under, task in {(label, rule.rule, task.spec.folder): (label, rule, task)
                                for label, rule, task in runs}.values():  # fmt: skip
@@ -412,7 +411,6 @@ def ratio(ours: Estimate | None, theirs: Estimate | None) -> Estimate | None:
     """Ours over theirs; a bound where one of them is, "~" where both pull apart."""
     if ours is None or theirs is None:
         return None
-    mirrored = {"<": ">", ">": "<"}.get(theirs.sign, theirs.sign)
-    signs = {ours.sign, mirrored} - {"="}
+    signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
     sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
-    return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)  # type: ignore[arg-type]  # one of its signs
+    return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.experiment.claims import RULES, SAYS
+from harness.experiment.claims import SAYS, rule
 from harness.experiment.fewest import Answer, Claim, Found, Verdict, verdicts
 from harness.experiment.rates import Workload
 from harness.report import table
@@ -84,7 +84,7 @@ def here_text(one: Verdict) -> str:
 
 def rule_text(c: Claim) -> str:
     """When a claim agrees."""
-    return RULES["range" if isinstance(c.paper, tuple) else "value"] if c.comparable else table.NONE
+    return rule(c.paper, None) if c.comparable else table.NONE
 
 
 def _claims(found: Found, markdown: bool) -> Iterator[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.experiment.spec import MACHINE, from_dict, meant
-from harness.experiment.toml_tables import made, path_of, read, table, tables
+from harness.experiment.toml_tables import load, made, table, tables
 from harness.policy.types import UserError
 
 HERE = Path(__file__).parent / "figures"
@@ -186,16 +186,15 @@ def names() -> list[str]:
 
 def figure(name: str) -> Figure:
     """Load a figure by name or the path of its TOML; UserError names the file and key of a mistake."""
-    path = path_of(name, HERE, "figure")
-    data = read(path)
-    try:
-        scopes = {key: made(Scope, key, table(key, data.pop(key, {}))) for key in ("quick", "full")}
-        rows = tuple(_row(i, one) for i, one in enumerate(tables("row", data.pop("row", [])), 1))
-        claims = tuple(_claim(i, one) for i, one in enumerate(tables("claim", data.pop("claim", [])), 1))
-        found = made(Figure, "", {**data, **scopes, "name": path.stem, "rows": rows, "claims": claims})
-        _whole(found)
-    except UserError as error:
-        raise UserError(f"{path.name}: {error}") from None
+    return load(name, HERE, "figure", _figure)
+
+
+def _figure(name: str, data: dict[str, Any]) -> Figure:
+    scopes = {key: made(Scope, key, table(key, data.pop(key, {}))) for key in ("quick", "full")}
+    rows = tuple(_row(i, one) for i, one in enumerate(tables("row", data.pop("row", [])), 1))
+    claims = tuple(_claim(i, one) for i, one in enumerate(tables("claim", data.pop("claim", [])), 1))
+    found = made(Figure, "", {**data, **scopes, "name": name, "rows": rows, "claims": claims})
+    _whole(found)
     return found
 
 

@@ -26,7 +26,7 @@ from harness.experiment import (
     toml_tables,
     weaving,
 )
-from harness.experiment.claims import RULES, SAYS
+from harness.experiment.claims import SAYS
 from harness.experiment.spec import meant
 from harness.experiment.sweep import Teller
 from harness.policy.types import UserError
@@ -240,7 +240,7 @@ def _of_ratio(row: Mapping[str, Any]) -> tuple[str, str]:
     if row["mean"] is None:  # a system has no room, or no rate tells the two apart
         return ("does not fit" if "infeasible" in row["note"] else "open"), table.NONE
     here = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
-    return claims.judged(row["paper"], here), RULES["value" if here.low is here.high is None else "value, interval"]
+    return claims.judged(row["paper"], here), claims.rule(row["paper"], here)
 
 
 def of_weaver(out: Path, workers: int | None, teller: Teller) -> Held:  # noqa: ARG001 - a source; its runs are in turn
@@ -248,18 +248,11 @@ def of_weaver(out: Path, workers: int | None, teller: Teller) -> Held:  # noqa: 
     at = f"two {weaving.MODEL}, lengths of {Path(weaving.LENGTHS).stem}, {weaving.HOST}, {_seeds(weaving.SEEDS)}"
     rows = [
         Row(f"{weaving.PAPER}, section {one.section}", one.says, at, weaving.number(one.paper),
-            weaving.here_text(one.here), one.verdict, cause(one.verdict, one.why), _rule(one))
+            weaving.here_text(one.here), one.verdict, cause(one.verdict, one.why),
+            table.NONE if one.here is None else claims.rule(one.paper, one.here))
         for one in weaving.lines(out=out, teller=teller)
     ]  # fmt: skip
     return Held(tuple(rows), {})
-
-
-def _rule(one: weaving.Line) -> str:
-    """When a claim of Weaver's agrees."""
-    kind = "range" if isinstance(one.paper, tuple) else "value"
-    if one.here is None:
-        return table.NONE
-    return RULES[kind if one.here.low is one.here.high is None else f"{kind}, interval"]
 
 
 def _seeds(n: int) -> str:

@@ -19,7 +19,7 @@ from harness.experiment.lookup import models_of, trace_of
 from harness.experiment.rates import rounded
 from harness.experiment.resolve import traits
 from harness.experiment.slo import Judge
-from harness.experiment.spec import MACHINE, Spec, asked, from_dict
+from harness.experiment.spec import MACHINE, Spec, another, asked, from_dict
 from harness.rows import definitions
 from workloads.build import requests_seen, window_fold, window_span_s
 
@@ -71,8 +71,7 @@ def controls(entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
     """Systems that contend for nothing, and the A/A copy of the first contestant."""
     label, first = entries[0]
     names = {entry.label for entry in entries}
-    bounds = [from_dict({"trace": first.trace, **asked(name)}) for name in CONTROLS]
-    others = [Entry(b.label, replace(first, system=b.system, preset=b.preset, fields=b.fields)) for b in bounds]
+    others = [Entry(bound.label, bound) for bound in (another(first, name) for name in CONTROLS)]
     copy = Entry(label + AA, replace(first, seed=first.seed + AA_SEED))
     return (*(entry for entry in others if entry.label not in names), copy)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from harness.experiment.lookup import assemble, models_of
-from harness.experiment.spec import Spec, asked, from_dict, meant
+from harness.experiment.spec import Spec, another, from_dict, meant
 from harness.experiment.toml_tables import read
 from harness.loop.guard import guarded
 from harness.policy.actions import Load
@@ -28,7 +28,11 @@ def homes(spec: Spec) -> Homes:
     """
     if not spec.placement:
         return ()
-    found = _read(Path(spec.placement)) if spec.placement.endswith(".toml") else _start(_starter(spec))
+    found = (
+        _read(Path(spec.placement))
+        if spec.placement.endswith(".toml")
+        else _start(replace(another(spec, spec.placement), placement="", homes=()))
+    )
     where = f"placement {spec.placement}: "
     names = models_of(spec.models).names
     if unknown := next((m for m in found if m not in names), None):
@@ -46,12 +50,6 @@ def _read(path: Path) -> Mapping[str, Gpus]:
     if bad := next((m for m, at in rows.items() if not isinstance(at, list) or not at), None):
         raise UserError(f'{path}: "{bad}" is {rows[bad]!r}, not a list of GPUs, as in [0]')
     return dict(from_dict({"system": "", "homes": rows}).homes)
-
-
-def _starter(spec: Spec) -> Spec:
-    """The spec of the system whose start is asked for, which reads SLOs at most."""
-    its = from_dict({"trace": spec.trace, **asked(spec.placement)})
-    return replace(spec, system=its.system, preset=its.preset, fields=its.fields, placement="", homes=())
 
 
 @lru_cache(64)

@@ -20,7 +20,7 @@ from harness.experiment.run import jobs_of
 from harness.experiment.slo import Judge, base_specs, judge
 from harness.experiment.spec import Spec, canonical, digest
 from harness.experiment.sweep import Silent, Teller, sweep
-from harness.policy.types import GIB, UserError
+from harness.policy.types import UserError
 from harness.rows import definitions, ratios, record, statistics, tidy
 from harness.rows.statistics import Curve, Estimate
 
@@ -155,11 +155,9 @@ def _spec(study: Study, condition: Condition, ground: Ground, cell: Cell, rps: f
 def _facts(about: Mapping[str, Any], under: Judge) -> dict[str, Any]:
     """What a caption says of a run."""
     spec = about["spec"]
-    pool = f"{spec['pool_bytes'] / GIB:.4g} GiB of a GPU for weights and KV" if spec.get("pool_bytes") else ""
     beside = {name: about.get(name) for name in ("tier", "fit", "fidelity", "plan_origin")}
-    machine = ", ".join(part for part in (tidy.machine(spec), pool) if part) or None
     own = {name: spec[name] for name in ("trace", "models", "gpu", "gpus", "host", "window_s")}
-    return {**own, **beside, "slo": under.rule, "machine": machine}
+    return {**own, **beside, "slo": under.rule, "machine": tidy.machine(spec)}
 
 
 # ------------------------------------------------------------------ rows

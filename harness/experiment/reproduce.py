@@ -386,7 +386,7 @@ def scored(
     import pyarrow.compute as pc
 
     kept = pa.array([*definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS], pa.string())
-    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema()])
+    plain = record.plain(schema())
     keys = [(task.spec.folder, cell.label, cell.under.rule) for cell, task in zip(cells, ready, strict=True)]
 
     def rows(cell: Cell, folder: str) -> pa.Table:

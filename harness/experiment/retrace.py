@@ -63,7 +63,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:
     """Whether two tables have the same rows, however their words are coded."""
-    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in record.SCHEMA])
+    plain = record.plain(record.SCHEMA)
     return bool(a.cast(plain).equals(b.cast(plain)))
 
 

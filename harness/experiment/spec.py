@@ -13,7 +13,7 @@ import json
 import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
@@ -217,6 +217,12 @@ def asked(text: str) -> dict[str, Any]:
             raise UserError(f'"{text}": +{pair} is not +FIELD=VALUE')
         found[key] = toml_value(value)
     return {"system": name, "preset": preset if colon else None, "fields": found}
+
+
+def another(spec: Spec, text: str) -> Spec:
+    """The same run of another system, as `asked` names it."""
+    one = from_dict({"trace": spec.trace, **asked(text)})
+    return replace(spec, system=one.system, preset=one.preset, fields=one.fields)
 
 
 def toml_value(text: str) -> Any:

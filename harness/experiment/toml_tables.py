@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,16 @@ def read(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def load(name: str, folder: Path, kind: str, make: Callable[[str, dict[str, Any]], T]) -> T:
+    """What `make` makes of a file's name and tables; UserError names the file before the key of a mistake."""
+    path = path_of(name, folder, kind)
+    rows = read(path)
+    try:
+        return make(path.stem, rows)
+    except UserError as error:
+        raise UserError(f"{path.name}: {error}") from None
 
 
 def made(kind: type[T], where: str, data: Mapping[str, Any]) -> T:

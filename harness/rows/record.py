@@ -114,6 +114,11 @@ def write(
         _sync(part)
 
 
+def plain(schema: pa.Schema) -> pa.Schema:
+    """The schema with words spelt out: tables whose dictionaries differ can be compared, joined and sorted by it."""
+    return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
+
+
 def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping[str, Any]) -> None:
     """Write one Parquet file of any schema: all of it or nothing. Raises UserError where the disk refuses."""
     path = Path(path)

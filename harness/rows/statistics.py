@@ -202,12 +202,12 @@ def fewest(curves: Mapping[int, Curve], level: float) -> Crossing:
     return _mirrored(_crossing(at, [mean], level))
 
 
-_MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
+MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
 
 
 def _mirrored(c: Crossing) -> Crossing:
     at = c.at.times(-1.0)
-    return replace(c.times(-1.0), at=replace(at, low=at.high, high=at.low, sign=_MIRROR[at.sign]))
+    return replace(c.times(-1.0), at=replace(at, low=at.high, high=at.low, sign=MIRROR[at.sign]))
 
 
 def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float) -> Estimate:
@@ -216,7 +216,7 @@ def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level
     for seed in sorted(ours.keys() & theirs.keys()):
         (a, above), (b, below) = rate_at(ours[seed], level), rate_at(theirs[seed], level)
         logs.append(math.log(a / b))
-        beyond = {above, _MIRROR[below]} - {"="}
+        beyond = {above, MIRROR[below]} - {"="}
         signs.append("~" if len(beyond) > 1 else beyond.pop() if beyond else "=")
     e = interval(logs)
     low, high = (None if x is None else math.exp(x) for x in (e.low, e.high))

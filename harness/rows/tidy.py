@@ -29,6 +29,7 @@ from harness.rows.attainment import (
     tpot_s,
     undefined_tpot,
 )  # fmt: skip
+from harness.rows.record import plain as plain_schema
 from harness.rows.requests import Rows, in_window, rows, take
 from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
 
@@ -135,7 +136,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
 def scores(runs: Iterable[Run]) -> pa.Table:
     """Tidy table (run x model x definition, `TABLE_SCHEMA`) of all runs, sorted by spec; reads one run at a time."""
     table = pa.concat_tables([TABLE_SCHEMA.empty_table(), *map(score, runs)])
-    plain = pa.schema([(f.name, pa.string() if f.type == _WORD else f.type) for f in TABLE_SCHEMA])
+    plain = plain_schema(TABLE_SCHEMA)
     # strings while sorting, so that the dictionaries come out in the order of the sorted rows: equal runs, equal bytes
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
