@@ -77,15 +77,14 @@ def test_a_system_without_tuned_fields_cannot_be_tuned(tmp_path: Path) -> None:
         tune.tune(["static"], tmp_path, draws=1)
 
 
-def of(score: float, low: float) -> tune.Draw:
-    return tune.Draw({}, score, Estimate(score - 0.5, low, 1.0, 8))
+def of(held: float, score: float) -> tune.Draw:
+    return tune.Draw({}, held, score, Estimate(held - 0.5, None, None, 8))
 
 
-def test_the_best_draw_is_chosen_where_its_gain_is_certain() -> None:
-    assert tune.choose([of(0.5, 0.0), of(0.7, 0.1), of(0.6, 0.05)]) == 1
-    assert tune.choose([of(0.5, 0.0), of(0.7, -0.1), of(0.6, 0.05)]) == 0  # not the second best instead
-    assert tune.choose([of(0.5, 0.0), of(0.7, 0.1), of(0.7, 0.1)]) == 1
-    assert tune.choose([of(0.5, 0.0), of(0.4, -0.2)]) == 0
+def test_the_draw_that_holds_most_is_chosen() -> None:
+    assert tune.choose([of(0.5, 0.9), of(0.7, 0.8), of(0.6, 0.95)]) == 1
+    assert tune.choose([of(0.5, 0.9), of(0.7, 0.8), of(0.7, 0.85)]) == 2  # of equals the better score
+    assert tune.choose([of(0.7, 0.8), of(0.7, 0.8)]) == 0  # of equals the first
 
 
 def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +105,7 @@ def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.Monk
     assert kept["command"] == "bench tune --systems static,elastic --draws 3"
     for name in ("static", "elastic"):
         assert [draw["fields"] for draw in kept[name]["draw"]] == tune.drawn(name, 3)
-        assert all(0 <= draw["score"] <= 1 for draw in kept[name]["draw"])
+        assert all(0 <= draw[key] <= 1 for draw in kept[name]["draw"] for key in ("held", "score"))
         assert kept[name]["chosen"] in range(3)
 
 
@@ -125,10 +124,10 @@ def test_the_choice_follows_from_the_draws(name: str) -> None:
     draws = TUNED[name]["draw"]
     n = len(RECORD["seeds"]) * len(RECORD["traces"])
     gains = [Estimate(mean, low, high, n) for mean, low, high in (draw["gain"] for draw in draws)]
-    found = [tune.Draw(d["fields"], d["score"], gain) for d, gain in zip(draws, gains, strict=True)]
+    found = [tune.Draw(d["fields"], d["held"], d["score"], gain) for d, gain in zip(draws, gains, strict=True)]
     assert TUNED[name]["chosen"] == tune.choose(found)
     for draw in draws:
-        assert draw["gain"][0] == pytest.approx(draw["score"] - draws[0]["score"], abs=2e-4)
+        assert draw["gain"][0] == pytest.approx(draw["held"] - draws[0]["held"], abs=2e-4)
 
 
 @pytest.mark.parametrize("name", TUNED)

@@ -22,7 +22,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @click.command(epilog=examples("bench tune", "bench tune --systems prism --draws 24 --to /tmp/prism.toml"))
 @click.option("--systems", default=SYSTEMS, show_default=True, metavar="LIST",
               shell_complete=complete(system_names, many=True), help="Systems by name.")  # fmt: skip
-@click.option("--draws", default=12, show_default=True, type=click.IntRange(2), metavar="N",
+@click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
 @click.option("--to", type=click.Path(path_type=Path), default=TUNED, metavar="FILE",
               help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
@@ -54,9 +54,10 @@ def _lines(one: Tuned) -> Sequence[str]:
     from harness.experiment.tune import shown
     from harness.report.table import aligned
 
-    rows: list[Sequence[str]] = [("draw", "attainment %", "gain", "from", "to", "fields")]
+    rows: list[Sequence[str]] = [("draw", "held %", "gain", "from", "to", "attainment %", "fields")]
     for k, draw in enumerate(one.draws):
         gain = [f"{100 * x:+.2f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
-        rows.append((f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.score:.2f}", *gain, shown(draw.fields)))
-    why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no better draw excludes 0"
+        name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
+        rows.append((name, held, *gain, score, shown(draw.fields)))
+    why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
     return [f"{one.system}: {why}", *aligned(rows), ""]
