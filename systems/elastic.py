@@ -40,7 +40,7 @@ class Elastic:
     cluster: Cluster
     idle_s: float = number(0.0, 0, 3600)
     check_s: float = number(60.0, 1, 600)
-    placement: str = choice("pressure", "searched", "rate", tuned=True)
+    placement: str = choice("rate", "searched", "pressure", tuned=True)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)

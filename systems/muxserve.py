@@ -220,7 +220,7 @@ class MuxServe:
     cluster: Cluster
     kv: str = choice("elastic", "paged")  # pages on demand (MuxServe++), or blocks (paged)
     adapt_s: float = number(8.0, 0, 64)  # between two looks at the quotas (scheduler.py, adapt_interval); 0: they stay
-    quotas: str = choice("sequences", "none", "bytes", tuned=True)  # none: whoever asks first is served
+    quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     sharing: str = choice("fluid", "turns")  # models of a mesh step side by side under MPS, or one at a time
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)

@@ -117,7 +117,7 @@ class Qlm:
     solver: str = choice("milp", "edf")
     rwt: str = choice("clt", "mean")
     # The paper's value is not at hand. More groups, more loads; below 1 a group is less than one batch.
-    delta: float = number(4.0, 1, 32, tuned=True)
+    delta: float = number(28.3, 1, 32, tuned=True)
     batch: int = number(256, 1, 4096)  # pulled at once: vLLM's batch cap (released: config.yaml, max_batch_size 10)
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load}), init=False)
     uses: frozenset[str] = field(init=False)

@@ -38,8 +38,8 @@ class Static:
 
     cluster: Cluster
     size: str = choice("rate", "equal", tuned=True)
-    floor: float = number(1.0, 1, 8, tuned=True)  # longest requests
-    placement: str = choice("pressure", "rate", "searched", tuned=True)
+    floor: float = number(2.65, 1, 8, tuned=True)  # longest requests
+    placement: str = choice("rate", "pressure", "searched", tuned=True)
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     oracle: bool = False  # the forecast is the window's own: a bound
     uses: frozenset[str] = field(init=False)
