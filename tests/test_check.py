@@ -176,6 +176,10 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
     path.write_text(GOOD.replace(old, new), encoding="utf-8")
     (failure,) = [f for f in check(str(path), only="starts", case="calm") if f.law == "starts"]
     assert says in failure.message
+
+
+def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
     path.write_text(GOOD, encoding="utf-8")
     assert check(str(path), case="calm") == []
 
