@@ -142,12 +142,12 @@ def apart(w: World) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", range(0, 150, 50))
 def test_kernel_agrees_with_the_oracle(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(TURNED, TURNED + 120, 40))
+@pytest.mark.parametrize("first", range(TURNED, TURNED + 80, 40))
 def test_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
 
@@ -157,32 +157,32 @@ def test_models_on_several_numbers_of_gpus_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
+@pytest.mark.parametrize("first", range(WILD, WILD + 100, 50))
 def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(SLICED, SLICED + 200, 50))
+@pytest.mark.parametrize("first", range(SLICED, SLICED + 100, 50))
 def test_processes_that_take_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
 @pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
 def test_closed_loops_are_the_oracles(first: int) -> None:
-    assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
+    assert [f"{seed}: {d}" for seed in range(first, first + 25) for d in apart(looped(seed))] == []
 
 
-@pytest.mark.parametrize("first", range(SHARED, SHARED + 400, 50))
+@pytest.mark.parametrize("first", range(SHARED, SHARED + 150, 50))
 def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 300, 50))
+@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 100, 50))
 def test_prefills_in_slices_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(LENT, LENT + 300, 50))
+@pytest.mark.parametrize("first", range(LENT, LENT + 100, 50))
 def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
@@ -191,14 +191,14 @@ def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        *range(300, 1100, 100),
-        *range(TURNED + 120, TURNED + 1120, 100),
-        *range(WILD + 200, WILD + 3200, 100),
-        *range(CUT + 100, CUT + 1100, 100),
-        *range(SLICED + 200, SLICED + 1200, 100),
-        *range(SHARED + 400, SHARED + 2400, 100),
-        *range(LAYERED + 300, LAYERED + 1100, 100),
-        *range(LENT + 300, LENT + 1100, 100),
+        *range(150, 550, 100),
+        *range(TURNED + 80, TURNED + 480, 100),
+        *range(WILD + 100, WILD + 700, 100),
+        *range(CUT + 100, CUT + 400, 100),
+        *range(SLICED + 100, SLICED + 500, 100),
+        *range(SHARED + 150, SHARED + 550, 100),
+        *range(LAYERED + 100, LAYERED + 500, 100),
+        *range(LENT + 100, LENT + 500, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -226,8 +226,8 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, CUT, LAYERED, LENT):
-        assert plain(str(first), str(first + 60)).split() == [digest(seed) for seed in range(first, first + 60)]
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT):
+        assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 
 @pytest.mark.slow
@@ -1031,7 +1031,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [*range(TURNED, TURNED + 60, 20), *range(WILD, WILD + 60, 20), *range(SHARED, SHARED + 80, 20)]
+    "first", [*range(TURNED, TURNED + 40, 20), *range(WILD, WILD + 40, 20), *range(SHARED, SHARED + 40, 20)]
 )
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + 20):
