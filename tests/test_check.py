@@ -100,6 +100,13 @@ def broken(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
+    found = {failure.law for failure in check(str(broken(name, tmp_path)), twice="deterministic" in BROKEN[name][0])}
+    assert found == set(BROKEN[name][0].split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_command_names_the_broken_law_and_no_other(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["check", str(broken(name, tmp_path))])
     assert result.exit_code == 1, result.output
     assert set(re.findall(r"^([a-z-]+): ", result.stdout, re.MULTILINE)) == set(BROKEN[name][0].split())
@@ -121,7 +128,7 @@ def test_a_new_system_passes(tmp_path: Path) -> None:
 
 def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
     path = str(broken("loses_request", tmp_path))
-    (failure,) = check(path)
+    (failure,) = check(path, twice=False)
     assert "its first 4 requests: request 3 of " in failure.message  # it loses 3, 10, 17, ...
     assert failure.event == 4  # the start, then one arrival after the other
     words = shlex.split(failure.command)
