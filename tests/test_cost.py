@@ -251,9 +251,17 @@ def test_a_profile_is_the_table() -> None:
     assert p.move_s(10**9, 0, Host()) == 1e9 / 54e9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("host", ["none", "sglang-eager-2024", "vllm-graph"])
-@pytest.mark.parametrize("name", SHAPES)
+# Of GPU kind, host and shape each two meet.
+MET = [
+    (kind, host, name)
+    for i, kind in enumerate(KINDS)
+    for j, host in enumerate(("none", "sglang-eager-2024", "vllm-graph"))
+    for k, name in enumerate(SHAPES)
+    if (i + j + k) % 3 == 0
+]
+
+
+@pytest.mark.parametrize(("kind", "host", "name"), MET)
 def test_kernels_sum_to_the_gpus_part_of_a_step(kind: str, host: str, name: str) -> None:
     shape, degrees = SHAPES[name], (1, 2, 4)
     t = coefficients.tables([(shape, tp) for tp in degrees], kind, host)
