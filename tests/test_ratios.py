@@ -10,7 +10,8 @@ import pytest
 
 from harness.experiment import conditions, ratios_text
 from harness.experiment.conditions import START, Study, study
-from harness.experiment.ratios import Measured, bisected, measure
+from harness.experiment.rates import between
+from harness.experiment.ratios import Measured, measure
 from harness.policy.types import UserError
 from harness.rows import ratios
 from harness.rows.statistics import Estimate
@@ -129,16 +130,18 @@ def capped(tmp_path: Path) -> Path:
         ({1.0: 1.0, 2.0: 0.9, 4.0: 0.95, 8.0: 0.5}, 1.41),
         ({1.0: 1.0, 4.0: 0.99}, None),  # it holds everywhere
         ({1.0: 0.98, 4.0: 0.5}, None),  # it holds nowhere
+        ({1.0: 1.0, 1.2345: 1.0}, None),  # nor is there a rate beside the highest that differs by its digits alone
+        ({1.2345: 0.5, 4.0: 0.5}, None),
     ],
 )
 def test_the_next_rate_halves_the_bracket_of_the_fit(seen: dict[float, float], next_: float | None) -> None:
-    assert bisected(seen, 0.99) == next_
+    assert between(seen, 0.99, min(seen), max(seen), digits=3) == next_
 
 
 def test_a_bracket_shrinks_to_its_root_with_each_step() -> None:
     seen = {1.0: 1.0, 16.0: 0.0}
     for _ in range(5):
-        x = bisected(seen, 0.99)
+        x = between(seen, 0.99, 1.0, 16.0)
         assert x is not None
         seen[x] = float(x <= 3.0)
     low, high = max(x for x in seen if x <= 3.0), min(x for x in seen if x > 3.0)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.experiment import score
 from harness.experiment.conditions import Condition, Ratio, Study, told
 from harness.experiment.lookup import models_of, trace_of
+from harness.experiment.rates import between
 from harness.experiment.resolve import resolve
 from harness.experiment.run import jobs_of
 from harness.experiment.slo import Judge, base_specs, judge
@@ -26,6 +27,9 @@ from harness.rows.statistics import Curve, Estimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+DIGITS = 3  # of a rate (req/s) that is found
 
 
 class Ground(NamedTuple):
@@ -60,18 +64,6 @@ class Curves:
     misfits: set[Cell]  # those that have no room, or cannot run at all
     runs: set[str]  # folders
     facts: dict[str, dict[str, Any]]  # of runs, each combination once
-
-
-def bisected(seen: Curve, level: float) -> float | None:
-    """The next rate of a search for where a curve crosses a level: the geometric middle of the rates around it.
-
-    None where the fit is above the level, or below it, at every rate.
-    """
-    x, sign = statistics.rate_at(seen, level)
-    if sign != "=":
-        return None
-    low, high = max(r for r in seen if r <= x), min(r for r in seen if r > x)
-    return float(f"{math.sqrt(low * high):.3g}")
 
 
 def measure(study: Study, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Measured:
@@ -125,6 +117,7 @@ def _curves(
     ]
     found = Curves({cell: {} for cell in cells}, set(), set(), {})
     asked: dict[Cell, tuple[float, ...]] = dict.fromkeys(cells, study.rates_rps)
+    least, most = min(study.rates_rps), max(study.rates_rps)
     for step in range(1 + study.bisections):
         points = [(cell, rps) for cell, rates in asked.items() for rps in rates]
         specs = [_spec(study, conditions[cell.condition], grounds[cell.condition], cell, rps) for cell, rps in points]
@@ -138,8 +131,8 @@ def _curves(
             facts = _facts(about, under)
             found.facts[record.dumps(facts)] = facts
             found.seen[cell][rps] = score.attained(run, under, [study.definition])[study.definition]
-        middles = {cell: bisected(curve, study.level) for cell, curve in found.seen.items()}
-        asked = {cell: (x,) for cell, x in middles.items() if x is not None and x not in found.seen[cell]}
+        nexts = {cell: between(curve, study.level, least, most, DIGITS) for cell, curve in found.seen.items()}
+        asked = {cell: (x,) for cell, x in nexts.items() if x is not None}
         if not asked:
             break
     return found
