@@ -187,6 +187,14 @@ def test_stored_runs_are_not_made_again(tmp_path: Path, capped: Path, monkeypatc
     assert again.table.equals(before.table)
 
 
+def test_a_rate_below_the_fixed_ones_is_found_down_to_a_quarter(tmp_path: Path, capped: Path) -> None:
+    found = measure(regime(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "runs")
+    rates = {row["first"]: row for row in found.table.to_pylist() if row["over"] is None}
+    assert rates["theirs"]["mean"] == pytest.approx(0.6, rel=0.07)
+    assert (rates["theirs"]["sign"], ratio(found)["sign"]) == ("=", "=")
+    assert found.about["requests"] == math.floor(0.5 * 30.0 * 2)  # at the lowest rate that was run, over both seeds
+
+
 def test_a_rate_below_the_grid_bounds_the_ratio_on_one_side(tmp_path: Path, capped: Path) -> None:
     row = ratio(measure(regime(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "runs"))
     assert (row["sign"], row["high"], row["verdict"]) == (">", None, "ahead")
@@ -199,7 +207,7 @@ def test_beyond_the_grid_is_said(tmp_path: Path, capped: Path) -> None:
     above = ratio(measure(regime(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "runs"))
     assert (above["mean"], above["verdict"], above["note"]) == (None, "open", "both hold 99 % at 8 req/s")
     below = ratio(measure(regime(tmp_path, f"{capped}+most_rps=0.2", f"{capped}+most_rps=0.1"), tmp_path / "runs"))
-    assert (below["mean"], below["verdict"], below["note"]) == (None, "open", "neither holds 99 % at 1 req/s")
+    assert (below["mean"], below["verdict"], below["note"]) == (None, "open", "neither holds 99 % at 0.25 req/s")
 
 
 def test_what_has_no_room_is_said(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 
 DIGITS = 3  # of a rate (req/s) that is found
+BELOW = 4.0  # how far below the lowest fixed rate a curve is followed that does not hold the level there
 
 
 class Ground(NamedTuple):
@@ -111,13 +112,13 @@ def _curves(
     study: Study, conditions: Sequence[Condition], grounds: Sequence[Ground], out: Path, workers: int | None,
     teller: Teller,
 ) -> Curves:  # fmt: skip
-    """Attainment at the fixed rates, and then where each seed's curve is bisected."""
+    """Attainment at the fixed rates, and then where each seed's curve is bisected, down to a part of the lowest."""
     cells = [
         Cell(k, name, seed) for k, one in enumerate(conditions) for name in one.specs for seed in range(study.seeds)
     ]
     found = Curves({cell: {} for cell in cells}, set(), set(), {})
     asked: dict[Cell, tuple[float, ...]] = dict.fromkeys(cells, study.rates_rps)
-    least, most = min(study.rates_rps), max(study.rates_rps)
+    least, most = min(study.rates_rps) / BELOW, max(study.rates_rps)
     for step in range(1 + study.bisections):
         points = [(cell, rps) for cell, rates in asked.items() for rps in rates]
         specs = [_spec(study, conditions[cell.condition], grounds[cell.condition], cell, rps) for cell, rps in points]
@@ -131,7 +132,8 @@ def _curves(
             facts = _facts(about, under)
             found.facts[record.dumps(facts)] = facts
             found.seen[cell][rps] = score.attained(run, under, [study.definition])[study.definition]
-        nexts = {cell: between(curve, study.level, least, most, DIGITS) for cell, curve in found.seen.items()}
+        curves = {cell: curve for cell, curve in found.seen.items() if cell not in found.misfits}
+        nexts = {cell: between(curve, study.level, least, most, DIGITS) for cell, curve in curves.items()}
         asked = {cell: (x,) for cell, x in nexts.items() if x is not None}
         if not asked:
             break
@@ -216,7 +218,8 @@ def _ratio(study: Study, k: int, ratio: Ratio, curves: Curves) -> dict[str, Any]
         holds = not all(none) and "<" not in other
         found = ("ahead" if none[1] else "behind") if holds else "open"
         return {"n": n, "verdict": found, "note": ", ".join(notes)}
-    for sign, at, words in (("<", min(study.rates_rps), "neither holds"), (">", max(study.rates_rps), "both hold")):
+    lowest = max(min(curve) for side in (ours, theirs) for curve in side.values())
+    for sign, at, words in (("<", lowest, "neither holds"), (">", max(study.rates_rps), "both hold")):
         both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
         if both == n:
             return {"n": n, "verdict": "open", "note": f"{words} {level} at {at:g} req/s"}
@@ -230,6 +233,7 @@ def _about(study: Study, conditions: Sequence[Condition], curves: Curves) -> dic
     """What readers of the table need to know beside its rows."""
     facts = [curves.facts[key] for key in sorted(curves.facts)]
     shortest_s = min(one["window_s"] or math.inf for one in facts)
+    lowest_rps = min(min(curve) for curve in curves.seen.values())
     return {
         "study": study.kind,
         "name": study.name,
@@ -240,7 +244,7 @@ def _about(study: Study, conditions: Sequence[Condition], curves: Curves) -> dic
         "seeds": study.seeds,
         "rates_rps": study.rates_rps,
         "bisections": study.bisections,
-        "requests": math.floor(min(study.rates_rps) * shortest_s * study.seeds) if shortest_s < math.inf else None,
+        "requests": math.floor(lowest_rps * shortest_s * study.seeds) if shortest_s < math.inf else None,
         "systems": dict(study.systems),
         "ratios": [one.label for one in study.ratios],
         "changes": [told(one.change) for one in conditions if one.kind != "alone"],
