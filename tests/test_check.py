@@ -116,14 +116,20 @@ def test_every_law_has_a_system_that_breaks_it() -> None:
     assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts", "stands"}  # see below
 
 
+@pytest.mark.parametrize("name", ["admits_each", "on_demand"])
+def test_a_sound_system_passes(name: str) -> None:
+    assert check(str(HERE / "sound" / f"{name}.py"), twice=False) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
-def test_a_sound_system_passes(path: Path) -> None:
+def test_a_sound_system_passes_in_two_processes(path: Path) -> None:
     assert check(str(path)) == []
 
 
 def test_a_new_system_passes(tmp_path: Path) -> None:
     write(tmp_path / "mine.py")
-    assert check(str(tmp_path / "mine.py")) == []
+    assert check(str(tmp_path / "mine.py"), twice=False) == []
 
 
 def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
