@@ -1,7 +1,7 @@
-"""Run worlds and print a digest of every record: `python -m tests.dump FIRST LAST [OLD NEW]...`.
+"""Run worlds and print a digest of every record: `python -m tests.dump FIRST LAST [SEED OLD NEW]...`.
 
-Pairs OLD NEW are replaced in the kernel's source first, to see whether the oracle notices a wrong kernel; then the
-first seed on which the two differ is printed instead.
+Each triple is a kernel of its own, with OLD replaced by NEW in its source, to see whether the oracle notices that it is
+wrong: from SEED, then from FIRST on, the first seed on which the two differ is printed instead, or none.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from harness.engines.sim import state
 from tests.worlds import drive, world  # with them comes the kernel
 
 
-def mutate(pairs: list[str]) -> None:
-    """Put a changed kernel in the place of the real one. Raises ValueError when a text to replace is not there.
+def mutate(old: str, new: str) -> None:
+    """Put a changed kernel in the place of the one before. Raises ValueError when the text to replace is not there.
 
-    Its modules are made anew in the order in which they import each other, so that all of them call what was changed.
+    Its modules are made anew from their files, in the order in which they import each other, so that all of them call
+    what was changed and nothing is left of an earlier change.
     """
     names = [name for name in sys.modules if name.startswith("harness.engines.sim.kernel")]
     files = {name: Path(str(sys.modules[name].__file__)) for name in names}
     sources = {name: files[name].read_text() for name in names}
-    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
-        if not any(old in source for source in sources.values()):
-            raise ValueError(f"not in the kernel: {old!r}")
-        sources = {name: source.replace(old, new) for name, source in sources.items()}
+    if not any(old in source for source in sources.values()):
+        raise ValueError(f"not in the kernel: {old!r}")
+    sources = {name: source.replace(old, new) for name, source in sources.items()}
     package = "harness.engines.sim.kernel"
     constants = {key: value for key, value in vars(state).items() if key.isupper()}  # a change may name any
     for name in (*(name for name in names if name != package), package):  # as they were imported: the package came last
@@ -45,12 +45,13 @@ def digest(seed: int) -> str:
 
 
 if __name__ == "__main__":
-    first, last, *pairs = sys.argv[1:]
-    if pairs:
-        mutate(pairs)
+    first, last, *texts = sys.argv[1:]
+    seeds = range(int(first), int(last))
+    for known, old, new in zip(texts[::3], texts[1::3], texts[2::3], strict=True):
+        mutate(old, new)
         from tests.test_kernel import differences
 
-        print(next((seed for seed in range(int(first), int(last)) if differences(seed)), ""))
-    else:
-        for seed in range(int(first), int(last)):
+        print(next((seed for seed in (int(known), *seeds) if differences(seed)), "none"))
+    if not texts:
+        for seed in seeds:
             print(digest(seed))

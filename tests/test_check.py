@@ -100,6 +100,13 @@ def broken(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
+    found = {failure.law for failure in check(str(broken(name, tmp_path)), twice="deterministic" in BROKEN[name][0])}
+    assert found == set(BROKEN[name][0].split())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BROKEN)
+def test_the_command_names_the_broken_law_and_no_other(name: str, tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["check", str(broken(name, tmp_path))])
     assert result.exit_code == 1, result.output
     assert set(re.findall(r"^([a-z-]+): ", result.stdout, re.MULTILINE)) == set(BROKEN[name][0].split())
@@ -109,19 +116,25 @@ def test_every_law_has_a_system_that_breaks_it() -> None:
     assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts", "stands"}  # see below
 
 
+@pytest.mark.parametrize("name", ["admits_each", "on_demand"])
+def test_a_sound_system_passes(name: str) -> None:
+    assert check(str(HERE / "sound" / f"{name}.py"), twice=False) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.stem)
-def test_a_sound_system_passes(path: Path) -> None:
+def test_a_sound_system_passes_in_two_processes(path: Path) -> None:
     assert check(str(path)) == []
 
 
 def test_a_new_system_passes(tmp_path: Path) -> None:
     write(tmp_path / "mine.py")
-    assert check(str(tmp_path / "mine.py")) == []
+    assert check(str(tmp_path / "mine.py"), twice=False) == []
 
 
 def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
     path = str(broken("loses_request", tmp_path))
-    (failure,) = check(path)
+    (failure,) = check(path, twice=False)
     assert "its first 4 requests: request 3 of " in failure.message  # it loses 3, 10, 17, ...
     assert failure.event == 4  # the start, then one arrival after the other
     words = shlex.split(failure.command)
@@ -176,6 +189,10 @@ def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Pat
     path.write_text(GOOD.replace(old, new), encoding="utf-8")
     (failure,) = [f for f in check(str(path), only="starts", case="calm") if f.law == "starts"]
     assert says in failure.message
+
+
+def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
     path.write_text(GOOD, encoding="utf-8")
     assert check(str(path), case="calm") == []
 

@@ -142,47 +142,47 @@ def apart(w: World) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 300, 50))
+@pytest.mark.parametrize("first", range(0, 100, 50))
 def test_kernel_agrees_with_the_oracle(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(TURNED, TURNED + 120, 40))
+@pytest.mark.parametrize("first", range(TURNED, TURNED + 50, 50))
 def test_turns_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 40) for d in differences(seed)] == []
+    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(CUT, CUT + 100, 50))
+@pytest.mark.parametrize("first", range(CUT, CUT + 50, 50))
 def test_models_on_several_numbers_of_gpus_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(WILD, WILD + 200, 50))
+@pytest.mark.parametrize("first", range(WILD, WILD + 50, 50))
 def test_wild_worlds_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(SLICED, SLICED + 200, 50))
+@pytest.mark.parametrize("first", range(SLICED, SLICED + 50, 50))
 def test_processes_that_take_turns_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
 @pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
 def test_closed_loops_are_the_oracles(first: int) -> None:
-    assert [f"{seed}: {d}" for seed in range(first, first + 50) for d in apart(looped(seed))] == []
+    assert [f"{seed}: {d}" for seed in range(first, first + 15) for d in apart(looped(seed))] == []
 
 
-@pytest.mark.parametrize("first", range(SHARED, SHARED + 400, 50))
+@pytest.mark.parametrize("first", range(SHARED, SHARED + 100, 50))
 def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 300, 50))
+@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 50, 50))
 def test_prefills_in_slices_are_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
 
-@pytest.mark.parametrize("first", range(LENT, LENT + 300, 50))
+@pytest.mark.parametrize("first", range(LENT, LENT + 50, 50))
 def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
     assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
 
@@ -191,14 +191,14 @@ def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
 @pytest.mark.parametrize(
     "first",
     [
-        *range(300, 1100, 100),
-        *range(TURNED + 120, TURNED + 1120, 100),
-        *range(WILD + 200, WILD + 3200, 100),
-        *range(CUT + 100, CUT + 1100, 100),
-        *range(SLICED + 200, SLICED + 1200, 100),
-        *range(SHARED + 400, SHARED + 2400, 100),
-        *range(LAYERED + 300, LAYERED + 1100, 100),
-        *range(LENT + 300, LENT + 1100, 100),
+        *range(100, 500, 100),
+        *range(TURNED + 50, TURNED + 450, 100),
+        *range(WILD + 50, WILD + 650, 100),
+        *range(CUT + 50, CUT + 350, 100),
+        *range(SLICED + 50, SLICED + 450, 100),
+        *range(SHARED + 100, SHARED + 500, 100),
+        *range(LAYERED + 50, LAYERED + 450, 100),
+        *range(LENT + 50, LENT + 450, 100),
     ],
 )
 def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
@@ -213,150 +213,152 @@ def plain(*args: str) -> str:
     ).stdout
 
 
+def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> list[tuple[int, str, str]]:
+    """The changes of the kernel, each on its own, that the oracle notices on none of these worlds.
+
+    A change begins with the number of the world to be tried first, one that is known to show it. One process tries all
+    changes: to start it takes longer than to notice one.
+    """
+    texts = [text for k, old, new in changes for text in (str(first + k), old, new)]
+    found = plain(str(first), str(last), *texts).split()
+    return [change for change, seed in zip(changes, found, strict=True) if seed == "none"]
+
+
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, CUT, LAYERED, LENT):
-        assert plain(str(first), str(first + 60)).split() == [digest(seed) for seed in range(first, first + 60)]
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT):
+        assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("        n.anchor_work = done\n", ""),  # skips a settle
-        ("    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
-        ("        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
-        ("        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
-        ("    B.context -= q.length\n", ""),  # forgets a context
-        ("K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
-    ],
-)
-def test_oracle_notices_a_wrong_kernel(pair: tuple[str, str]) -> None:
-    assert plain("0", "30", *pair).split() != []
+def test_oracle_notices_a_wrong_kernel() -> None:
+    changes = [
+        (2, "        n.anchor_work = done\n", ""),  # skips a settle
+        (2, "    j = steps_to(S, lane, done_at(S, lane, now - HALF_NS))\n", "    j = 1\n"),  # joins a step early
+        (5, "        put(S, batch_at(S, b).inst, -back)\n", "        pass\n"),  # leaks pages
+        (5, "        put(S, i, -q.blocks)\n", "        put(S, i, 1 - q.blocks)\n"),  # leaks a page of each request
+        (0, "    B.context -= q.length\n", ""),  # forgets a context
+        (5, "K.end = W.now + K.stop / K.bytes_per_s", "K.end = W.now"),  # a link without a queue
+        (0, "W.now", "W.now"),  # none, after all of these: nothing is left of them
+    ]
+    assert escaped(0, 30, changes) == changes[-1:]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
+def test_oracle_notices_a_wrong_turn_or_link() -> None:
+    changes = [
         (
+            2,
             "steps = min(steps, n.turn_max - n.turn_steps)",
             "steps = min(steps, n.turn_max - n.turn_steps + 1)",
         ),  # a step too long
         (
+            0,
             "n.turn_until - HALF_NS)))\n        if j < n.steps",
             "n.turn_until - HALF_NS))) + 1\n        if j < n.steps",
         ),  # or a time
         (
+            0,
             "    n.turn_until = INF\n",
             "    n.turn, n.turn_began, n.turn_until = BEGUN, W.now, W.now + for_s\n",
         ),  # from the order
-        ("    if (W.heard >> E_TURN) & 1:\n", "    if (W.heard >> E_TURN) & 1 and why != TIME:\n"),  # never told
-        ("            elif stuck(S, lane):\n", "            elif False:\n"),
-        ("            if deserted(S, lane):\n", "            if False:\n"),
-        ("    n.in_turn = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
+        (0, "    if (W.heard >> E_TURN) & 1:\n", "    if (W.heard >> E_TURN) & 1 and why != TIME:\n"),  # never told
+        (0, "            elif stuck(S, lane):\n", "            elif False:\n"),
+        (0, "            if deserted(S, lane):\n", "            if False:\n"),
+        (0, "    n.in_turn = 0\n    if n.turn == NO_TURN:\n", "    if n.turn == NO_TURN:\n"),  # counts the order before
         (
+            15,
             "    if K.kv_head >= 0:\n        return K.kv_head\n",  # KV waits
             "    if K.kv_head >= 0 > K.weights_head:\n        return K.kv_head\n",
         ),
-        ("            if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):\n", "            if False:\n"),
-        ("/ W.piece_bytes)) + 1\n", "/ W.piece_bytes)) + 2\n"),  # a piece more
+        (1, "            if awaited(S, xfer_at(S, xfer_at(S, p).transfer).inst):\n", "            if False:\n"),
+        (1, "/ W.piece_bytes)) + 1\n", "/ W.piece_bytes)) + 2\n"),  # a piece more
         (
+            1,
             "        if K.weights_parts > 1 and K.kv_head < 0 and",
             "        if K.weights_parts > 99 and",
         ),  # once begun, to the end
-    ],
-)
-def test_oracle_notices_a_wrong_turn_or_link(pair: tuple[str, str]) -> None:
-    assert plain(str(TURNED), str(TURNED + 60), *pair).split() != []
+    ]
+    assert escaped(TURNED, TURNED + 60, changes) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("        if entry_at(S, x).refs == 0:\n            dequeue(S, x)\n", ""),  # in line although somebody holds it
-        ("        if E.refs == 0:\n            n += E.blocks\n", "        if E.refs == 0:\n"),  # never freed
-        ("            take_blocks(S, r, i, need, held)\n", "            take_blocks(S, r, i, need, 0)\n"),  # twice
-        ("            publish(S, r)\n", "            pass\n"),
-        ("    forget_cached(S, i)\n", ""),  # weights come back to a warm cache
-        ("        x = y if x < 0 or entry_at(S, y).stamp < ", "        x = y if x < 0 or entry_at(S, y).stamp > "),
-        ("I.blocks - I.unbegun + I.cached", "I.blocks + I.cached"),  # for steps that never begin
+def test_oracle_notices_a_wrong_prefix_cache() -> None:
+    changes = [
+        (10, "        if entry_at(S, x).refs == 0:\n            dequeue(S, x)\n", ""),  # in line although it is held
+        (3, "        if E.refs == 0:\n            n += E.blocks\n", "        if E.refs == 0:\n"),  # never freed
+        (10, "            take_blocks(S, r, i, need, held)\n", "            take_blocks(S, r, i, need, 0)\n"),  # twice
+        (0, "            publish(S, r)\n", "            pass\n"),
+        (21, "    forget_cached(S, i)\n", ""),  # weights come back to a warm cache
+        (24, "        x = y if x < 0 or entry_at(S, y).stamp < ", "        x = y if x < 0 or entry_at(S, y).stamp > "),
+        (109, "I.blocks - I.unbegun + I.cached", "I.blocks + I.cached"),  # for steps that never begin
         (
+            54,
             "    for k in range(entries_of(S, r) - 1, -1, -1):\n",
             "    for k in range(entries_of(S, r)):\n",
         ),  # heads first
-        ("min(found, (goal - 1) // W.block_tokens)", "min(found, goal // W.block_tokens)"),  # nothing to compute
-    ],
-)
-def test_oracle_notices_a_wrong_prefix_cache(pair: tuple[str, str]) -> None:
-    assert plain(str(SHARED), str(SHARED + 120), *pair).split() != []
+        (1, "min(found, (goal - 1) // W.block_tokens)", "min(found, goal // W.block_tokens)"),  # nothing to compute
+    ]
+    assert escaped(SHARED, SHARED + 120, changes) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("    M.since = W.now\n", ""),  # counts the time with weights as well
-        ("        load = out_s(S, q.model, t) - q.mark_load\n", "        load = 0.0\n"),  # all of it is the policy's
-        ("    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
-        ("    n.bound &= n.own\n", ""),  # the policy's caps as well
-        ("        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
-        ("    if r >= 0 and not blocked and", "    if r >= 0 and"),  # who waits for memory as well
-        ("                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
-    ],
-)
-def test_oracle_notices_a_wrong_wait_or_cap(pair: tuple[str, str]) -> None:
-    assert plain(str(WILD), str(WILD + 30), *pair).split() != []
+def test_oracle_notices_a_wrong_wait_or_cap() -> None:
+    changes = [
+        (1, "    M.since = W.now\n", ""),  # counts the time with weights as well
+        (1, "        load = out_s(S, q.model, t) - q.mark_load\n", "        load = 0.0\n"),  # all of it is the policy's
+        (0, "    return inst_at(S, i).state >= IN\n", "    return inst_at(S, i).state == IN\n"),  # forgets who drains
+        (0, "    n.bound &= n.own\n", ""),  # the policy's caps as well
+        (12, "        if left <= 0:\n            short = 1\n", ""),  # sees only prompts that are cut
+        (13, "    if r >= 0 and not blocked and", "    if r >= 0 and"),  # who waits for memory as well
+        (14, "                    tally(S, lane, j)\n", ""),  # forgets steps of a span that the end cuts
+    ]
+    assert escaped(WILD, WILD + 30, changes) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
+def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
+    changes = [
         (
+            29,
             "    size = float(blocks * J.block_bytes * J.gpu_count) / pairs\n",
             "    size = float(blocks * J.block_bytes)\n",
         ),
-        ("    batch_at(S, b).asking += 1\n", ""),
-        ("        transit = 1 if xfer_at(S, x).stage == GRANT else 2\n", "        transit = 2\n"),
-    ],
-)
-def test_oracle_notices_a_wrong_cut_or_a_move_that_hides(pair: tuple[str, str]) -> None:
-    assert plain(str(CUT), str(CUT + 60), *pair).split() != []
+        (0, "    batch_at(S, b).asking += 1\n", ""),
+        (1, "        transit = 1 if xfer_at(S, x).stage == GRANT else 2\n", "        transit = 2\n"),
+    ]
+    assert escaped(CUT, CUT + 60, changes) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("    return max(own, W.quantum_s)\n", "    return own\n"),  # knows no quantum
-        ("            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone gives its GPU away
-        ("        if y.process == n.process and (", "        if False and ("),  # lanes of a process one after the other
-        ("                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
-    ],
-)
-def test_oracle_notices_wrong_turns_of_processes(pair: tuple[str, str]) -> None:
-    assert plain(str(SLICED), str(SLICED + 60), *pair).split() != []
+def test_oracle_notices_wrong_turns_of_processes() -> None:
+    changes = [
+        (4, "    return max(own, W.quantum_s)\n", "    return own\n"),  # knows no quantum
+        (10, "            longest = turn\n", "            longest = turn + W.quantum_s\n"),  # one alone yields
+        (7, "        if y.process == n.process and (", "        if False and ("),  # lanes of a process in sequence
+        (0, "                longest = max(longest, ", "                longest = min(longest, "),  # has no rivals
+    ]
+    assert escaped(SLICED, SLICED + 60, changes) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "pair",
-    [
-        ("        if q.piece > 0:\n            leave_step(S, r)\n", ""),  # computed for nobody
-        ("        n.layers_left = 0\n        n.ran += 1\n", "        n.layers_left = 0\n"),  # a step without an end
-        ("        return q.piece > 0 and lane_at", "        return q.piece > 0 or lane_at"),  # only whole steps end
-        ("        if W.reuse and not n.sliced:\n", "        if W.reuse:\n"),  # found before it is there
-        ("        if W.reuse and n.sliced:\n            publish(S, r)\n", ""),  # never found
-        ("n.busy != IDLE or n.layers_left > 0:", "n.busy != IDLE:"),  # joins a step early
-        ("        solo *= part / layers\n", "        solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n"),
-        ("        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
-        ("            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # closed lanes run
-    ],
-)
-def test_oracle_notices_wrong_slices(pair: tuple[str, str]) -> None:
-    assert plain(str(LAYERED), str(LAYERED + 240), *pair).split() != []
+def test_oracle_notices_wrong_slices() -> None:
+    changes = [
+        (31, "        if q.piece > 0:\n            leave_step(S, r)\n", ""),  # computed for nobody
+        (70, "        n.layers_left = 0\n        n.ran += 1\n", "        n.layers_left = 0\n"),  # a step without an end
+        (2, "        return q.piece > 0 and lane_at", "        return q.piece > 0 or lane_at"),  # only whole steps end
+        (23, "        if W.reuse and not n.sliced:\n", "        if W.reuse:\n"),  # found before it is there
+        (17, "        if W.reuse and n.sliced:\n            publish(S, r)\n", ""),  # never found
+        (31, "n.busy != IDLE or n.layers_left > 0:", "n.busy != IDLE:"),  # joins a step early
+        (
+            0,
+            "        solo *= part / layers\n",
+            "        solo *= n.slice_layers / layers if n.slice_layers > 0 else 1\n",
+        ),
+        (0, "        n.steps = int(n.layers_left == 0)\n", "        n.steps = 1\n"),  # a step a slice
+        (25, "            charge(S, r, W.now)\n            pieces += 1\n", "            pieces += 1\n"),  # runs closed
+    ]
+    assert escaped(LAYERED, LAYERED + 240, changes) == []
 
 
 # ---------------------------------------------------------------- laws
@@ -1029,7 +1031,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "first", [*range(TURNED, TURNED + 60, 20), *range(WILD, WILD + 60, 20), *range(SHARED, SHARED + 80, 20)]
+    "first", [*range(TURNED, TURNED + 40, 20), *range(WILD, WILD + 40, 20), *range(SHARED, SHARED + 40, 20)]
 )
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + 20):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.engines.machine import Config
@@ -56,6 +56,7 @@ def test_the_search_is_as_good_as_any_placement_of_few_models(
         assert largest(parts, [room] * gpus, found) == pytest.approx(best)
 
 
+@settings(max_examples=25)  # 0.08 s each
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.floats(0.0, 9.0)), min_size=14, max_size=16), st.sampled_from([4, 8]),
     st.integers(0, 10**6),

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from harness.experiment.lookup import assemble, cluster_of, config_of, models_of, trace_of
+from harness.engines.sim.engine import Sim
+from harness.experiment.lookup import Failed, assemble, cluster_of, config_of, models_of, trace_of
 from harness.experiment.placement import homes
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute, jobs_of
@@ -164,6 +165,43 @@ def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path
 def test_a_placement_is_that_with_which_a_system_starts(spec: Spec) -> None:
     start = loads(resolve(spec))
     assert dict(resolve(replace(spec, system="elastic", placement="static")).homes) == start
+
+
+BROKEN = '''
+"""Places nothing: it fails, at a line of its own."""
+
+
+class Broken:
+    presets = {}
+    hears = frozenset()
+    uses = frozenset()
+    options = {}
+
+    def __init__(self, cluster):
+        WHEN_MADE
+
+    def on(self, event, view):
+        AT_START
+'''
+
+
+@pytest.mark.parametrize(("at", "line"), [("WHEN_MADE", 12), ("AT_START", 15)])
+def test_a_placement_whose_policy_fails_is_a_mistake_at_its_line(
+    at: str, line: int, spec: Spec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[Sim] = []
+
+    def close(sim: Sim) -> None:
+        closed.append(sim)
+
+    monkeypatch.setattr(Sim, "close", close)
+    file = tmp_path / "mine.py"
+    file.write_text(BROKEN.replace(at, "raise KeyError('m9')").replace("WHEN_MADE", "pass").replace("AT_START", "pass"))
+    with pytest.raises(UserError) as caught:
+        homes(replace(spec, placement=str(file)))
+    assert not isinstance(caught.value, Failed)  # the systems that are compared did nothing wrong
+    assert str(caught.value).startswith(f"placement mine: KeyError at mine.py:{line} ('m9'); bench check ")
+    assert len(closed) == (at == "AT_START")  # what was made ready is closed
 
 
 def test_who_places_by_itself_is_skipped_with_the_reason(spec: Spec, tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from harness.experiment import conditions, ratios_text
 from harness.experiment.conditions import START, Study, study
-from harness.experiment.ratios import Measured, bisected, measure
+from harness.experiment.rates import between
+from harness.experiment.ratios import Measured, measure
 from harness.policy.types import UserError
 from harness.rows import ratios
 from harness.rows.statistics import Estimate
@@ -129,16 +130,18 @@ def capped(tmp_path: Path) -> Path:
         ({1.0: 1.0, 2.0: 0.9, 4.0: 0.95, 8.0: 0.5}, 1.41),
         ({1.0: 1.0, 4.0: 0.99}, None),  # it holds everywhere
         ({1.0: 0.98, 4.0: 0.5}, None),  # it holds nowhere
+        ({1.0: 1.0, 1.2345: 1.0}, None),  # nor is there a rate beside the highest that differs by its digits alone
+        ({1.2345: 0.5, 4.0: 0.5}, None),
     ],
 )
 def test_the_next_rate_halves_the_bracket_of_the_fit(seen: dict[float, float], next_: float | None) -> None:
-    assert bisected(seen, 0.99) == next_
+    assert between(seen, 0.99, min(seen), max(seen), digits=3) == next_
 
 
 def test_a_bracket_shrinks_to_its_root_with_each_step() -> None:
     seen = {1.0: 1.0, 16.0: 0.0}
     for _ in range(5):
-        x = bisected(seen, 0.99)
+        x = between(seen, 0.99, 1.0, 16.0)
         assert x is not None
         seen[x] = float(x <= 3.0)
     low, high = max(x for x in seen if x <= 3.0), min(x for x in seen if x > 3.0)
@@ -184,6 +187,14 @@ def test_stored_runs_are_not_made_again(tmp_path: Path, capped: Path, monkeypatc
     assert again.table.equals(before.table)
 
 
+def test_a_rate_below_the_fixed_ones_is_found_down_to_a_quarter(tmp_path: Path, capped: Path) -> None:
+    found = measure(regime(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "runs")
+    rates = {row["first"]: row for row in found.table.to_pylist() if row["over"] is None}
+    assert rates["theirs"]["mean"] == pytest.approx(0.6, rel=0.07)
+    assert (rates["theirs"]["sign"], ratio(found)["sign"]) == ("=", "=")
+    assert found.about["requests"] == math.floor(0.5 * 30.0 * 2)  # at the lowest rate that was run, over both seeds
+
+
 def test_a_rate_below_the_grid_bounds_the_ratio_on_one_side(tmp_path: Path, capped: Path) -> None:
     row = ratio(measure(regime(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "runs"))
     assert (row["sign"], row["high"], row["verdict"]) == (">", None, "ahead")
@@ -196,7 +207,7 @@ def test_beyond_the_grid_is_said(tmp_path: Path, capped: Path) -> None:
     above = ratio(measure(regime(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "runs"))
     assert (above["mean"], above["verdict"], above["note"]) == (None, "open", "both hold 99 % at 8 req/s")
     below = ratio(measure(regime(tmp_path, f"{capped}+most_rps=0.2", f"{capped}+most_rps=0.1"), tmp_path / "runs"))
-    assert (below["mean"], below["verdict"], below["note"]) == (None, "open", "neither holds 99 % at 1 req/s")
+    assert (below["mean"], below["verdict"], below["note"]) == (None, "open", "neither holds 99 % at 0.25 req/s")
 
 
 def test_what_has_no_room_is_said(tmp_path: Path) -> None:

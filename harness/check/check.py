@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stderr
 from itertools import islice
 from pathlib import Path
@@ -57,10 +57,13 @@ def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
     return [tuple((name, values[k]) for name, values in left.items() if k < len(values)) for k in range(most)]
 
 
-def check(name: str, *, quick: bool = True, only: str | None = None, case: str | None = None) -> list[Failure]:
+def check(
+    name: str, *, quick: bool = True, only: str | None = None, case: str | None = None, twice: bool = True
+) -> list[Failure]:
     """Broken laws of a system, by name or path; the first breach of each, shrunk. None: it conforms.
 
-    `only` one law, only one case. Raises UserError where there is no such system, law or case.
+    `only` one law, only one case; without `twice` no second process, which takes most of the time of a short check, and
+    so no law about two. Raises UserError where there is no such system, law or case.
     """
     known("law", only, LAWS)
     known("case", case, cases())
@@ -84,8 +87,8 @@ def check(name: str, *, quick: bool = True, only: str | None = None, case: str |
         other = None
         for key, one in trials.items():
             trial = run(one)
-            if other is None and "deterministic" in wanted:  # the kernel is compiled by now
-                other = _other_process(name, quick, case, out)
+            if other is None and twice and "deterministic" in wanted:  # the kernel is compiled by now
+                other = other_process([name], quick, case, out)
                 stack.callback(_end, other)
             here[key] = prints(trial)
             if trial.impossible is not None:
@@ -105,7 +108,7 @@ def check(name: str, *, quick: bool = True, only: str | None = None, case: str |
                 fail("deterministic", "the same in a second process: ", Breach("an error"), case)
             elif other is not None:
                 out.seek(0)
-                for key, breach in islice(deterministic(here, json.load(out)), 1):
+                for key, breach in islice(deterministic(here, json.load(out)[name]), 1):
                     fail("deterministic", f"{trials[key]}: ", breach, trials[key].name)
     return [found[law] for law in LAWS if law in found and law in wanted]
 
@@ -127,19 +130,22 @@ def _prefix(n: int) -> str:
     return {0: "without a request", 1: "its first request"}.get(n, f"its first {n} requests")
 
 
-def print_all(name: str, quick: bool, case: str | None) -> None:
-    """The other process: prints of every trial, as JSON on a descriptor that the system does not know."""
+def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
+    """The other process: prints of every trial by system, as JSON on a descriptor that the systems do not know."""
     with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         with redirect_stderr(nowhere):
-            found = {key: prints(run(one)) for key, one in subjects(name, quick, case).items()}
+            found = {
+                name: {key: prints(run(one)) for key, one in subjects(name, quick, case).items()} for name in names
+            }
         json.dump(found, out)
 
 
-def _other_process(name: str, quick: bool, case: str | None, out: IO[bytes]) -> subprocess.Popen[bytes]:
+def other_process(names: Sequence[str], quick: bool, case: str | None, out: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a process with another hash seed that writes to `out` what `print_all` finds."""
     seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     path = os.pathsep.join([str(system.ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    code = f"from harness.check.check import print_all; print_all({name!r}, {quick!r}, {case!r})"
+    code = f"from harness.check.check import print_all; print_all({list(names)!r}, {quick!r}, {case!r})"
     env = os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": path}
     return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=out, env=env)
 

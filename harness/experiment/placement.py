@@ -6,11 +6,12 @@ It separates what a system makes of memory from where its models happened to be 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from harness.experiment.lookup import assemble, models_of
+from harness.experiment.lookup import Failed, assemble, blamed, models_of
 from harness.experiment.spec import Spec, another, from_dict, meant
 from harness.experiment.toml_tables import read
 from harness.loop.guard import guarded
@@ -57,13 +58,16 @@ def _start(spec: Spec) -> Mapping[str, Gpus]:
     """Where a system loads each model when it starts; the first place of a model that it loads twice."""
     found: dict[str, Gpus] = {}
     try:
-        policy, engine = assemble(spec)
-        engine.ready()
-        with guarded():
-            for action in policy.on(Woke("start"), engine.view()):
-                if isinstance(action, Load) and isinstance(action.inst.place, tuple):
-                    found.setdefault(action.inst.model, action.inst.place)
-        engine.close()
+        with blamed(spec):
+            policy, engine = assemble(spec)
+            with closing(engine):
+                engine.ready()
+                with guarded():
+                    for action in policy.on(Woke("start"), engine.view()):
+                        if isinstance(action, Load) and isinstance(action.inst.place, tuple):
+                            found.setdefault(action.inst.model, action.inst.place)
     except (Infeasible, Unsupported) as why:
         raise UserError(f"placement {spec.label}: {why}") from None
+    except Failed as failed:  # of no system that is compared, so none can leave
+        raise UserError(f"placement {failed}") from failed
     return found

@@ -63,24 +63,30 @@ def grid(seen: Mapping[float, Mapping[str, float]], least: int, level: float = L
     raise AssertionError
 
 
-def between(seen: Mapping[float, float], level: float, least: float) -> float | None:
-    """The rate to sample next, of a system whose mean attainment over seeds was seen at some: bisection of its knee.
+def between(
+    seen: Mapping[float, float], level: float, least: float, most: float = math.inf, digits: int = 6
+) -> float | None:
+    """The rate to sample next, of a curve that was seen at some: bisection of where it crosses the level.
 
     The geometric mean of the last rate that holds the level, by the fit, and of the next, which does not. Twice the
-    highest where it holds, and half the lowest where none does, but at least `least`. None: nothing is left.
+    highest where it holds, but at most `most`, and half the lowest where none does, but at least `least`. None: nothing
+    is left.
     """
     last = statistics.held(seen, level)
     fails = min((rate for rate in seen if last is None or rate > last), default=None)
     if last is None:
-        found = rounded(max(min(seen) / 2, least))
-        return found if found < min(seen) else None
-    found = rounded(2 * last if fails is None else math.sqrt(last * fails))
-    return None if found in seen else found
+        x = max(min(seen) / 2, least)
+        if x > min(seen):
+            return None
+    else:
+        x = min(2 * last, max(most, last)) if fails is None else math.sqrt(last * fails)
+    found = rounded(x, digits)
+    return None if x in seen or found in seen else found
 
 
-def rounded(rate: float) -> float:
-    """A rate scale as specs have it, with few digits."""
-    return float(f"{rate:.6g}")
+def rounded(rate: float, digits: int = 6) -> float:
+    """A rate as specs have it, with few digits."""
+    return float(f"{rate:.{digits}g}")
 
 
 def highest(seen: Iterable[tuple[float, Mapping[str, float]]], level: float) -> float | None:

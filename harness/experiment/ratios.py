@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.experiment import score
 from harness.experiment.conditions import Condition, Ratio, Study, told
 from harness.experiment.lookup import models_of, trace_of
+from harness.experiment.rates import between
 from harness.experiment.resolve import resolve
 from harness.experiment.run import jobs_of
 from harness.experiment.slo import Judge, base_specs, judge
@@ -26,6 +27,10 @@ from harness.rows.statistics import Curve, Estimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+DIGITS = 3  # of a rate (req/s) that is found
+BELOW = 4.0  # how far below the lowest fixed rate a curve is followed that does not hold the level there
 
 
 class Ground(NamedTuple):
@@ -60,18 +65,6 @@ class Curves:
     misfits: set[Cell]  # those that have no room, or cannot run at all
     runs: set[str]  # folders
     facts: dict[str, dict[str, Any]]  # of runs, each combination once
-
-
-def bisected(seen: Curve, level: float) -> float | None:
-    """The next rate of a search for where a curve crosses a level: the geometric middle of the rates around it.
-
-    None where the fit is above the level, or below it, at every rate.
-    """
-    x, sign = statistics.rate_at(seen, level)
-    if sign != "=":
-        return None
-    low, high = max(r for r in seen if r <= x), min(r for r in seen if r > x)
-    return float(f"{math.sqrt(low * high):.3g}")
 
 
 def measure(study: Study, out: Path, *, workers: int | None = None, teller: Teller | None = None) -> Measured:
@@ -119,12 +112,13 @@ def _curves(
     study: Study, conditions: Sequence[Condition], grounds: Sequence[Ground], out: Path, workers: int | None,
     teller: Teller,
 ) -> Curves:  # fmt: skip
-    """Attainment at the fixed rates, and then where each seed's curve is bisected."""
+    """Attainment at the fixed rates, and then where each seed's curve is bisected, down to a part of the lowest."""
     cells = [
         Cell(k, name, seed) for k, one in enumerate(conditions) for name in one.specs for seed in range(study.seeds)
     ]
     found = Curves({cell: {} for cell in cells}, set(), set(), {})
     asked: dict[Cell, tuple[float, ...]] = dict.fromkeys(cells, study.rates_rps)
+    least, most = min(study.rates_rps) / BELOW, max(study.rates_rps)
     for step in range(1 + study.bisections):
         points = [(cell, rps) for cell, rates in asked.items() for rps in rates]
         specs = [_spec(study, conditions[cell.condition], grounds[cell.condition], cell, rps) for cell, rps in points]
@@ -138,8 +132,9 @@ def _curves(
             facts = _facts(about, under)
             found.facts[record.dumps(facts)] = facts
             found.seen[cell][rps] = score.attained(run, under, [study.definition])[study.definition]
-        middles = {cell: bisected(curve, study.level) for cell, curve in found.seen.items()}
-        asked = {cell: (x,) for cell, x in middles.items() if x is not None and x not in found.seen[cell]}
+        curves = {cell: curve for cell, curve in found.seen.items() if cell not in found.misfits}
+        nexts = {cell: between(curve, study.level, least, most, DIGITS) for cell, curve in curves.items()}
+        asked = {cell: (x,) for cell, x in nexts.items() if x is not None}
         if not asked:
             break
     return found
@@ -223,7 +218,8 @@ def _ratio(study: Study, k: int, ratio: Ratio, curves: Curves) -> dict[str, Any]
         holds = not all(none) and "<" not in other
         found = ("ahead" if none[1] else "behind") if holds else "open"
         return {"n": n, "verdict": found, "note": ", ".join(notes)}
-    for sign, at, words in (("<", min(study.rates_rps), "neither holds"), (">", max(study.rates_rps), "both hold")):
+    lowest = max(min(curve) for side in (ours, theirs) for curve in side.values())
+    for sign, at, words in (("<", lowest, "neither holds"), (">", max(study.rates_rps), "both hold")):
         both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
         if both == n:
             return {"n": n, "verdict": "open", "note": f"{words} {level} at {at:g} req/s"}
@@ -237,6 +233,7 @@ def _about(study: Study, conditions: Sequence[Condition], curves: Curves) -> dic
     """What readers of the table need to know beside its rows."""
     facts = [curves.facts[key] for key in sorted(curves.facts)]
     shortest_s = min(one["window_s"] or math.inf for one in facts)
+    lowest_rps = min(min(curve) for curve in curves.seen.values())
     return {
         "study": study.kind,
         "name": study.name,
@@ -247,7 +244,7 @@ def _about(study: Study, conditions: Sequence[Condition], curves: Curves) -> dic
         "seeds": study.seeds,
         "rates_rps": study.rates_rps,
         "bisections": study.bisections,
-        "requests": math.floor(min(study.rates_rps) * shortest_s * study.seeds) if shortest_s < math.inf else None,
+        "requests": math.floor(lowest_rps * shortest_s * study.seeds) if shortest_s < math.inf else None,
         "systems": dict(study.systems),
         "ratios": [one.label for one in study.ratios],
         "changes": [told(one.change) for one in conditions if one.kind != "alone"],
