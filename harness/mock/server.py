@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import uvloop
 
@@ -240,6 +242,42 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
         return runner.run(_serve(mock, host, port, ports=ports, with_parent=with_parent))
 
 
+@asynccontextmanager
+async def listening(mock: Mock, host: str, port: int, *, ports: bool = False) -> AsyncIterator[dict[str, str]]:
+    """Open the port, or one a model from `port` on (0: any that is free): URLs, each with its model if it has one.
+
+    At the end ports and connections are closed at once.
+    """
+    loop = asyncio.get_running_loop()
+    sites = [{name: model} for name, model in mock.models.items()] if ports else [mock.models]
+    urls: dict[str, str] = {}
+    servers: list[asyncio.Server] = []
+    connections: set[Connection] = set()
+    try:
+        for k, models in enumerate(sites):
+            at, connect = port + k if port else 0, partial(Connection, mock.handler(models), mock.read, connections)
+            try:
+                servers.append(await loop.create_server(connect, host, at, backlog=4096))
+            except (OSError, OverflowError) as error:
+                raise UserError(f"cannot listen on {host} port {at}: {_why(error)}") from None
+            shown = f"[{host}]" if ":" in host else host
+            url = f"http://{shown}:{servers[-1].sockets[0].getsockname()[1]}"
+            urls[url] = next(iter(models)) if ports else ""
+        mock.arm()
+        yield urls
+    finally:
+        for server in servers:
+            server.close()
+        for connection in list(connections):
+            connection.abort()
+        await asyncio.sleep(0)  # in which they are
+
+
+def _why(error: Exception) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    return os.strerror(code) if code is not None and code > 0 else str(error)
+
+
 async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: bool) -> signal.Signals | None:
     loop, parent = asyncio.get_running_loop(), os.getppid()
     stopped: asyncio.Future[signal.Signals | None] = loop.create_future()
@@ -248,29 +286,16 @@ async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: 
         if not stopped.done():
             stopped.set_result(why)
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, stop, one)
-    sites = [{name: model} for name, model in mock.models.items()] if ports else [mock.models]
-    for k, models in enumerate(sites):
-        handle, at = mock.handler(models), port + k if port else 0
-
-        def connect(handle: Callable[[Connection, Request], None] = handle) -> Connection:
-            return Connection(handle, mock.read)
-
-        try:
-            server = await loop.create_server(connect, host, at, backlog=4096)
-        except OSError as error:
-            raise UserError(f"cannot listen on {host} port {at}: {error.strerror or error}") from None
-        name = f" {next(iter(models))}" if ports else ""
-        shown = f"[{host}]" if ":" in host else host
-        print(f"listening on http://{shown}:{server.sockets[0].getsockname()[1]}{name}", flush=True)
-    mock.arm()
-
     def look() -> None:
         if os.getppid() != parent:
             stop(None)
         loop.call_later(PARENT_S, look)
 
-    if with_parent:
-        look()
-    return await stopped
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, stop, one)
+    async with listening(mock, host, port, ports=ports) as urls:
+        for url, name in urls.items():
+            print(f"listening on {url} {name}".rstrip(), flush=True)
+        if with_parent:
+            look()
+        return await stopped
