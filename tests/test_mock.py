@@ -511,9 +511,10 @@ def test_the_end_of_a_stream_as_llama_cpp_has_it() -> None:
         assert last["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
         assert (last["timings"]["prompt_n"], last["timings"]["predicted_n"]) == (3, 4)
         chat = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1, "stream": True}
-        *_, end, usage = events(
+        first, *_, end, usage = events(
             server.ask("/v1/chat/completions", {**chat, "stream_options": {"include_usage": True}})[1]
         )
+        assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
         assert (end["choices"][0]["delta"], end["choices"][0]["finish_reason"]) == ({}, "length")
         assert (usage["choices"], usage["usage"]["total_tokens"], usage["timings"]["predicted_n"]) == ([], 2, 1)
         assert "timings" in events(server.ask("/v1/chat/completions", chat)[1])[-1]

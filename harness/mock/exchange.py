@@ -23,6 +23,10 @@ class Server(Protocol):
         """Its request is over."""
         ...
 
+    def now(self) -> int:
+        """The time, after all that is due by then."""
+        ...
+
     def arm(self) -> None:
         """Something may be due at another time than before."""
         ...
@@ -106,7 +110,7 @@ class Exchange:
 
     def _lost(self) -> None:
         """The client left."""
-        self._stop(time.monotonic_ns())
+        self._stop(self._server.now())
         self._end("hang" if self._order.fault == "hang" else "cancelled")
         self._server.arm()
 

@@ -132,14 +132,12 @@ class Connection(asyncio.Protocol):
             return
         parser, target = self._parser, self._url.decode("latin-1")
         keep_alive, method = parser.should_keep_alive(), parser.get_method().decode("latin-1")
-        path, query = target, {}
-        if not target.isalpha():
-            try:
-                parts = urlsplit(target)
-            except ValueError:
-                self._refuse(ApiError(400, "The request's target is no URL"))
-                return
-            path, query = unquote(parts.path), parse_qs(parts.query, keep_blank_values=True) if parts.query else {}
+        try:
+            parts = urlsplit(target)
+        except ValueError:
+            self._refuse(ApiError(400, "The request's target is no URL"))
+            return
+        path, query = unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)
         body, chunked = b"".join(self._body), parser.get_http_version() == "1.1"
         self._todo.append(Request(method, path, query, self._headers, body, keep_alive, chunked, self._read_ns))
 

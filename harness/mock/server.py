@@ -56,6 +56,16 @@ class Mock:
         """Bytes came: what was due before comes first."""
         self.agenda.advance(now_ns)
 
+    def now(self) -> int:
+        """The time, after all that is due by then."""
+        now_ns = time.monotonic_ns()
+        self.agenda.advance(now_ns)
+        return now_ns
+
+    def _at(self, request: Request) -> int:
+        """When a request is handled: as it was read, or later if it had to wait for the answer to one before it."""
+        return max(request.read_ns, self.agenda.now_ns)
+
     def arm(self) -> None:
         """Have the loop wake us when the next action is due, by its one timer."""
         next_ns = self.agenda.next_ns
@@ -70,7 +80,7 @@ class Mock:
 
     def _ring(self) -> None:
         self._alarm = None
-        self.agenda.advance(time.monotonic_ns())
+        self.now()
         self.arm()
 
     # ------------------------------------------------------------------ routes
@@ -122,7 +132,7 @@ class Mock:
             self.end(row, str(error.status))
             connection.error(error, "retry-after: 1\r\n" if error.status == 429 else "")
         else:
-            exchange.begin(request.read_ns)
+            exchange.begin(self._at(request))
 
     def _exchange(
         self, connection: Connection, request: Request, models: Mapping[str, Model], row: Row, drawn: Order
@@ -158,7 +168,7 @@ class Mock:
         asked = _asked(request, models)
         told = _all(len(asked), connection)
         for model in asked:
-            model.sleep(int(level), found, request.read_ns, told)
+            model.sleep(int(level), found, self._at(request), told)
 
     def _wake(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
         if "tags" in request.query:
@@ -166,7 +176,7 @@ class Mock:
         asked = _asked(request, models)
         told = _all(len(asked), connection)
         for model in asked:
-            model.wake(request.read_ns, told)
+            model.wake(self._at(request), told)
 
     def _sleeping(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
         asleep = all(model.sleeping for model in _asked(request, models))
