@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import io
 import json
 import signal
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse, IncompleteRead
@@ -21,13 +24,16 @@ from urllib.parse import urlsplit
 import pytest
 import uvloop
 from click.testing import CliRunner
+from httptools import HttpRequestParser
 
 from harness.cli.app import main
 from harness.engines import machine
 from harness.mock import http
 from harness.mock.agenda import Agenda
 from harness.mock.ask import text_tokens
+from harness.mock.exchange import Exchange
 from harness.mock.faults import FAULTS, Faults, Order, Shares, ordered
+from harness.mock.http import Connection
 from harness.mock.model import Mode, Model, Served
 from harness.mock.pacing import Fixed, Gpu, Pacing, ns
 from harness.mock.sequence import Sequence
@@ -926,6 +932,30 @@ def test_many_clients_get_every_token(server: Server) -> None:
         assert texts == [f" {i + 1}" for i in range(1 + k)]
         connection.close()
     assert server.stats()["tokens"] == sum(range(1, 101))
+
+
+def test_nothing_is_left_for_the_collector() -> None:
+    def left() -> Counter[str]:
+        kinds = (Connection, Exchange, Sequence, HttpRequestParser)
+        return Counter(type(one).__name__ for one in gc.get_objects() if isinstance(one, kinds))
+
+    gc.collect()
+    before = left()
+    gc.disable()
+    try:
+        with serving("a") as server:
+            for fault in ("", "cut", "malformed", "500", "hang", "slow=0"):
+                for stream in (False, True):
+                    connection = server.connect()
+                    send(connection, "/v1/completions", {**ASK, "n": 3, "stream": stream}, x_mock=fault or "slow=0")
+                    with contextlib.suppress(IncompleteRead):
+                        fault == "hang" or connection.getresponse().read()
+                    connection.close()
+            raw(server, b"nonsense")
+            server.stats(lambda found: found["in_flight"] == 0)
+        assert left() == before
+    finally:
+        gc.enable()
 
 
 # ---------------------------------------------------------------------- the command

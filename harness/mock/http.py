@@ -73,6 +73,7 @@ class Connection(asyncio.Protocol):
         self.open, self._deaf = False, True
         self._every.discard(self)
         self._todo.clear()
+        del self._parser, self._transport  # which refer to this connection
         lost, self.lost = self.lost, None
         if lost is not None:
             lost()

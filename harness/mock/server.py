@@ -244,10 +244,8 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
 
     The URL of each port is a line of stdout, with the model's name behind it where there are several.
     """
-    # Sequences, exchanges and connections refer to each other: collect rarely, and never look at what the start left.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    # A collection would stop all streams for as long as it takes. Nothing needs one: who refers to whom ends with them.
+    gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(mock, host, port, ports=ports, with_parent=with_parent))
 
