@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from harness.mock.table import Table
 from harness.policy.types import Inst
 from workloads.models import shape
 
-ROOT = Path(__file__).resolve().parent.parent
 Stamps = list[tuple[int, int]]  # (index of the sequence, time of a token)
 
 
