@@ -6,6 +6,7 @@ MAKEFLAGS += --no-print-directory
 
 PYTHON = python3
 MINUTES = 8
+CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,elastic,static,static:rate,static:equal,qlm,dedicated
@@ -33,15 +34,6 @@ endef
 define loud
 @from=$$(date +%s); ($(2)) </dev/null || { echo 'failed: $(1)' >&2; exit 1; }; \
 printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
-endef
-
-# $(call halves,marks): pytest on both halves of the test files at once, for two cores; what one of them says comes last
-TESTS = $(shell find tests -name 'test_*.py' | LC_ALL=C sort)
-define halves
-mkdir -p .make; $(PY) -m pytest -q -m '$(1)' $(shell echo $(TESTS) | tr ' ' '\n' | awk 'NR % 2') >.make/half.log 2>&1 & half=$$!; \
-trap 'kill $$half 2>/dev/null' EXIT; code=0; \
-$(PY) -m pytest -q -m '$(1)' $(shell echo $(TESTS) | tr ' ' '\n' | awk 'NR % 2 == 0') || code=$$?; \
-wait $$half || code=$$?; cat .make/half.log; exit $$code
 endef
 
 # $(call stage,seconds,target): a target under a time limit
@@ -117,10 +109,10 @@ $(READY): $(LOCKED)
 test: test-fast test-slow ## all tests
 
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(call halves,not slow and not torch))
+	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "not slow and not torch")
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	$(call loud,test-slow,$(call halves,slow and not torch))
+	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch")
 
 test-torch: torch ## tests that need torch, on a CPU: the torchcpu engine; a GPU's kernels compiled and interpreted
 	$(call loud,test-torch,$(PY) -m pytest -q -m torch)
