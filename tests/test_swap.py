@@ -35,6 +35,8 @@ class Clock:
 class Router:
     """A policy, driven by hand: what it says to each event, and which requests are where."""
 
+    stops_at_once = True  # a server that is to stop is gone in the same instant
+
     def __init__(self, preset: str | None, models: str = "abc", gpus: int = 1, holds: float = 1.0, **fields: Any):
         held = WEIGHTS + 4 * LONGEST
         cards = tuple(Gpu("flat", 0, int(holds * held), 100, ()) for _ in range(gpus))
@@ -54,6 +56,8 @@ class Router:
                 assert isinstance(action.who, int)
                 assert action.who not in self.sent
                 self.sent[action.who] = action.batch.inst.model
+        if self.stops_at_once:
+            said += [more for a in said if isinstance(a, Evict) for more in self.tell(Done(a))]
         return said
 
     def ask(self, models: str, at_s: float | None = None) -> str:
@@ -134,6 +138,16 @@ def test_who_is_starting_is_not_stopped() -> None:
     assert x.ask("bc") == "-a +b 0"
     assert x.end(0) == ""  # given up before its server was up
     assert x.up("b") == "-b +c 1"
+
+
+def test_a_server_starts_again_when_its_last_one_is_gone() -> None:
+    x = Router("llama-swap", "ab")
+    x.stops_at_once = False
+    assert x.ask("b") == "-a +b 0"
+    x.up("b")
+    assert x.end(0) == ""
+    assert x.ask("a") == ""  # a's server is still stopping
+    assert brief(x.tell(Done(Evict(Inst("a", (0,)))))) == "-b +a 1"
 
 
 def test_the_router_stops_the_server_whose_last_request_came_first() -> None:
