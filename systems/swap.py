@@ -1,22 +1,22 @@
 """Swapping: servers of more models than fit, started on request and stopped for others, as routers of today do it.
 
-A router holds a request until the server of its model is up. Read in these files, twice; what each preset takes from
-where stands beside it:
+A router holds a request until the server of its model is up. The rule of each preset, and the file in which it stands:
 
     llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests of a server that is up, or
                  starting, go at once, past all that wait; a swap begins when what it stops serves nobody
                  (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group stops its other members.
                  A group for each of the GPUs here: where models live is the user's to say
-    llama-swap-fifo   before its release of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock
-                 taken in order of arrival, held until the server before has served its last request
+    llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
+                 order of arrival, and held until the server before has served its last request
     router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max
-                 servers, 4 (common/common.h); of those that serve nobody the one whose last request came first stops;
-                 a model waits in line once, the head of the line starts
+                 servers, 4 (common/common.h 001d906); of those that serve nobody the one whose last request came
+                 first stops; requests of a server that is up pass, and the model that waits longest starts first.
+                 How much KV memory a server reserves is its user's to say: as much as Ollama's here
     ollama       ollama/ollama 09f1587, server/sched.go: 3 a GPU (defaultModelsPerGPU), on the GPU with most free memory
                  that holds weights and KV of 4 requests, else of 1 (defaultParallel); the first by name of those that
                  serve nobody stops, else the first of all is awaited and takes no more (findRunnerToUnload: by
                  keep-alive, equal here; since PR 10185 then by path). envconfig/config.go: keep-alive of 5 minutes.
-                 Requests of a server that is up pass the others since issue 17408's release, 0.31.1
+                 Requests of a server that is up pass the others, as issue 17408 has it of 0.31.1; there they queue
     sleep        doublewordai/llmux 036de96, src/policy/fifo.rs, and switcher.rs 032221c: one vLLM is awake; the oldest
                  request's model is next, after 5 s awake at least and once the last request is served. During these
                  5 s requests of the one awake pass, later they wait. Level 1 of vLLM's sleep; `sleep-2`: level 2
