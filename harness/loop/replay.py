@@ -44,6 +44,8 @@ class Outcome:
 class Agenda:
     """Timers and delayed answers by (time, order of asking); a key's later timer replaces its earlier one."""
 
+    due_s = math.inf  # when the first entry in force is due
+
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, str | None, tuple[Action, ...]]] = []
         self._timer: dict[str, int] = {}
@@ -55,27 +57,31 @@ class Agenda:
         self._timer[key] = self._seq
         if at_s < math.inf:
             heapq.heappush(self._heap, (at_s, self._seq, key, ()))
+        self._look()
 
     def later(self, at_s: float, actions: tuple[Action, ...]) -> None:
         """Apply actions at a time."""
         self._seq += 1
         heapq.heappush(self._heap, (at_s, self._seq, None, actions))
-
-    def next_s(self) -> float:
-        """When the first entry in force is due; infinity when there is none."""
-        while self._heap:
-            at_s, seq, key, _ = self._heap[0]
-            if key is None or self._timer.get(key) == seq:
-                return at_s
-            heapq.heappop(self._heap)
-        return math.inf
+        self._look()
 
     def pop(self) -> tuple[str | None, tuple[Action, ...]]:
-        """The entry that `next_s` spoke of: a timer's key, or actions."""
+        """The first entry in force: a timer's key, or actions."""
         _, _, key, actions = heapq.heappop(self._heap)
         if key is not None:
             del self._timer[key]
+        self._look()
         return key, actions
+
+    def _look(self) -> None:
+        """Drop what leads the heap and is no longer in force."""
+        heap = self._heap
+        while heap:
+            self.due_s, seq, key, _ = heap[0]
+            if key is None or self._timer.get(key) == seq:
+                return
+            heapq.heappop(heap)
+        self.due_s = math.inf
 
 
 def missing(system: System, engine: Engine) -> list[str]:
@@ -160,7 +166,9 @@ class Replay:
 
     def wait(self) -> bool:
         """Let time pass to what comes next; False: nothing comes any more."""
-        due_s = min(self.agenda.next_s(), self.free_s)
+        due_s = self.agenda.due_s
+        if self.free_s < due_s:  # noqa: PLR1730 - as in `decide`
+            due_s = self.free_s
         event = self.engine.poll(due_s)
         if event is not None:
             self.hear(event)
@@ -221,7 +229,7 @@ class Replay:
         standing, do = self.standing, self.engine.do
         placing = delay_s > 0.0 and not PLACING.isdisjoint(map(type, actions))
         for action in actions:
-            if isinstance(action, Wake):
+            if type(action) is Wake:
                 self.agenda.wake(max(action.at_s, self.view.now_s), action.key)
                 continue
             if standing.orders:

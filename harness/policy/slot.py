@@ -16,6 +16,7 @@ class Slot:
     cluster: Cluster
     gpus: Gpus
     models: list[str] = field(default_factory=list)  # in or on their way: the one that is held, and those ahead
+    insts: dict[str, Inst] = field(default_factory=dict)  # named so far, by model
 
     @property
     def model(self) -> str | None:
@@ -34,7 +35,9 @@ class Slot:
 
     def inst(self, m: str) -> Inst:
         """A model's weights on the first of the GPUs, as many as the model needs."""
-        return Inst(m, self.gpus[: self.cluster.models[m].tp])
+        if m not in self.insts:
+            self.insts[m] = Inst(m, self.gpus[: self.cluster.models[m].tp])
+        return self.insts[m]
 
     def batch(self, m: str, tag: int = 0) -> Batch:
         """A batch of a model's instance here."""

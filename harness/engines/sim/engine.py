@@ -137,6 +137,7 @@ class Sim:
         self._insts: list[Inst] = []
         self._places: list[Gpus] = []  # the GPUs of each, none for hosts
         self._of: dict[str, list[int]] = {}  # on GPUs, by model
+        self._hosted: dict[tuple[str, int], int] = {}  # in host memory, by model and node: a Host takes long to hash
         self._loaded: dict[int, list[int]] = {}  # by GPU: instances in order of their last Load, some gone since
         self._batch: dict[Batch, int] = {}
         self._batches: list[Batch] = []
@@ -148,13 +149,12 @@ class Sim:
         self._landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
         self._hears: frozenset[type] = frozenset()
         self._oracle = False
-        self.now_s = config.start_s  # passes in `poll` alone
         self._begun = self._short = False  # there was no room for a load before the start
         self._jobs: Jobs | None = None
         self._states: NDArray[Any] = np.zeros(0)
         self._models: NDArray[Any] = np.zeros(0)
         self._logs: list[NDArray[Any]] = []
-        self._view = SimView(self)
+        self._view = SimView(self, config.start_s)
         self._spare = 2 * config.batch_cap + 64, 2 * config.node_gpus + 16  # events, transfers that an action may need
         self._options = options
         self._weights: NDArray[Any] = np.zeros(0)
@@ -439,28 +439,28 @@ class Sim:
 
     def idle(self) -> bool:
         """Whether every request has ended."""
-        return not (self.S.left.item() or self._told)
+        return not (self.S.left[0] or self._told)
 
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
         S = self.S
         while True:
-            i = S.events_read.item()
-            if i < S.events_told.item():
+            i = S.events_read[0]
+            if i < S.events_told[0]:
                 S.events_read[0] = i + 1
                 event = self._event(*S.events.item(i))
                 return self._landed(event) if self._landing else event
             if self._told:  # behind what happened before
                 return self._told.popleft()
             code = kernel.advance(S.at, until_s)
-            self.now_s = S.now.item()
+            self._view.now_s = S.now[0]
             if code == state.GROW:
                 self._grow()
             elif code == state.NOTHING:
                 return None
             elif code == state.OVER and not self._give_up():
                 if (end_s := S.s["end"].item()) < math.inf:
-                    S.now[0] = self.now_s = end_s
+                    S.now[0] = self._view.now_s = end_s
                 return None
 
     def _landed(self, event: Event) -> Event:
@@ -489,15 +489,15 @@ class Sim:
     def _room(self, events: int, transfers: int) -> None:
         """Room for what one action may tell and start: outside `advance` nothing else sees to it."""
         S = self.S
-        if len(S.events) - S.events_told.item() < events:
+        if len(S.events) - S.events_told[0] < events:
             S.put(events=more(S.events, len(S.events) + events))
-        if S.transfer_spare.item() < transfers:
+        if S.transfer_spare[0] < transfers:
             more_free(S, "transfer", len(S.transfers) + transfers)
 
     def _note(self, action: Action, parts: int = 1) -> int:
         """The number under which the kernel tells an action's end, when that is heard or a part of it failed."""
         S = self.S
-        if S.action_spare.item() == 0:
+        if S.action_spare[0] == 0:
             more_free(S, "action", len(S.actions) + 64)
         a: int = kernel.note(S.at, parts, int(type(action) in self._hears))
         self._actions[a] = action
@@ -568,7 +568,7 @@ class Sim:
     def do(self, action: Action) -> Done | None:
         """Start an action; see Engine."""
         S, (events, transfers) = self.S, self._spare
-        if len(S.events) - S.events_told.item() < events or S.transfer_spare.item() < transfers:
+        if len(S.events) - S.events_told[0] < events or S.transfer_spare[0] < transfers:
             self._room(events, transfers)
         arm = ARMS[type(action)]
         try:
@@ -731,7 +731,12 @@ class Sim:
         """The account to which a model's KV goes; -1: none, it is forgotten."""
         if move.to is None:
             return -1
-        i = self._inst_row(Inst(model, move.to))
+        if not isinstance(move.to, Host):
+            i = self._inst_row(Inst(model, move.to))
+        elif (row := self._hosted.get((model, move.to.node))) is not None:
+            return row
+        else:
+            i = self._hosted[model, move.to.node] = self._inst_row(Inst(model, move.to))
         if move.attend:
             self._attend(i)
         return i
@@ -849,13 +854,9 @@ ARMS: Mapping[type[Action], Callable[[Sim, Any], Refusal | None]] = {
 class SimView:
     """The simulator's state at the last boundary, read in place."""
 
-    def __init__(self, sim: Sim) -> None:
+    def __init__(self, sim: Sim, now_s: float) -> None:
         self._sim = sim
-
-    @property
-    def now_s(self) -> float:
-        """See View."""
-        return self._sim.now_s
+        self.now_s = now_s  # passes in `Sim.poll` alone
 
     def weights(self, inst: Inst) -> Weights:
         """See View."""

@@ -118,11 +118,12 @@ class State:
         self._world = seen(np.zeros(1, records.WORLD))
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
-        # fields that are read at every event: an array's `item` is four times as fast as a record's
+        # fields that are read at every event, each at [0]: a memory view is eight times as fast as a record
+        names = ("now", "left", "events_read", "events_told", "transfer_spare", "action_spare")
         plain = self._world.view(np.ndarray)
-        self.now, self.left = plain["now"], plain["left"]
-        self.events_read, self.events_told = plain["events_read"], plain["events_told"]
-        self.transfer_spare, self.action_spare = plain["transfer_spare"], plain["action_spare"]
+        self.now, self.left, self.events_read, self.events_told, self.transfer_spare, self.action_spare = (
+            plain[name].data for name in names
+        )
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():

@@ -166,13 +166,13 @@ class Traced(Sim):
         """Next event due by `until_s`, instant by instant; see Engine."""
         S = self.S
         while True:
-            now = S.now.item()
+            now = S.now[0]
             if until_s <= now + QUIET_S:
                 return super().poll(until_s)
             if (wakes_s := self.recorder.asleep_until()) > now:
                 target = min(until_s, wakes_s)
                 event = super().poll(target)
-                if event is not None or target == until_s or S.now.item() < target:
+                if event is not None or target == until_s or S.now[0] < target:
                     return event
                 continue
             if (event := super().poll(now + QUIET_S)) is not None:
@@ -183,7 +183,7 @@ class Traced(Sim):
             self.recorder.note(now)
             target = min(until_s, self._next_s())
             event = super().poll(target)
-            if event is not None or target == until_s or S.now.item() < target:
+            if event is not None or target == until_s or S.now[0] < target:
                 return event
 
     def do(self, action: Action) -> Done | None:
@@ -271,7 +271,7 @@ class Recorder:
         self._noted += 1
         if self._noted % TOLD_EVERY == 0:
             total = len(self._sim.S.requests)
-            self._progress(total - self._sim.S.left.item(), total)
+            self._progress(total - self._sim.S.left[0], total)
 
     def _note_lanes(self, L: NDArray[Any], now: float) -> None:
         busy = L["busy"] != state.IDLE
