@@ -189,7 +189,13 @@ def tokenizer(folder: Path) -> None:
     vocab = {"<unk>": 0, **{f"w{i}": i for i in range(1, 1000)}}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
     none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
-    whole: dict[str, Any] = {"version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"}, "model": model, **none}
+    whole: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": model,
+        **none,
+    }
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<unk>"}
     (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")

@@ -1,7 +1,8 @@
 """Short turns on a processor, so that the process is back soon after its timer fires on a machine that is busy.
 
 Linux since 6.12 lets a process choose the length of its turns: with a short one it is chosen sooner when it wakes, and
-gets no more of the processor for it. On two busy cores turns of 0.1 ms in place of 3 ms about halved the lag's P99.
+gets no more of the processor for it. On two busy cores turns of 0.1 ms in place of 3 ms about halved the lag's P99, but
+cut bursts up; in 0.7 ms a burst of 40 requests is out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import platform
 import struct
 import sys
 
-SLICE_NS = 100_000  # the shortest that the kernel takes
+SLICE_NS = 700_000  # the kernel takes 0.1 ms to 100 ms
 SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # the number of the system call: <asm/unistd.h>
 SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # size, policy, flags, nice, priority, runtime, deadline, period: <sched.h>
 
