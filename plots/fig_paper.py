@@ -40,6 +40,7 @@ MARKER = 2.9  # points
 CONTROL_POINTS = 3.0  # between controls of one x
 QUIET = "#9a9a9a"
 LABEL = 21  # letters of 6 points to an inch
+TICK = 4  # letters of a tick
 XLABEL = {"rate_scale": "requests per second", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 WORDS = {  # of what a row says of its setting
     "process": {"model": "one process each", "own": "own processes"},
@@ -158,12 +159,15 @@ def draw(table: pa.Table, facts: Mapping[str, Any], note: str = "") -> Figure:
         box = axes[0].get_position(), axes[-1].get_position()
         panel = next(p for p in panels if _line(p) == line)
         label = _xlabel(panel, panels[0])
+        space = width * (box[1].x1 - box[0].x0)
         figure.text((box[0].x0 + box[1].x1) / 2, box[0].y0 - 0.2 / height, label, ha="center", va="center",
-                    fontsize=6 * min(1.0, LABEL * width / len(label)))  # fmt: skip
+                    fontsize=6 * min(1.0, LABEL * space / len(label)))  # fmt: skip
     for k, title in enumerate(titles):
         first, last = (figure.axes[k * len(facts["definitions"]) + j].get_position() for j in
                        (0, len(facts["definitions"]) - 1))  # fmt: skip
-        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center", fontsize=6)
+        longest = max(map(len, title.split("\n")))
+        figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center",
+                    fontsize=6 * min(1.0, LABEL * width / len(titles) / longest))  # fmt: skip
     figure.text(0.01, 0.004, text, fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
@@ -174,10 +178,14 @@ def _line(panel: Mapping[str, Any]) -> Line:
 
 
 def _title(panels: Sequence[Mapping[str, Any]], lines: Sequence[Line]) -> str:
-    """The trace of a column; where lines of it have another, that one with their letters below."""
+    """The trace of a column; where lines of it have another, that one with their letters below.
+
+    Traces stand without their parameters, which the caption has.
+    """
     of: dict[str, list[str]] = {}
     for p in panels:
-        of.setdefault(f"{p['trace']} ({p['tier']})", []).append(LETTERS[lines.index(_line(p))])
+        name = p["trace"].partition("+")[0]
+        of.setdefault(f"{name} ({p['tier']})", []).append(LETTERS[lines.index(_line(p))])
     first, *others = of
     return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
 
@@ -295,7 +303,8 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
     axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
     octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
     step = max(1, -(-len(octaves) // 4))
-    shown = octaves[::step] if kind == "rate_scale" else [xs[0], xs[len(xs) // 2], xs[-1]]
+    begin = next((k for k, x in enumerate(octaves) if len(f"{x:g}") <= TICK), 0)  # longer labels meet their neighbours
+    shown = octaves[begin::step] if kind == "rate_scale" else [xs[0], xs[len(xs) // 2], xs[-1]]
     axis.xaxis.set_major_locator(FixedLocator(shown))
     axis.xaxis.set_minor_locator(NullLocator())
     axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
