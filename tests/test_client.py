@@ -409,3 +409,17 @@ def test_it_ends_with_its_parent(by: signal.Signals) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(by)
     assert gone(pid)
+
+
+def test_an_arrival_tells_whether_it_left_and_a_later_route_that_it_is_in_force() -> None:
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0, 0.2])) as one:
+        one.begin(time.monotonic_ns(), True)
+        held = one.poll(NEVER_S)
+        assert [(t.kind, t.rid, t.tokens) for t in held] == [("arrived", 0, 0)]
+        to = Server(server.url, "m")
+        one.route("m", to)
+        one.send(0, to)
+        told = until(one, 2)
+        place = [t.kind for t in told].index("routed")
+        assert told[place].rid == -1
+        assert [t.tokens for t in told[place:] if t.kind == "arrived"] == [1]  # it left by the route that was told
