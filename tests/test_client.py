@@ -93,7 +93,8 @@ def test_a_prompt_has_its_length_and_its_seed() -> None:
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
     other = second[0]
-    assert (other.body["cache_prompt"], "min_tokens" in other.body) == (False, False)
+    assert (other.body["cache_prompt"], other.body["timings_per_token"]) == (False, True)
+    assert "min_tokens" not in other.body
     assert other.headers["connection"] == "close"
     assert states(log) == states(again) == ["done"] * 5
 
