@@ -64,19 +64,28 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class PdMux:
-    """Prefill and decode of SGLang on parts of the SMs; the fields of its `PDMuxConfig`.
+    """Prefill and decode of SGLang on parts of the SMs, and the file that says so (`sglang/srt/multiplex`).
 
-    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. Without divisions SGLang
-    makes `groups - 2` of its own: the first group is all SMs to prefill, the last all to decode.
+    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group is all SMs to
+    prefill, the last all to decode; without divisions SGLang makes the `groups - 2` between of its own. A batch below
+    the first division's would crash it (`multiplexing_mixin.py`), so that one holds from 1.
     """
 
+    file: Path
     groups: int = 8
     divisions: tuple[tuple[int, int, int], ...] = ()
     split_forward_token_budget: int = 65_536
     decode_bs_divisor: int = 36
 
+    def __post_init__(self) -> None:
+        batches = [batch for _, _, batch in self.divisions]
+        if self.groups < 3 or (batches and len(batches) != self.groups - 2):
+            raise ValueError(f"{self.groups} groups of SMs take {self.groups - 2} divisions, not {len(batches)}")
+        if batches and (batches[0] != 1 or sorted(set(batches)) != batches):
+            raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
+
     def text(self) -> str:
-        """The file that `--pdmux-config-path` names. It is YAML, of which JSON is a part."""
+        """What is to be in the file. It is read as YAML, of which JSON is a part."""
         said: dict[str, object] = {
             "sm_group_num": self.groups,
             "split_forward_token_budget": self.split_forward_token_budget,
@@ -126,13 +135,11 @@ def vllm_sleep(level: Literal[1, 2]) -> Ask:
 VLLM_WAKE = (Ask("/wake_up"),)
 
 
-def sglang(
-    python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: Path | None = None, groups: int = 8
-) -> Command:
+def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None) -> Command:
     """SGLang with drawn weights; `saver` makes `SGLANG_RELEASE` and `SGLANG_RESUME` work.
 
-    With `pdmux`, a file of `PdMux.text`, prefill and decode share the SMs: that asks for no chunks and no overlap of
-    scheduling (`server_args.py`), and the chunk is left out.
+    PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
+    is left out. The option for its groups, which is about attention's buffers, has to agree with its file.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
@@ -147,7 +154,7 @@ def sglang(
         argv += ["--chunked-prefill-size", str(serve.chunk_tokens)]
     else:
         argv += ["--chunked-prefill-size", "-1", "--disable-overlap-schedule", "--enable-pdmux"]
-        argv += ["--pdmux-config-path", str(pdmux), "--sm-group-num", str(groups)]
+        argv += ["--pdmux-config-path", str(pdmux.file), "--sm-group-num", str(pdmux.groups)]
     return Command(tuple(argv), _gpu(on), f"http://{HOST}:{serve.port}/health")
 
 

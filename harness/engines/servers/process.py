@@ -30,7 +30,7 @@ import psutil
 from harness.engines.servers import guard
 from harness.policy.types import UserError
 
-ASK_S = 0.02  # between two questions whether it is ready
+ASK_S, ASK = 0.02, 0.01  # between two questions whether it is ready: seconds, or a part of the time gone by
 ANSWER_S = 1.0  # for an answer to each
 LAST_LINES = 12
 # The command waits until the guard knows it: it starts with a line on its standard input, and never without.
@@ -85,11 +85,12 @@ class Process:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return once `ready_url` answers 200; stop the server and raise UserError where it does not."""
-        deadline = time.monotonic() + timeout_s
-        while not self._answers(min(ANSWER_S, max(ASK_S, deadline - time.monotonic()))):
-            if self._wait(ASK_S):
+        began = time.monotonic()
+        while not self._answers(min(ANSWER_S, max(ASK_S, began + timeout_s - time.monotonic()))):
+            gone_s = time.monotonic() - began
+            if self._wait(max(ASK_S, ASK * gone_s)):
                 self._fail(f"ended before it was ready ({self._exit()})")
-            if time.monotonic() > deadline:
+            if gone_s > timeout_s:
                 self._fail(f"was not ready within {timeout_s:g} s")
         if not self._listens():
             self._fail(f"is not what answers at {self.ready_url}", PortTaken)
