@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -18,14 +19,14 @@ pytestmark = pytest.mark.servers
 PROMPT = list(range(300, 340))
 
 
-def described(python: Path, cache: Path, port: int, model: str = "a", idle_s: int | None = None) -> Command:
+def described(python: Path, cache: Path, model: str, port: int, idle_s: int | None = None) -> Command:
     """A server of the tiny model."""
     serve = Serve(model, weights(TINY, cache, python), port, 512, 4, 256)
     return command(python, serve, Cpu(threads=1, kv_bytes=0), context=2048, idle_s=idle_s)
 
 
 def test_a_completion_has_the_length_that_was_asked_for(llamacpp: Path, cache: Path, start: Start) -> None:
-    server = start("a", lambda port: described(llamacpp, cache, port))
+    server = start("a", partial(described, llamacpp, cache, "a"))
     assert [member.pid for member in server.members()] == [server.pid]
     for tokens in (1, 2, 33):
         answer = complete(server.ready_url, "a", PROMPT, tokens)
@@ -39,7 +40,7 @@ def test_a_completion_has_the_length_that_was_asked_for(llamacpp: Path, cache: P
 
 
 def test_it_listens_to_this_machine_alone(llamacpp: Path, cache: Path, start: Start) -> None:
-    server = start("a", lambda port: described(llamacpp, cache, port))
+    server = start("a", partial(described, llamacpp, cache, "a"))
     (process,) = server.members()
     heard = [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
     assert heard == ["127.0.0.1"]
@@ -49,7 +50,7 @@ def test_ten_swaps_of_two_models(llamacpp: Path, cache: Path, start: Start) -> N
     answers = []
     for k in range(10):
         model = "ab"[k % 2]
-        server = start(model, lambda port, model=model: described(llamacpp, cache, port, model))
+        server = start(model, partial(described, llamacpp, cache, model))
         answers.append(complete(server.ready_url, model, PROMPT, 5).texts)
         server.stop()
         assert not psutil.pid_exists(server.pid)
@@ -58,7 +59,7 @@ def test_ten_swaps_of_two_models(llamacpp: Path, cache: Path, start: Start) -> N
 
 
 def test_memory_that_an_idle_server_gives_back_is_taken_again(llamacpp: Path, cache: Path, start: Start) -> None:
-    server = start("a", lambda port: described(llamacpp, cache, port, idle_s=1))
+    server = start("a", partial(described, llamacpp, cache, "a", idle_s=1))
     before = complete(server.ready_url, "a", PROMPT, 5)
     while "entering sleeping state" not in server.log.read_text():
         assert psutil.wait_procs(server.members(), timeout=0.05)[0] == []

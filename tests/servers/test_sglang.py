@@ -19,7 +19,7 @@ from tests.servers.ask import body
 pytestmark = pytest.mark.servers
 # The divisions of an H200 that SGLang's documentation of PD-multiplexing shows.
 H200 = ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))
-SPLITS = [
+SPLITS: list[dict[str, Any]] = [
     {},
     {"groups": 3, "divisions": ((96, 36, 1),)},
     {"groups": 8, "divisions": H200},
@@ -57,7 +57,7 @@ def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
     """Every command line that we can write for it, with what it shall mean."""
     serve = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
     cases = []
-    splits = [None, *(PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS))]  # type: ignore[arg-type]
+    splits = [None, *(PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS))]
     for split, saver, elastic in itertools.product(splits, (False, True), (None, "a")):
         on = Gpu(index=1, fraction=0.45, elastic=elastic)
         meant = {
@@ -86,7 +86,7 @@ def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, An
     """What SGLang read, and beside it what was meant."""
     folder = tmp_path_factory.mktemp("splits")
     cases = commands(folder)
-    splits = [PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS)]  # type: ignore[arg-type]
+    splits = [PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS)]
     for split in splits:
         split.file.write_text(split.text())
     asked = {

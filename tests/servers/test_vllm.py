@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -31,7 +32,7 @@ print("read:" + json.dumps([[{k: v for k, v in one.items() if isinstance(v, plai
 """
 
 
-def described(python: Path, cache: Path, port: int, model: str) -> Command:
+def described(python: Path, cache: Path, model: str, port: int) -> Command:
     """A server of the tiny model."""
     serve = Serve(model, dummy(TINY, cache), port, 512, 4, 256)
     return command(python, serve, Cpu(threads=1, kv_bytes=64 << 20), eager=True)
@@ -39,7 +40,7 @@ def described(python: Path, cache: Path, port: int, model: str) -> Command:
 
 @pytest.mark.timeout(1800)
 def test_two_servers_answer_and_end_with_all_their_processes(vllm: Path, cache: Path, start: Start) -> None:
-    servers = {model: start(model, lambda port, model=model: described(vllm, cache, port, model)) for model in "ab"}
+    servers = {model: start(model, partial(described, vllm, cache, model)) for model in "ab"}
     for model, server in servers.items():
         answer = complete(server.ready_url, model, PROMPT, 9)
         assert answer.usage["prompt_tokens"] == len(PROMPT)
@@ -61,7 +62,7 @@ def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path
     from harness.engines.servers.commands import VLLM_WAKE, Gpu, vllm_sleep
 
     serve = Serve("a", tmp_path / "a", 12_345, 2048, 64, 512)
-    common = {
+    common: dict[str, object] = {
         "model": str(tmp_path / "a"),
         "served_model_name": ["a"],
         "load_format": "dummy",
@@ -74,7 +75,7 @@ def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path
         "disable_uvicorn_access_log": True,
         "generation_config": "vllm",
     }
-    cases = [
+    cases: list[tuple[Command, dict[str, object]]] = [
         (command(Path("python"), serve, Gpu(0, 0.45)), {"gpu_memory_utilization": 0.45, "enable_sleep_mode": False}),
         (command(Path("python"), serve, Gpu(0, 0.9), sleep=True), {"enable_sleep_mode": True, "enforce_eager": False}),
         (command(Path("python"), serve, Gpu(0, 0.9, elastic="a"), eager=True), {"enforce_eager": True}),

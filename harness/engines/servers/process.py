@@ -67,7 +67,7 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._logged_before = log.tell()
-            self._child = child = subprocess.Popen(
+            child = subprocess.Popen(
                 [*HELD, *self.command],
                 env=self.env,
                 stdin=subprocess.PIPE,
@@ -78,6 +78,7 @@ class Process:
         self._leader = psutil.Process(child.pid)
         self._pidfd = os.pidfd_open(child.pid)
         self._ended.register(self._pidfd, select.POLLIN)
+        self._child = child
         _tell(watch, f"+{child.pid}")
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:
@@ -195,7 +196,8 @@ def free_port() -> int:
     and the client's connections, thousands of them, would get in between.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(LOWEST_PORT, max(lowest_outgoing, LOWEST_PORT)), 100):
+    ports = range(LOWEST_PORT, lowest_outgoing)
+    for port in random.sample(ports, min(100, len(ports))):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
