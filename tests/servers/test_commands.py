@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,25 @@ def test_a_gpu_is_shared_by_memory_then_sms_then_pages() -> None:
 def test_sleep_waits_for_running_requests() -> None:
     assert commands.vllm_sleep(1).path == "/sleep?level=1&mode=wait"
     assert commands.vllm_sleep(2).path == "/sleep?level=2&mode=wait"
+
+
+def test_weights_that_were_thrown_away_are_read_before_kv_is_taken() -> None:
+    assert [order.path for order in commands.vllm_wake(1)] == ["/wake_up"]
+    paths = [order.path for order in commands.vllm_wake(2)]
+    assert paths == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
+
+
+@pytest.mark.parametrize("of", [commands.vllm, commands.sglang])
+def test_weights_are_drawn_unless_the_folder_has_them(of: Callable[[Path, Serve, Gpu], Command]) -> None:
+    argv = of(PYTHON, SERVE, Gpu()).argv
+    assert argv[argv.index("--load-format") + 1] == "dummy"
+    assert "--load-format" not in of(PYTHON, replace(SERVE, drawn=False), Gpu()).argv
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65])
+def test_an_account_keeps_its_name(name: str) -> None:
+    with pytest.raises(ValueError, match="would rename the account"):
+        Gpu(elastic=name)
 
 
 def test_vllms_development_routes_are_open_only_for_sleep() -> None:

@@ -23,11 +23,12 @@ READ = """
 import json, sys
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 from vllm.entrypoints.openai.cli_args import make_arg_parser
-from vllm.entrypoints.serve.dev.sleep.api_router import router
+from vllm.entrypoints.serve.dev.rpc.api_router import router as rpc
+from vllm.entrypoints.serve.dev.sleep.api_router import router as sleep
 parser = make_arg_parser(FlexibleArgumentParser())
 parsed = [vars(parser.parse_args(argv)) for argv in json.load(sys.stdin)]
 plain = (str, int, float, list, type(None))
-routes = [[route.path, sorted(route.methods)] for route in router.routes]
+routes = [[route.path, sorted(route.methods)] for router in (rpc, sleep) for route in router.routes]
 print("read:" + json.dumps([[{k: v for k, v in one.items() if isinstance(v, plain)} for one in parsed], routes]))
 """
 
@@ -59,7 +60,7 @@ def test_two_servers_answer_and_end_with_all_their_processes(vllm: Path, cache: 
 
 @pytest.mark.timeout(900)
 def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path) -> None:
-    from harness.engines.servers.commands import VLLM_WAKE, Gpu, vllm_sleep
+    from harness.engines.servers.commands import Gpu, vllm_sleep, vllm_wake
 
     serve = Serve("a", tmp_path / "a", 12_345, 2048, 64, 512)
     common: dict[str, object] = {
@@ -88,5 +89,5 @@ def test_its_parser_reads_every_command_line_as_meant(vllm: Path, tmp_path: Path
     parsed, routes = json.loads(line.removeprefix("read:"))
     for found, (_, meant) in zip(parsed, cases, strict=True):
         assert {name: found[name] for name in common | meant} == common | meant
-    orders = [vllm_sleep(1), vllm_sleep(2), *VLLM_WAKE]
+    orders = [vllm_sleep(1), vllm_sleep(2), *vllm_wake(1), *vllm_wake(2)]
     assert all([order.path.split("?")[0], ["POST"]] in routes for order in orders)
