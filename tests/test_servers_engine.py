@@ -204,6 +204,7 @@ class Small:
     name = "small"
     can = frozenset({"Load", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
+    sleeps: Mapping[str, fleet.Sleep] = {}
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",)}
     style: Style = STYLES["openai"]
     facts: Mapping[str, str] = {"small": "1.0"}

@@ -21,7 +21,7 @@ from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, environments, folder
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Seat
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option
@@ -38,6 +38,7 @@ class LlamaCpp:
     name = "llamacpp"
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # the file is in the host's memory after its first start, so both are the same
+    sleeps: Mapping[str, Sleep] = {}
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     slots = SLOTS
     style = STYLES["llamacpp"]
