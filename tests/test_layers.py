@@ -62,7 +62,8 @@ ARCHITECTURE = {
     ),
 }
 MOST_ARROWS = 53
-OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp")}  # they lie where engines are found by their names
+# Engines in front of servers lie where engines are found by their names.
+OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "vllm")}
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"experiment", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
