@@ -299,7 +299,7 @@ def test_a_run_says_what_its_client_saw_and_whether_it_measured_its_servers(
     assert [one["write_ns"] for one in seen] == [1001 * MS, None]
     assert seen[0]["chunk_ns"] == [1051 * MS, 1061 * MS, 1071 * MS, 1081 * MS, 1091 * MS]
     assert seen[0]["chunk_tokens"] == [2, 1, 1, 1, 1]
-    assert (tmp_path / "run" / "server-000-a.log").read_text() == "it starts\n"
+    assert (tmp_path / "run" / "server-a-gpu0.log").read_text() == "it starts\n"
     worth = record.meta(tmp_path / "run")["verdict"]
     assert worth["lag_p99_s"] == pytest.approx(0.001)
     assert worth["valid"] == (not worth["reasons"])

@@ -129,7 +129,7 @@ class Fleet:
         self.limits: dict[tuple[str, int], int | None] = {}
         self.faults: list[str] = []  # in order of time
         self.spans: list[Span] = []
-        self.logs: list[Path] = []
+        self.logs: dict[Path, None] = {}  # of each server that was ever started; a later start goes on in it
         self._folder = Path()
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
         self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
@@ -212,8 +212,8 @@ class Fleet:
             up.seat, up.way, up.woken, up.since_s = slept.seat, slept.way, True, time.monotonic()
             self._attend(up, lambda process: _tell(process, self.kind.sleeps[up.way].up), "ready")
             return
-        log = self._folder / f"{len(self.logs):03d}-{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}.log"
-        self.logs.append(log)
+        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
+        self.logs[log] = None
         up.since_s = time.monotonic()
         try:
             up.seat = self.kind.seat(up.inst, up.kv_bytes, log)
