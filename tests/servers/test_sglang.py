@@ -16,7 +16,7 @@ from harness.engines.servers.commands import sglang as command
 from harness.engines.servers.environments import variables
 from tests.servers.ask import body
 
-pytestmark = pytest.mark.servers
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 # The divisions of an H200 that SGLang's documentation of PD-multiplexing shows.
 H200 = ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))
 SPLITS: list[dict[str, Any]] = [

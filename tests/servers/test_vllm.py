@@ -22,7 +22,7 @@ PROMPT = list(range(300, 340))
 READ = """
 import json, sys
 from vllm.utils.argparse_utils import FlexibleArgumentParser
-from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
 from vllm.entrypoints.serve.dev.rpc.api_router import router as rpc
 from vllm.entrypoints.serve.dev.sleep.api_router import router as sleep
 parser = make_arg_parser(FlexibleArgumentParser())
