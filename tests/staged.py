@@ -20,6 +20,7 @@ from harness.engines.servers import engine as module
 from harness.engines.servers import fleet
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Change, Seat, Up
+from harness.engines.servers.process import PortTaken
 from harness.loop.replay import Outcome, replay
 from harness.policy.actions import Action, Admit, Evict, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
@@ -269,6 +270,7 @@ class Stage:
         self.kind = Small(config, mem_bytes)
         self.sender: Sender | None = None
         self.never_ready: set[str] = set()
+        self.taken = 0  # starts that find their port taken
         self.engine = Servers(config, self.kind, lambda jobs, *_: self.connect(jobs, deaf_ns))  # type: ignore[arg-type]
 
     def connect(self, jobs: Jobs, deaf_ns: int) -> Sender:
@@ -282,7 +284,10 @@ class Stage:
         def over() -> None:
             if what == "stopped":
                 work(up.process)
-            if what == "ready" and up.inst.model in self.never_ready:
+            if what == "ready" and self.taken:
+                self.taken -= 1
+                self.engine.fleet._ring((up, PortTaken("its port is taken")))
+            elif what == "ready" and up.inst.model in self.never_ready:
                 self.engine.fleet._ring((up, UserError(f"server {up.inst.model} ended before it was ready")))
             else:
                 self.engine.fleet._ring(Change(up, what))

@@ -207,6 +207,22 @@ def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(mon
     assert (refusal.failed, refusal.why) == ("never", "server b ended before it was ready")
 
 
+@pytest.mark.parametrize(("taken", "state"), [(2, "done"), (3, "failed")])
+def test_a_server_whose_port_is_taken_starts_on_another_twice(
+    taken: int, state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answers(event: Event, _: View) -> Iterable[Action]:
+        if isinstance(event, Arrived):
+            yield from (Load(batch("a").inst), Run(batch("a")), Admit(event.request.id, batch("a")))
+
+    stage = Stage(monkeypatch)
+    stage.taken = taken
+    _, (row,) = stage.run(Script(answers), jobs((1.0, "a", 2)))
+    assert (row["state"], len(stage.kind.seats)) == (state, 3)
+    assert waits(row)["load"] == 1500.0
+    assert stage.engine.side()["faults"] == [] if state == "done" else ["its port is taken"]
+
+
 def test_a_server_of_the_start_that_never_answers_is_told_before_the_clock_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
