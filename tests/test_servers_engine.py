@@ -220,7 +220,7 @@ def test_a_server_whose_port_is_taken_starts_on_another_twice(
     _, (row,) = stage.run(Script(answers), jobs((1.0, "a", 2)))
     assert (row["state"], len(stage.kind.seats)) == (state, 3)
     assert waits(row)["load"] == 1500.0
-    assert stage.engine.side()["faults"] == [] if state == "done" else ["its port is taken"]
+    assert stage.engine.side()["faults"] == ([] if state == "done" else ["its port is taken"])
 
 
 def test_a_server_of_the_start_that_never_answers_is_told_before_the_clock_runs(
