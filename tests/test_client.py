@@ -419,3 +419,14 @@ def test_it_ends_with_its_parent(by: signal.Signals) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(by)
     assert gone(pid)
+
+
+def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_force() -> None:
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as one:
+        one.begin(time.monotonic_ns(), True)
+        assert [(t.kind, t.rid, t.tokens) for t in one.poll(NEVER_S)] == [("arrived", 0, 0)]
+        one.route("m", Server(server.url, "m"))
+        assert [(t.kind, t.rid) for t in one.poll(NEVER_S)] == [("routed", -1)]
+    with scripted(lambda _: tokens(1)) as server:
+        told, _ = replayed(jobs([0.0, 0.0]), server.url)
+    assert [t.tokens for t in told if t.kind == "arrived"] == [1, 1]

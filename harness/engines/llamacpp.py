@@ -1,0 +1,43 @@
+"""llama.cpp's server, a process a model on this host: `Load` starts it, `Evict` stops it (servers/started.py).
+
+It takes its KV memory (`n_ctx`) when it starts: what a `Limit` allows, which must be said before, else that of four
+longest requests, or of as many as there is room for. As many requests as longest ones have room step together, so none
+runs out of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.engines.machine import Config, Machine
+from harness.engines.servers import commands, folder
+from harness.engines.servers.engine import Servers
+from harness.engines.servers.started import Started
+from harness.policy.types import Inst, Option, Shape
+
+
+class LlamaCpp(Started):
+    """Servers of llama.cpp."""
+
+    name, package = "llamacpp", "xllamacpp"
+    block_tokens = 256  # of which its contexts are multiples
+
+    def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
+        """A GGUF of random weights."""
+        return folder.weights(shape, at, self.python, seed)
+
+    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int) -> commands.Command:
+        """See Started."""
+        context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
+        return commands.llamacpp(self.python, serve, commands.Cpu(self.threads, kv_bytes), context=context)
+
+    def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
+        """As many as longest requests have room."""
+        model = self.cluster.models[inst.model]
+        return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
+
+
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
+    """The engine of this file; see harness/loop/engine.py."""
+    return Servers(config, LlamaCpp(config, machine, on_gpu=False))

