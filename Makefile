@@ -198,8 +198,8 @@ ci: ## what .ci/run runs
 	$(call stage,240,smoke)
 	$(call stage,480,torch)
 	$(call stage,600,test-torch)
-	$(call stage,900,sglang)
-	$(call stage,900,test-servers)
+	$(call stage,1800,sglang)
+	$(call stage,1800,test-servers)
 
 lock: ## resolve requirements.lock anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
