@@ -165,6 +165,7 @@ class Servers(WallClock):
         assert self.client is not None
         if not self._heard:
             self._heard.extend(self.client.poll(0.0))
+            self.clock()  # nothing that was told lies ahead of it
         if self._heard:
             self._take(self._heard.popleft())
             return True
