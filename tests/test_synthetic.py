@@ -25,7 +25,7 @@ from traces.synthetic import Drawn, draw, preset
 from workloads.build import build
 
 F8 = NDArray[np.float64]
-NAMES = (*synthetic.OPEN, "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
+NAMES = (*sorted(synthetic.OPEN), "hyperbolic-like+models=18", "arena-like+models=18", "arena-like+models=8")
 seeds = st.integers(0, 2**40)
 
 
