@@ -2,12 +2,13 @@
 
 A cell is what `replay` refuses the pair for (`loop.replay.missing`): a system's `uses`, `hears` and `options`, less an
 engine's `can`, `tells` and `offers`. Where none of these is lacking and a run is impossible all the same, it is that
-reason: no cost table for a policy that asks one, too few GPUs. What no engine in real time has is simulated only.
+reason: no cost table for a policy that asks one, too few GPUs. What no engine in real time has is simulated only, and
+stands in a column of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -67,19 +68,21 @@ def rows() -> Iterator[Row]:
 def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     """The matrix as a table, presets that are alike in one row, and the names that its words stand for."""
     engines = list(found[0].lacks)
+    real = [where for where in engines if _real(where)]
     names = {where: {name for row in found for name in row.lacks[where].names} for where in engines}
-    simulated = set.intersection(*(names[where] for where in engines if _real(where)))
+    simulated = set.intersection(*(names[where] for where in real))
     alike: dict[tuple[str, ...], list[str]] = {}
     for row in found:
-        told = (row.system, *(_told(lack, simulated) for lack in row.lacks.values()))
-        alike.setdefault(told, []).append(row.preset or "defaults")
+        only = _words(name for where in real for name in row.lacks[where].names if name in simulated)
+        cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
+        alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
     shown = ([name, ", ".join(presets), *cells] for (name, *cells), presets in alike.items())
-    yield from table.laid([["system", "presets", *engines], *shown], markdown=markdown)
+    yield from table.laid([["system", "presets", *engines, "simulated only"], *shown], markdown=markdown)
     folded = dict[str, list[str]]()
     for name in sorted(set().union(*names.values())):
         folded.setdefault(_word(name), []).append(name)
     legend = (f"{word}: {', '.join(of)}" for word, of in sorted(folded.items()) if word in WORDS.values())
-    yield f"simulated only: no engine in real time has it. {'; '.join(legend)}."
+    yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
 
 
 def _real(where: str) -> bool:
@@ -96,13 +99,13 @@ def _word(name: str) -> str:
     return WORDS[start] + (name[len(start) :] if WORDS[start].endswith(" ") else "")
 
 
-def _told(lack: Lack, simulated: set[str]) -> str:
-    """A cell in words; what no engine in real time has stands for the rest."""
+def _words(names: Iterable[str]) -> str:
+    """Names in short, each once."""
+    return ", ".join(dict.fromkeys(map(_word, names)))
+
+
+def _told(lack: Lack) -> str:
+    """A cell in words."""
     if lack == Lack():
         return "yes"
-    if lack.why:
-        return f"no {lack.why.partition(':')[0]}"
-    only = [name for name in lack.names if name in simulated]
-    return ("simulated only: " if only else "no ") + ", ".join(
-        dict.fromkeys(_word(name) for name in only or lack.names)
-    )
+    return "no " + (lack.why.partition(":")[0] or _words(lack.names))
