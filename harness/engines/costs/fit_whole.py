@@ -1,0 +1,157 @@
+"""From what was measured of servers from outside to the table of a machine that was measured whole (`whole.py`).
+
+A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each token more by
+segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. Whoever
+waits for a prompt's first token sees it and a step, whoever decodes a step alone. Relative errors are squared; the
+rows that are held out are in no fit, and have errors of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.costs.coefficients import nonnegative
+from harness.engines.costs.whole import SAID
+from harness.policy.types import UserError
+
+F8 = NDArray[np.float64]
+# Where the seconds of a token more may change: a product with a vector, small matrices, large ones.
+KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
+FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
+LINE = ("seq_s", "ctx_s", "area_s")
+LEAST_S = 1e-9  # of a step
+
+
+class Step(NamedTuple):
+    """A measured step: the median of its seconds, and what was in it."""
+
+    model: str
+    seconds: float
+    seqs: int = 0  # that decode
+    ctx_tokens: float = 0.0  # of all that decode, on average
+    prompt: int = 0  # tokens of a prompt of which it is the whole prefill; its seconds are then those of a first token
+    held: bool = False  # in no fit
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the step."""
+        return self.seqs + self.prompt
+
+    @property
+    def what(self) -> str:
+        """Whether it is a prefill or a decode."""
+        return "prefill" if self.prompt else "decode"
+
+
+class Beside(NamedTuple):
+    """A step beside one of another server, and alone."""
+
+    seconds: float
+    alone_s: float
+
+
+class Fitted(NamedTuple):
+    """Sections of a table, and each step with the seconds that they say."""
+
+    host: dict[str, Any]
+    steps: dict[str, dict[str, Any]]
+    points: list[tuple[Step, float]]
+
+
+def knots(most: int) -> list[int]:
+    """Those below the most tokens of a step that were measured, and these."""
+    return [*(k for k in KNOTS if k < most), most]
+
+
+def fit(steps: Sequence[Step], source: str) -> Fitted:
+    """The host and the steps of each model. UserError where too few steps were measured to tell the numbers apart."""
+    models = list(dict.fromkeys(step.model for step in steps))
+    grids = {model: knots(max(s.tokens for s in steps if s.model == model)) for model in models}
+    if short := next((model for model, grid in grids.items() if len(grid) < 2), None):
+        raise UserError(f"{short} was measured with one token a step alone")
+    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # of each model's columns, behind the first
+
+    def features(rows: Sequence[Step]) -> F8:
+        X = np.zeros((len(rows), starts[-1]))
+        for row, step in zip(X, rows, strict=True):
+            at, grid = starts[models.index(step.model)], grids[step.model]
+            area = step.prompt**2 / 2
+            own = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
+            row[0], row[at : at + len(own)] = step.prompt > 0, own
+        return X
+
+    used = [step for step in steps if not step.held]
+    y = np.array([step.seconds for step in used])
+    if np.linalg.matrix_rank(features(used) / y[:, None]) < starts[-1]:
+        raise UserError(f"{len(used)} measured steps do not tell {starts[-1]} numbers apart")
+    found = nonnegative(features(used), y, 1 / y)
+    points = list(zip(steps, (features(steps) @ found).tolist(), strict=True))
+    said = {"source": source, "formula": FORMULA}
+    sections = {}
+    for at, model in zip(starts[:-1], models, strict=True):
+        grid, own = grids[model], [pair for pair in points if pair[0].model == model]
+        slopes, line = found[at : at + len(grid)], found[at + len(grid) : at + len(grid) + len(LINE)]
+        seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
+        numbers = {name: _sig(x) for name, x in zip(LINE, line.tolist(), strict=True)}
+        sections[model] = {
+            "tokens": grid, "seconds": [_sig(s) for s in np.maximum.accumulate(seconds)], **numbers, **said, **errors(own)
+        }  # fmt: skip
+    off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
+    host = {
+        "api_in_s": _sig(float(found[0])),
+        "sigma": _sig(1.4826 * float(np.median(off)), 2),
+        "source": source,
+        "formula": "first token of a prompt - its step; sigma: 1.4826 x median |ln error| of the steps",
+    }
+    return Fitted(host, sections, points)
+
+
+def ramps(m: int, grid: Sequence[int]) -> F8:
+    """What a step of m tokens has of each number: of its first token's, and tokens of each segment; the last is open."""
+    ends = [*grid[1:-1], math.inf]
+    return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
+
+
+def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
+    """Errors of the fitted and of the held-out rows, and of each kind of step in both."""
+    groups: Mapping[str, Callable[[Step], bool]] = {
+        "fit": lambda s: not s.held,
+        "held": lambda s: s.held,
+        **{
+            f"{what} {which}": lambda s, what=what, held=held: s.what == what and s.held == held
+            for what in ("prefill", "decode")
+            for which, held in (("fit", False), ("held", True))
+        },
+    }
+    found = {name: error([(s.seconds, x) for s, x in points if has(s)]) for name, has in groups.items()}
+    there = {name: one for name, one in found.items() if one["n"]}
+    whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
+    return whole | {"held_parts": there}
+
+
+def error(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
+    """Of (measured, predicted): median and P95 of the relative error."""
+    if not pairs:
+        return {"n": 0}
+    y, x = np.array(pairs).T
+    off = np.abs(x / y - 1)
+    return {"median": round(float(np.median(off)), 4), "p95": round(float(np.quantile(off, 0.95)), 4), "n": len(off)}
+
+
+def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
+    """How two servers slow each other down: the median over what they did, with the error of that."""
+    if not measured:
+        raise UserError("no two servers were measured side by side")
+    slowdown = max(1.0, float(np.median([one.seconds / one.alone_s for one in measured])))
+    own = error([(one.seconds, slowdown * one.alone_s) for one in measured])
+    formula = "seconds beside one other server that does the same / seconds alone, the median"
+    return {"slowdown": _sig(slowdown), **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+
+
+def _sig(x: float, digits: int = 5) -> float:
+    return float(f"{x:.{digits}g}")
