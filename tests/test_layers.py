@@ -38,6 +38,7 @@ ARCHITECTURE = {
     # what happens: one loop, and engines in which time passes
     "loop": Box("policy", "pyarrow"),
     "rows": Box("policy", "numpy pandas pyarrow scipy"),
+    "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
     "engines.probes": Box(others=f"matplotlib numpy {GPU}"),
     "engines.costs": Box("policy rows engines.probes", "numpy pandas scipy"),
     "engines": Box("policy rows engines.costs", f"numpy pyarrow {GPU}"),

@@ -1,0 +1,109 @@
+"""Request bodies: completions of token-id prompts of an exact length, and of a forced length, as bytes on the wire.
+
+All prompts are slices of one seeded sequence of token ids, each from an offset of its own, so that no prefix cache
+finds one in another. Ids are written in fields of one width, which JSON allows. So a prompt is a slice of bytes too,
+and all that a request costs when it leaves is a copy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from harness.policy.types import Jobs, UserError
+
+OFFSETS = 1 << 20  # distinct prompts; later requests repeat them
+STRIDE = 0x9E375  # odd, so that offsets repeat only after OFFSETS requests
+
+
+class Server(NamedTuple):
+    """Where a model is served."""
+
+    url: str  # without /v1/completions
+    model: str  # the name under which the server serves it
+
+
+class Style(NamedTuple):
+    """What differs between servers: members of the request's body, and how they treat connections."""
+
+    ignore_eos: bool = True
+    min_tokens: bool = False  # sent as well as max_tokens
+    counts: bool = False  # chunks carry the number of tokens so far: `stream_options.continuous_usage_stats`
+    extra: tuple[tuple[str, bool | float | str], ...] = ()  # further members
+    ids: tuple[int, int] = (300, 1000)  # prompts are of token ids from the first to before the second
+    keep_alive: bool = True  # False: a connection a request
+    spare: int = 48  # connections that are kept open for a burst
+    key_env: str = ""  # the environment variable that holds a bearer key; it is read where it is sent, and kept nowhere
+
+
+STYLES = {
+    "openai": Style(ignore_eos=False),
+    "vllm": Style(min_tokens=True, counts=True),
+    "sglang": Style(min_tokens=True, counts=True),
+    # Its HTTP threads serve a connection until it is closed: idle ones would keep requests waiting.
+    "llamacpp": Style(extra=(("cache_prompt", False),), keep_alive=False, spare=0),
+}
+
+
+class Bodies:
+    """The requests of a workload as bytes."""
+
+    def __init__(self, jobs: Jobs, seed: int, style: Style) -> None:
+        self._prompt, self._output = jobs.prompt_tokens, jobs.output_tokens
+        self._style = style
+        self._key = _key(style.key_env)
+        low, high = style.ids
+        width = len(str(high - 1))
+        fields = np.array([f"{i:{width}d}," for i in range(low, high)], f"S{width + 1}")
+        length = OFFSETS + (int(self._prompt.max()) if len(self._prompt) else 0)
+        self._ids = fields[np.random.default_rng(seed).integers(0, high - low, length, np.uint16)].tobytes()
+        self._width = width + 1
+        self._heads: dict[Server, tuple[bytes, bytes]] = {}
+
+    def request(self, rid: int, to: Server) -> bytes:
+        """Head and body of a request to a server."""
+        if to not in self._heads:
+            self._heads[to] = self._head(to)
+        head, opening = self._heads[to]
+        n, w = self._output.item(rid), self._width
+        at = rid * STRIDE % OFFSETS * w
+        closing = self._closing(n)
+        prompt = self._ids[at : at + self._prompt.item(rid) * w - 1]
+        return b"%b%d\r\n\r\n%b%b%b" % (head, len(opening) + len(prompt) + len(closing), opening, prompt, closing)
+
+    def redacted(self, text: str) -> str:
+        """A server's words without the key, which it may echo."""
+        return text.replace(self._key, "***") if self._key else text
+
+    def _head(self, to: Server) -> tuple[bytes, bytes]:
+        url = urlsplit(to.url)
+        path = url.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+        lines = [f"POST {path} HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}", "Content-Type: application/json"]
+        lines += [f"Authorization: Bearer {self._key}"] if self._key else []
+        lines += [] if self._style.keep_alive else ["Connection: close"]
+        head = "\r\n".join([*lines, "Content-Length: "])
+        return head.encode(), f'{{"model":{json.dumps(to.model)},"prompt":['.encode()
+
+    def _closing(self, tokens: int) -> bytes:
+        style = self._style
+        usage = {"include_usage": True} | ({"continuous_usage_stats": True} if style.counts else {})
+        members = {"max_tokens": tokens, "temperature": 0, "stream": True, "stream_options": usage}
+        members |= {"ignore_eos": True} if style.ignore_eos else {}
+        members |= {"min_tokens": tokens} if style.min_tokens else {}
+        return b"]," + json.dumps(members | dict(style.extra)).encode()[1:]
+
+
+def _key(name: str) -> str:
+    """The bearer key; its name is said where it is missing, the key never."""
+    if not name:
+        return ""
+    key = os.environ.get(name, "")
+    if not key:
+        raise UserError(f"the environment variable {name} holds no key")
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise UserError(f"the key in the environment variable {name} is not printable ASCII")
+    return key

@@ -1,0 +1,185 @@
+"""The open-loop load client: a handle on the process that sends."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Literal, NamedTuple, Self
+
+from harness.client.body import Server, Style
+from harness.client.frames import Unpacker, packed
+from harness.client.log import Log, assemble
+from harness.client.sender import Setup
+from harness.policy.types import Jobs, UserError
+
+START_S = 60.0  # that the process may take to start
+END_S = 2.0  # that it may take to end by itself
+
+Kind = Literal["arrived", "written", "first", "done", "failed", "dropped"]
+
+
+class Told(NamedTuple):
+    """What happened to a request. `tokens`: of the first chunk, or of all chunks at its end."""
+
+    kind: Kind
+    rid: int
+    at_ns: int  # of CLOCK_MONOTONIC; of "arrived" the intended time
+    tokens: int
+
+
+class Client:
+    """Sends a workload's requests at their times to the servers of their models; see `sender.py` for the rules.
+
+    A request of a model with a route leaves at its time. One without is held until `send`. `close` ends the process, as
+    the end of this one does; it starts from the thread that outlives the run, for the kernel ends it with that thread.
+    """
+
+    def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
+        self._setup = Setup(jobs, seed, timeout_s, style, kernel_timer)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._line: socket.socket | None = None
+        self._errors: IO[bytes] | None = None
+        self._unpacker = Unpacker()
+        self._told: list[Told] = []
+        self._log: Log | None = None
+        self.precise = False  # known after `start`: the timer is the kernel's
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the process that sends."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process; no connection is opened yet."""
+        self._line, theirs = socket.socketpair()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
+        paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        code = "from harness.client.sender import main; main()"
+        command = [sys.executable, "-c", code, str(theirs.fileno()), str(os.getpid())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stderr=self._errors
+            )
+        self._ask(self._setup)
+        message = self._wait("ready", START_S)
+        if message is None:
+            self.close()
+            raise UserError(f"the client's process was not ready after {START_S:g} s")
+        self.precise = message[1]
+
+    def begin(self, zero_ns: int, hears: bool) -> None:
+        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals too."""
+        self._ask(("begin", zero_ns, hears))
+
+    def route(self, model: str, to: Server | None) -> None:
+        """Send later arrivals of a model to a server at their time; None: hold them."""
+        self._ask(("route", model, to))
+
+    def send(self, rid: int, to: Server) -> None:
+        """Send a request now: a held one, one that failed or was dropped, or one that is open elsewhere, anew.
+
+        Its chunks from an earlier try are forgotten. Nothing happens where it is done.
+        """
+        self._ask(("send", self._known(rid), to, time.monotonic_ns()))
+
+    def cancel(self, rid: int) -> None:
+        """Give a request up: it ends "dropped", and its connection is closed. Nothing happens where it has ended."""
+        self._ask(("cancel", self._known(rid)))
+
+    def poll(self, timeout_s: float) -> list[Told]:
+        """What happened since the last call, in order of time; waits for something up to a time."""
+        if not self._told:
+            self._wait("told", timeout_s)
+        while self._wait("told", 0.0) is not None:
+            pass
+        told, self._told = self._told, []
+        told.sort(key=lambda one: one.at_ns)
+        return told
+
+    def log(self) -> Log:
+        """End the run: what happened to each request. What was told and not yet polled still can be."""
+        if self._log is None:
+            self._ask(("log",))
+            message = self._wait("log", float("inf"))
+            assert message is not None
+            self._log = assemble(message[1])
+            self.close()
+        return self._log
+
+    def close(self) -> None:
+        """End the process, with its connections."""
+        if self._line is not None:
+            self._line.close()
+            self._line = None
+        if self._process is not None and self._process.returncode is None:
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+            self._errors = None
+
+    # ------------------------------------------------------------ the line to the process
+
+    def _known(self, rid: int) -> int:
+        if not 0 <= rid < len(self._setup.jobs):
+            raise ValueError(f"no request {rid}")
+        return rid
+
+    def _ask(self, message: Any) -> None:
+        if self._line is None:
+            raise UserError("the client is closed")
+        try:
+            self._line.sendall(packed(message))
+        except OSError:
+            self._died()
+
+    def _wait(self, kind: str, timeout_s: float) -> tuple[Any, ...] | None:
+        """The next message of a kind; None where none comes in time. What is told on the way is kept."""
+        until_s = time.monotonic() + timeout_s
+        while self._line is not None:
+            left_s = max(0.0, until_s - time.monotonic())
+            if not select.select([self._line], [], [], None if left_s == float("inf") else left_s)[0]:
+                return None
+            data = self._line.recv(1 << 18)
+            if not data:
+                self._died()
+            found: tuple[Any, ...] | None = None
+            for message in self._unpacker.feed(data):
+                if message[0] == "told":
+                    self._told += [Told(*one) for one in message[1]]
+                elif message[0] == "refused":
+                    self.close()
+                    raise UserError(message[1])
+                found = message if message[0] == kind else found
+            if found is not None:
+                return found
+        return None
+
+    def _died(self) -> None:
+        """Say how the process ended."""
+        assert self._process is not None
+        assert self._errors is not None
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
+        self.close()
+        raise UserError(f"the client's process ended with code {code}{f': {lines[-1]}' if lines else ''}")

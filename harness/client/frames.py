@@ -1,0 +1,33 @@
+"""Messages between the client's two processes: pickles behind their length, on a socket pair that no one else has."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+LENGTH = 4  # bytes of a message's length
+
+
+def packed(message: Any) -> bytes:
+    """A message as bytes."""
+    body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(LENGTH, "little") + body
+
+
+class Unpacker:
+    """Bytes as they come, to messages."""
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Any]:
+        """The messages that these bytes complete."""
+        self._rest += data
+        while len(self._rest) >= LENGTH:
+            end = LENGTH + int.from_bytes(self._rest[:LENGTH], "little")
+            if len(self._rest) < end:
+                return
+            body = bytes(self._rest[LENGTH:end])
+            del self._rest[:end]
+            yield pickle.loads(body)

@@ -1,0 +1,47 @@
+"""The load of processes that have nothing to do with a run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import psutil
+
+
+class OtherLoad:
+    """Cores that other processes than these, and those that they start, keep busy from now on.
+
+    What the machine spent, less what these spent. A process that ends is counted where its parent waits for it.
+    """
+
+    def __init__(self, pids: Iterable[int]) -> None:
+        self._roots = list(pids)
+        self._since_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), own_s(self._roots)
+
+    def cores(self) -> float:
+        """Since the start, on average."""
+        span_s = time.monotonic() - self._since_s
+        others_s = _busy_s() - self._busy_s - (own_s(self._roots) - self._own_s)
+        return max(0.0, others_s) / span_s if span_s > 0 else 0.0
+
+
+def own_s(pids: Iterable[int]) -> float:
+    """Processor seconds of processes and those that they started, each once."""
+    family = dict[int, psutil.Process]()
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(pid)
+            family |= {one.pid: one for one in (root, *root.children(recursive=True))}
+    total = 0.0
+    for one in family.values():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            spent = one.cpu_times()
+            total += spent.user + spent.system + spent.children_user + spent.children_system
+    return total
+
+
+def _busy_s() -> float:
+    """Seconds that all processors were busy since boot; time stolen by a hypervisor is another machine's."""
+    spent = psutil.cpu_times()
+    return float(sum(getattr(spent, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))

@@ -1,0 +1,130 @@
+"""What happened to each request and when, in nanoseconds of CLOCK_MONOTONIC: kept by the sender, read as a `Log`."""
+
+from __future__ import annotations
+
+from array import array
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+STATES = ("waiting", "open", "done", "failed", "dropped")  # before it leaves; sent, without an end; how it ended
+WAITING, OPEN, DONE, FAILED, DROPPED = range(5)
+
+
+class Log(NamedTuple):
+    """A run of the client: one element a request, in the order of the jobs, unless said; -1: it never happened.
+
+    Of a request that was sent several times it is the last try.
+    """
+
+    intended_ns: NDArray[np.int64]  # of the arrival; in a closed loop, `think_s` after the end before it
+    due_ns: NDArray[np.int64]  # when it was to leave: as intended, or when `send` asked for it
+    write_ns: NDArray[np.int64]  # when the kernel had taken the request, or as much of it as it takes at once
+    byte_ns: NDArray[np.int64]  # first bytes of the response
+    done_ns: NDArray[np.int64]  # of the stream's end, where the request is done
+    end_ns: NDArray[np.int64]  # of its end, whichever
+    status: NDArray[np.int16]  # of HTTP; 0: no response
+    state: NDArray[np.int8]  # an index of STATES
+    error: list[str]  # why it failed; "" elsewhere
+    tries: NDArray[np.int32]  # how often it was sent
+    usage_tokens: NDArray[np.int64]  # what the server says that it made; see wire.py where the chunks' sum differs
+    offsets: NDArray[np.int64]  # n + 1: the chunks of request i are offsets[i] to before offsets[i + 1]
+    chunk_ns: NDArray[np.int64]  # a chunk: when the read that completed it came
+    chunk_tokens: NDArray[np.int32]  # a chunk
+    chunk_shared: NDArray[np.bool_]  # a chunk: it came in the same read as the chunk before it
+    precise: bool  # the timer was the kernel's
+    cpu_s: float  # of the client's process since `begin`
+    wall_s: float  # since `begin`
+    peak_bytes: int  # of its resident memory
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """Tokens in the chunks of each request."""
+        total = np.concatenate([[0], np.cumsum(self.chunk_tokens, dtype=np.int64)])
+        return np.asarray(total[self.offsets[1:]] - total[self.offsets[:-1]], np.int64)
+
+    @property
+    def first_ns(self) -> NDArray[np.int64]:
+        """The first chunk of each request."""
+        some = np.diff(self.offsets) > 0
+        first = np.full(len(self.intended_ns), -1, np.int64)
+        first[some] = self.chunk_ns[self.offsets[:-1][some]]
+        return first
+
+
+class Columns(NamedTuple):
+    """What crosses from the sender to the parent: columns of requests, and chunks in the order in which they came."""
+
+    requests: dict[str, bytes]
+    errors: dict[int, str]
+    chunks: dict[str, bytes]
+    cut: dict[int, int]  # by request that was sent again: its chunks before this one belong to an earlier try
+    precise: bool
+    cpu_s: float
+    wall_s: float
+    peak_bytes: int
+
+
+NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens")
+KINDS = {**dict.fromkeys(NS, "q"), "status": "h", "state": "b", "tries": "i"}
+CHUNKS = {"rid": "i", "ns": "q", "tokens": "i", "shared": "b"}
+
+
+class Book:
+    """The columns as they fill: plain arrays, which take a number in tens of nanoseconds."""
+
+    def __init__(self, n: int) -> None:
+        def column(name: str, of: int) -> array[int]:
+            return array(KINDS[name], [of]) * n
+
+        self.intended_ns, self.due_ns, self.write_ns = (column(name, -1) for name in NS[:3])
+        self.byte_ns, self.done_ns, self.end_ns = (column(name, -1) for name in NS[3:6])
+        self.usage_tokens = column("usage_tokens", -1)
+        self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
+        self.errors: dict[int, str] = {}
+        self.cut: dict[int, int] = {}
+        self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
+
+    def again(self, rid: int) -> None:
+        """Forget an earlier try."""
+        self.cut[rid] = len(self._rid)
+        self.errors.pop(rid, None)
+        for column in (self.write_ns, self.byte_ns, self.done_ns, self.end_ns, self.usage_tokens):
+            column[rid] = -1
+        self.status[rid] = 0
+
+    def chunks(self, rid: int, ns: int, tokens: list[int]) -> None:
+        """Keep the chunks of one read."""
+        shared = 0
+        for count in tokens:
+            self._rid.append(rid)
+            self._ns.append(ns)
+            self._tokens.append(count)
+            self._shared.append(shared)
+            shared = 1
+
+    def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
+        """All of it, as bytes."""
+        requests = {name: getattr(self, name).tobytes() for name in KINDS}
+        parts = (self._rid, self._ns, self._tokens, self._shared)
+        chunks = {name: part.tobytes() for name, part in zip(CHUNKS, parts, strict=True)}
+        return Columns(requests, self.errors, chunks, self.cut, precise, cpu_s, wall_s, peak_bytes)
+
+
+def assemble(columns: Columns) -> Log:
+    """The log: chunks grouped by request, without those of tries that came to nothing."""
+    requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
+    rid, ns, tokens, shared = (np.frombuffer(columns.chunks[name], kind) for name, kind in CHUNKS.items())
+    n = len(requests["state"])
+    since = np.zeros(n, np.int64)
+    for one, place in columns.cut.items():
+        since[one] = place
+    kept = np.flatnonzero(np.arange(len(rid)) >= since[rid])
+    order = kept[np.argsort(rid[kept], kind="stable")]
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(rid[order], minlength=n))]).astype(np.int64)
+    return Log(
+        **requests, error=[columns.errors.get(i, "") for i in range(n)], offsets=offsets, chunk_ns=ns[order],
+        chunk_tokens=tokens[order], chunk_shared=shared[order].astype(bool), precise=columns.precise,
+        cpu_s=columns.cpu_s, wall_s=columns.wall_s, peak_bytes=columns.peak_bytes,
+    )  # fmt: skip

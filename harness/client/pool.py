@@ -1,0 +1,151 @@
+"""Connections to one server: kept alive between requests, opened ahead for bursts, closed when the server might."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import time
+from contextlib import suppress
+from typing import Protocol, cast
+from urllib.parse import urlsplit
+
+from harness.client.body import Server, Style
+from harness.client.wire import Response
+
+IDLE_S = 4.0  # uvicorn closes a connection after 5 s without a request
+AT_ONCE = 16  # connections opened ahead at a time
+
+
+class Owner(Protocol):
+    """Who is told what happens to a request on a connection."""
+
+    def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
+        """Bytes of the response to `connection.rid` came, with chunks of so many tokens."""
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """The connection closed before the request `connection.rid` had its end."""
+
+
+class Connection(asyncio.Protocol):
+    """A connection, and the request that is open on it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.rid = -1  # of the request that is open here; -1: none
+        self.to = Server("", "")  # where that was sent
+        self.told = False  # its first chunk was told
+        self.served = False  # it has carried a request before this one
+        self.response = Response(pool.style.counts)
+        self.last_ns = time.monotonic_ns()  # of the last bytes either way
+        self._fd = -1  # written to directly where it is plain TCP, so that the stamp says when the kernel had it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        self.transport = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        self.pool.all.add(self)
+        if not self.pool.tls:
+            self._fd = transport.get_extra_info("socket").fileno()
+
+    def ask(self, rid: int, to: Server, request: bytes) -> int:
+        """Send a request; when the kernel had it."""
+        self.rid, self.to, self.told = rid, to, False
+        self.response.begin()
+        sent = 0
+        if self._fd >= 0:
+            try:
+                sent = os.write(self._fd, request)
+            except BlockingIOError:
+                pass
+            except OSError:  # the server has closed it, as `connection_lost` will say
+                self.transport.abort()
+                sent = len(request)
+        if sent < len(request):
+            self.transport.write(request[sent:])
+        self.last_ns = time.monotonic_ns()
+        return self.last_ns
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        self.last_ns = now_ns = time.monotonic_ns()
+        response = self.response
+        tokens = response.feed(data)
+        if self.rid >= 0:
+            self.pool.owner.heard(self, tokens, now_ns)
+        if response.complete and self.rid < 0:
+            self.served = True
+            self.pool.back(self)
+        elif response.broken:
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self._fd = -1
+        self.pool.gone(self)
+        if self.rid >= 0:
+            self.pool.owner.lost(self, "connection reset" if exc else "connection closed early")
+
+    def drop(self) -> None:
+        """Close it; its request is nobody's."""
+        self.rid = -1
+        self.transport.abort()
+
+
+class Pool:
+    """The connections to one server."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, base_url: str, style: Style, owner: Owner) -> None:
+        self._loop, self.style, self.owner = loop, style, owner
+        url = urlsplit(base_url)
+        self.tls = url.scheme == "https"
+        self._host, self._port = url.hostname or "", url.port or (443 if self.tls else 80)
+        self._tls = ssl.create_default_context() if self.tls else None
+        self.all: set[Connection] = set()
+        self._idle: list[Connection] = []  # the last used last
+        self._opening = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self) -> Connection | None:
+        """A connection that waits for a request."""
+        while self._idle:
+            one = self._idle.pop()
+            if not one.transport.is_closing():
+                return one
+        return None
+
+    def back(self, one: Connection) -> None:
+        """A response was read to its end."""
+        if one.response.reusable and self.style.keep_alive and not one.transport.is_closing():
+            self._idle.append(one)
+        else:
+            one.transport.abort()
+
+    def gone(self, one: Connection) -> None:
+        """A connection was closed."""
+        self.all.discard(one)
+        if one in self._idle:
+            self._idle.remove(one)
+
+    async def connect(self) -> Connection:
+        """A new connection, which does not wait among the others."""
+        _, one = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
+        return one
+
+    def tend(self, now_ns: int) -> None:
+        """Close connections that have been idle for long, and open some ahead."""
+        for one in [one for one in self._idle if one.served and now_ns - one.last_ns > IDLE_S * 1e9]:
+            self._idle.remove(one)
+            one.transport.abort()
+        lacking = self.style.spare - len(self._idle) - self._opening
+        for _ in range(min(AT_ONCE, lacking)):
+            self._opening += 1
+            task = self._loop.create_task(self._spare())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _spare(self) -> None:
+        with suppress(OSError):  # a server that is not there is found out by a request
+            one = await self.connect()
+            if not one.transport.is_closing():
+                self._idle.append(one)
+        self._opening -= 1

@@ -1,0 +1,342 @@
+"""The process that sends: the schedule and the connections on one event loop, and nothing else.
+
+Open loop: a request leaves at its time whatever the server does, without a limit on how many are open. A late one
+leaves at once, and its lag is in the log. Garbage collection is off, and prompts are bytes before the clock starts. The
+process ends with the run, with its parent, or at SIGTERM; Ctrl-C is left to the parent, which may want the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import heapq
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import uvloop
+
+from harness.client.body import Bodies, Server, Style
+from harness.client.frames import Unpacker, packed
+from harness.client.log import DONE, DROPPED, FAILED, OPEN, WAITING, Book
+from harness.client.pool import Connection, Pool
+from harness.client.timer import Timer
+from harness.policy.types import Jobs, UserError
+
+SWEEP_S = 1.0  # between two looks for silent servers, and for connections to open or close
+PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+
+
+class Setup(NamedTuple):
+    """What the sender is told before it starts."""
+
+    jobs: Jobs
+    seed: int
+    timeout_s: float
+    style: Style
+    kernel_timer: bool
+
+
+class Sender:
+    """Requests by the clock; see the module. Tells its parent what happens, in batches of one turn of the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, parent: asyncio.Transport) -> None:
+        jobs = setup.jobs
+        self._loop, self._jobs, self._style, self._parent = loop, jobs, setup.style, parent
+        self._timeout_ns = round(setup.timeout_s * 1e9)
+        self._sweep_s = min(SWEEP_S, setup.timeout_s / 4)
+        self._bodies = Bodies(jobs, setup.seed, setup.style)
+        self._book = Book(len(jobs))
+        self._timer = Timer(loop, self._due, setup.kernel_timer)
+        self._heirs = {} if jobs.after is None else {b: i for i, b in enumerate(jobs.after.tolist()) if b >= 0}
+        by_time = np.argsort(jobs.arrival_s, kind="stable")
+        self._order: list[int] = by_time[np.isfinite(jobs.arrival_s[by_time])].tolist()
+        self._at = 0  # how many of `_order` have come
+        self._later: list[tuple[int, int]] = []  # a heap of those who come after another's end: stamp, request
+        self._routes: dict[str, Server] = {}
+        self._pools: dict[str, Pool] = {}
+        self._open: dict[int, Connection | None] = {}  # sent and without an end; None: it is connecting
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._told: list[tuple[str, int, int, int]] = []
+        self._hears = False
+        self._begun_ns = 0
+        self._begun_cpu_s = 0.0
+        self.precise = self._timer.precise
+
+    # ------------------------------------------------------------ what the parent asks for
+
+    def begin(self, zero_ns: int, hears: bool) -> None:
+        """See Client."""
+        self._hears = hears
+        opened = np.isfinite(self._jobs.arrival_s)
+        intended_ns = np.frombuffer(self._book.intended_ns, np.int64)
+        intended_ns[opened] = zero_ns + np.rint(self._jobs.arrival_s[opened] * 1e9).astype(np.int64)
+        self._begun_ns, self._begun_cpu_s = time.monotonic_ns(), time.process_time()
+        self._sweep()
+        self._arm()
+
+    def route(self, model: str, to: Server | None) -> None:
+        """See Client."""
+        if to is None:
+            self._routes.pop(model, None)
+            return
+        self._routes[model] = to
+        self._pool(to).tend(time.monotonic_ns())
+
+    def send(self, rid: int, to: Server, asked_ns: int) -> None:
+        """See Client."""
+        book = self._book
+        if book.state[rid] == DONE:  # it ended while the parent decided
+            return
+        if book.tries[rid] or book.end_ns[rid] >= 0:
+            self._let_go(rid)
+            book.again(rid)
+        book.due_ns[rid] = asked_ns
+        self._leave(rid, to)
+
+    def cancel(self, rid: int) -> None:
+        """See Client."""
+        if self._book.state[rid] in {WAITING, OPEN}:
+            self._end(rid, DROPPED, time.monotonic_ns())
+
+    def log(self) -> None:
+        """Send what happened; nothing happens after it."""
+        self._timer.close()
+        self._flush()
+        cpu_s = time.process_time() - self._begun_cpu_s
+        wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        self._parent.write(packed(("log", self._book.columns(self._timer.precise, cpu_s, wall_s, peak))))
+
+    # ------------------------------------------------------------ the schedule
+
+    def _due(self) -> None:
+        """Let all leave whose time has come."""
+        order, intended, later = self._order, self._book.intended_ns, self._later
+        n = len(order)
+        while True:
+            now_ns = time.monotonic_ns()
+            if later and later[0][0] <= now_ns:
+                self._arrive(heapq.heappop(later)[1])
+            elif self._at < n and intended[order[self._at]] <= now_ns:
+                self._at += 1
+                self._arrive(order[self._at - 1])
+            else:
+                break
+        self._arm()
+
+    def _arm(self) -> None:
+        due = [self._later[0][0]] if self._later else []
+        if self._at < len(self._order):
+            due.append(self._book.intended_ns[self._order[self._at]])
+        if due:
+            self._timer.at(min(due))
+
+    def _arrive(self, rid: int) -> None:
+        book, at_ns = self._book, self._book.intended_ns[rid]
+        if self._hears:
+            self._tell("arrived", rid, at_ns, 0)
+        to = self._routes.get(self._jobs.models[self._jobs.model.item(rid)])
+        if to is not None:
+            book.due_ns[rid] = at_ns
+            self._leave(rid, to)
+
+    # ------------------------------------------------------------ a request
+
+    def _pool(self, to: Server) -> Pool:
+        if to.url not in self._pools:
+            self._pools[to.url] = Pool(self._loop, to.url, self._style, self)
+        return self._pools[to.url]
+
+    def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
+        """Send a request on a connection that waits, unless a fresh one is asked for, or on a new one."""
+        self._book.state[rid] = OPEN
+        if not fresh:
+            self._book.tries[rid] += 1
+        pool = self._pool(to)
+        connection = None if fresh else pool.take()
+        if connection is not None:
+            self._write(rid, to, connection)
+            return
+        self._open[rid] = None
+        task = self._loop.create_task(self._connect(rid, to, pool, self._book.tries[rid]))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _connect(self, rid: int, to: Server, pool: Pool, its_try: int) -> None:
+        connection, why = None, ""
+        try:
+            async with asyncio.timeout(self._timeout_ns * 1e-9):
+                connection = await pool.connect()
+        except TimeoutError:
+            why = f"no connection for {self._timeout_ns * 1e-9:g} s"
+        except ConnectionRefusedError:
+            why = "connection refused"
+        except OSError as error:
+            why = f"no connection: {error.strerror or type(error).__name__}"
+        book = self._book
+        if book.state[rid] != OPEN or book.tries[rid] != its_try:  # given up, or sent elsewhere, in the meantime
+            if connection is not None:
+                connection.drop()
+        elif connection is not None:
+            self._write(rid, to, connection)
+        else:
+            self._end(rid, FAILED, time.monotonic_ns(), why)
+
+    def _write(self, rid: int, to: Server, connection: Connection) -> None:
+        self._open[rid] = connection
+        at_ns = connection.ask(rid, to, self._bodies.request(rid, to))
+        if self._book.write_ns[rid] < 0:
+            self._book.write_ns[rid] = at_ns
+            self._tell("written", rid, at_ns, 0)
+
+    def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
+        """See Owner."""
+        rid, book, response = connection.rid, self._book, connection.response
+        if book.byte_ns[rid] < 0:
+            book.byte_ns[rid] = now_ns
+        if tokens:
+            book.chunks(rid, now_ns, tokens)
+            if not connection.told:
+                connection.told = True
+                self._tell("first", rid, now_ns, tokens[0])
+        book.status[rid] = response.status
+        book.usage_tokens[rid] = response.usage_tokens
+        if response.error:
+            connection.rid = -1
+            self._end(rid, FAILED, now_ns, response.error)
+        elif response.ended:
+            connection.rid = -1
+            book.done_ns[rid] = now_ns
+            self._end(rid, DONE, now_ns)
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """See Owner. A server that closes an idle connection never reads a request then under way: send it again."""
+        rid = connection.rid
+        if connection.served and self._book.byte_ns[rid] < 0:
+            self._leave(rid, connection.to, fresh=True)
+        else:
+            self._end(rid, FAILED, time.monotonic_ns(), why)
+
+    def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
+        """A request ends; who comes after it in a closed loop thinks first."""
+        book, connection = self._book, self._open.get(rid)
+        tokens = 0 if connection is None else connection.response.made
+        self._let_go(rid)
+        book.state[rid], book.end_ns[rid] = state, now_ns
+        if why:
+            book.errors[rid] = self._bodies.redacted(why)
+        self._tell({DONE: "done", FAILED: "failed", DROPPED: "dropped"}[state], rid, now_ns, tokens)
+        heir = self._heirs.pop(rid, None)
+        if heir is not None and self._jobs.think_s is not None:
+            book.intended_ns[heir] = now_ns + round(self._jobs.think_s.item(heir) * 1e9)
+            heapq.heappush(self._later, (book.intended_ns[heir], heir))
+            self._arm()
+
+    def _let_go(self, rid: int) -> None:
+        """Close the connection of a request that is open on it."""
+        connection = self._open.pop(rid, None)
+        if connection is not None and connection.rid == rid:
+            connection.drop()
+
+    # ------------------------------------------------------------ silence, and the parent
+
+    def _sweep(self) -> None:
+        now_ns = time.monotonic_ns()
+        why = f"no bytes for {self._timeout_ns * 1e-9:g} s"
+        for pool in self._pools.values():
+            for one in list(pool.all):
+                if now_ns - one.last_ns <= self._timeout_ns:
+                    continue
+                if one.rid >= 0:
+                    self._end(one.rid, FAILED, now_ns, why)
+                elif one.response.ended and not one.response.complete:
+                    one.drop()
+            pool.tend(now_ns)
+        self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _tell(self, kind: str, rid: int, at_ns: int, tokens: int) -> None:
+        if not self._told:
+            self._loop.call_soon(self._flush)
+        self._told.append((kind, rid, at_ns, tokens))
+
+    def _flush(self) -> None:
+        if self._told:
+            self._parent.write(packed(("told", self._told)))
+            self._told = []
+
+
+class Line(asyncio.Protocol):
+    """The parent's end: what it asks for, and its death."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, setup: Setup, ended: asyncio.Future[None]) -> None:
+        self._loop, self._setup, self._ended = loop, setup, ended
+        self._unpacker = Unpacker()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See asyncio."""
+        line = cast("asyncio.Transport", transport)  # uvloop has classes of its own
+        try:
+            sender = Sender(self._loop, self._setup, line)
+        except UserError as error:
+            line.write(packed(("refused", str(error))))
+            return
+        self._verbs = {name: getattr(sender, name) for name in ("begin", "route", "send", "cancel", "log")}
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        line.write(packed(("ready", sender.precise)))
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        for verb, *values in self._unpacker.feed(data):
+            self._verbs[verb](*values)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """See asyncio."""
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+
+async def serve(line: socket.socket, setup: Setup) -> None:
+    """Run until the parent hangs up."""
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_die)
+    ended: asyncio.Future[None] = loop.create_future()
+    await loop.create_unix_connection(lambda: Line(loop, setup, ended), sock=line)
+    await ended
+
+
+def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """A mistake of ours ends the process, so that the parent sees it; the loop would go on without the request."""
+    loop.default_exception_handler(context)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def main() -> None:
+    """Serve the parent on the file descriptor that it names."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    line, parent = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return
+    with suppress(ValueError, OSError):  # a connection is a file
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    unpacker, line_open = Unpacker(), True
+    while line_open:
+        data = line.recv(1 << 20)
+        line_open = bool(data)
+        for setup in unpacker.feed(data):
+            uvloop.run(serve(line, setup))
+            return

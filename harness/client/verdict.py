@@ -1,0 +1,100 @@
+"""Whether a run on real servers measured the servers, or the client and its machine.
+
+    lag              of a request that was to leave: write - due; due is the intended time, or when the policy sent it
+    offered          requests due, over the time from the first due to the last
+    achieved         those of them that left, or failed to connect, over the time from the first due to the last write
+    chunks per read  > 1 where the client reads late, or a server sends several at once
+    other load       cores busy with processes that are neither the client nor the servers
+
+A run that breaks a limit is invalid, and every table and figure says so.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.client.log import DONE, FAILED, Log
+
+LAG_P99_S = 0.005
+LAG_OF_TTFT = 0.05  # of the median TTFT
+RATE_GAP = 0.005  # between achieved and offered
+CHUNKS_PER_READ = 1.1
+OTHER_CORES = 0.2
+FINE_LAG_P99_S = 0.001  # what a claim below a millisecond needs
+
+
+class Verdict(NamedTuple):
+    """What a run is worth."""
+
+    valid: bool
+    reasons: tuple[str, ...]  # why it is not
+    below_ms: bool  # claims below a millisecond hold: the timer is the kernel's, and lag P99 < 1 ms
+    lag_p50_s: float  # of what left; nan: nothing did
+    lag_p99_s: float
+    lag_max_s: float
+    ttft_p50_s: float  # from the intended time; nan: no token came
+    offered_per_s: float
+    achieved_per_s: float
+    chunks_per_read: float
+    other_cores: float  # nan: not measured
+    precise: bool
+
+    @property
+    def text(self) -> str:
+        """One line."""
+        if not self.valid:
+            return "invalid: " + "; ".join(self.reasons)
+        fine = "" if self.precise else "; no claim below a millisecond: the kernel's timer is not there"
+        return f"valid: lag P99 {1e3 * self.lag_p99_s:.2f} ms{fine}"
+
+
+def verdict(log: Log, other_cores: float) -> Verdict:
+    """Judge a run by its log and by the load of other processes (`load.OtherLoad`; nan: not measured)."""
+    due, left = log.due_ns >= 0, log.write_ns >= 0
+    lags_s = 1e-9 * (log.write_ns - log.due_ns)[due & left]
+    p50_s, p99_s, max_s = np.quantile(lags_s, [0.5, 0.99, 1.0]) if lags_s.size else [np.nan] * 3
+    came = log.first_ns >= 0
+    ttft_s = 1e-9 * float(np.median((log.first_ns - log.intended_ns)[came])) if came.any() else np.nan
+    offered, achieved = _rates(log)
+    reads = len(log.chunk_ns) - int(log.chunk_shared.sum())
+    per_read = len(log.chunk_ns) / reads if reads else 1.0
+
+    reasons = []
+    if not lags_s.size:
+        reasons.append("no request left")
+    if p99_s > LAG_P99_S:
+        reasons.append(f"lag P99 is {1e3 * p99_s:.1f} ms, the limit {1e3 * LAG_P99_S:g} ms")
+    if p99_s > LAG_OF_TTFT * ttft_s:
+        reasons.append(
+            f"lag P99 is {p99_s / ttft_s:.0%} of the median TTFT of {1e3 * ttft_s:.1f} ms, the limit {LAG_OF_TTFT:.0%}"
+        )
+    if abs(achieved - offered) > RATE_GAP * offered:
+        reasons.append(
+            f"{achieved:.1f} requests/s left of {offered:.1f} offered, {abs(1 - achieved / offered):.1%} off, "
+            f"the limit {RATE_GAP:.1%}"
+        )
+    if per_read > CHUNKS_PER_READ:
+        reasons.append(f"{per_read:.2f} chunks came in a read, the limit {CHUNKS_PER_READ:g}")
+    if np.isnan(other_cores):
+        reasons.append("the load of other processes was not measured")
+    elif other_cores > OTHER_CORES:
+        reasons.append(f"other processes took {other_cores:.2f} cores, the limit {OTHER_CORES:g}")
+    return Verdict(
+        not reasons, tuple(reasons), log.precise and bool(p99_s < FINE_LAG_P99_S), float(p50_s), float(p99_s),
+        float(max_s), ttft_s, offered, achieved, per_read, other_cores, log.precise,
+    )  # fmt: skip
+
+
+def _rates(log: Log) -> tuple[float, float]:
+    """Requests a second offered and achieved; both 0 where all were due at one time."""
+    due = log.due_ns >= 0
+    left = due & ((log.write_ns >= 0) | (log.state == FAILED) | (log.state == DONE))
+    if not left.any():
+        return 0.0, 0.0
+    first_ns, last_ns = int(log.due_ns[due].min()), int(log.due_ns[due].max())
+    if first_ns == last_ns:
+        return 0.0, 0.0
+    end_ns = max(last_ns, int(log.write_ns[left].max()))
+    return 1e9 * int(due.sum()) / (last_ns - first_ns), 1e9 * int(left.sum()) / (end_ns - first_ns)

@@ -1,0 +1,126 @@
+"""HTTP/1.1 responses and their server-sent events, to chunks of tokens: bytes in, no clock, no socket.
+
+What a chunk counts: where the server was asked for the number of tokens so far and a chunk carries it
+(`usage.completion_tokens`, or llama.cpp's `timings.predicted_n`), what it adds to the count, with or without text. Else
+one token where a chunk has text, none where it has not: chunks that are empty, name a role or carry only usage. The
+last usage is kept beside (`usage_tokens`). Where it differs from the sum of the chunks, as when llama.cpp holds a
+token's bytes back until they are a character, the chunks stay as they came, and the usage says how many tokens
+there were.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httptools
+
+EXCERPT = 200  # characters of what a server said that enter an error
+KEPT = 4096  # bytes of a body that is no stream
+
+
+class Response:
+    """The response to the request that is open on a connection; `begin` before each."""
+
+    def __init__(self, counts: bool) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._counts = counts  # whether chunks were asked to carry the number of tokens so far
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect the response to a new request."""
+        self.status = 0  # of HTTP; 0: none yet
+        self.error = ""  # why the request failed
+        self.ended = False  # the stream said that it ends
+        self.complete = False  # the response is read to its end: the connection is free again
+        self.broken = False  # what came is not what was asked for: the connection is of no use
+        self.usage_tokens = -1  # what the server says that it made; -1: it did not say
+        self.made = 0  # tokens of all chunks
+        self._keeps = False  # the server does not close the connection after this response
+        self._chunks: list[int] = []  # tokens of the chunks of this read
+        self._rest = b""  # of a line that is not complete
+
+    def feed(self, data: bytes) -> list[int]:
+        """Tokens of the chunks that these bytes complete."""
+        self._chunks = []
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            if not (self.complete or self.broken):  # a body without a length ends with the connection
+                self._fail(f"not HTTP: {error}")
+            self.broken = True
+        return self._chunks
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the connection can carry another request."""
+        return self.complete and not self.broken and self._keeps
+
+    # ------------------------------------------------------------ called by the parser
+
+    def on_message_begin(self) -> None:
+        """See httptools: bytes after the end of a response are nobody's."""
+        self.broken |= self.complete
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        self.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        if self.status != 200:
+            self._rest = (self._rest + body)[:KEPT]
+            return
+        *lines, self._rest = (self._rest + body).split(b"\n")
+        for line in lines:
+            if self.ended or self.error:
+                return
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip())
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        if 100 <= self.status < 200:  # a word before the response
+            return
+        self.complete, self._keeps = True, self._parser.should_keep_alive()
+        if self.status != 200:
+            self.error = f"HTTP {self.status}{_said(self._rest)}"
+        elif not self.ended and not self.error:
+            self.error = f"the stream ended without [DONE]{_said(self._rest)}"
+
+    # ------------------------------------------------------------ events
+
+    def _fail(self, error: str) -> None:
+        self.error, self.broken = self.error or error, True
+
+    def _event(self, data: bytes) -> None:
+        if data == b"[DONE]":
+            self.ended = True
+            return
+        try:
+            chunk = json.loads(data)
+            tokens = self._tokens(chunk)
+        except (ValueError, TypeError, AttributeError, KeyError):
+            self._fail(f"malformed chunk{_said(data)}")
+            return
+        if "error" in chunk:
+            self._fail(f"the server said{_said(data)}")
+        elif tokens > 0:
+            self.made += tokens
+            self._chunks.append(tokens)
+
+    def _tokens(self, chunk: dict[str, Any]) -> int:
+        """Tokens that a chunk adds."""
+        choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
+        said = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
+        if usage and said is not None:
+            self.usage_tokens = int(said)
+        if self._counts and choices and said is not None:
+            return int(said) - self.made
+        return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))
+
+
+def _said(data: bytes) -> str:
+    """An excerpt of what a server sent, on one line."""
+    text = " ".join(data.decode("utf-8", "replace").split())
+    return f": {text[:EXCERPT]}" if text else ""

@@ -1,0 +1,121 @@
+"""Responses to chunks: every way in which bytes may be cut gives the same chunks, and what is not a token is none."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.client.wire import Response
+from tests.scripted import DONE, HEAD, chunked, error, event, tokens, usage_only
+
+ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\r\n\r\n'
+DELTA = 'data: {"choices":[{"delta":{"content":"é"}}]}\r\n\r\n'.encode()
+STREAM = b"".join(chunked(ROLE, b": a comment\n\n", event("a"), event(""), DELTA, event("b"), usage_only(3), DONE))
+
+
+def fed(pieces: list[bytes], counts: bool = False) -> tuple[Response, list[int]]:
+    response = Response(counts)
+    return response, [made for piece in pieces for made in response.feed(piece)]
+
+
+@pytest.mark.parametrize("at", range(len(STREAM) + 1))
+def test_a_cut_anywhere_changes_nothing(at: int) -> None:
+    response, made = fed([STREAM[:at], STREAM[at:]])
+    assert made == [1, 1, 1]
+    assert (response.status, response.error, response.ended, response.complete) == (200, "", True, True)
+    assert response.reusable
+    assert response.usage_tokens == 3
+
+
+def test_byte_by_byte_changes_nothing() -> None:
+    response, made = fed([STREAM[i : i + 1] for i in range(len(STREAM))])
+    assert (made, response.ended, response.complete, response.error) == ([1, 1, 1], True, True, "")
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_any_cuts_change_nothing(cuts: list[int]) -> None:
+    edges = [0, *sorted(cuts), len(STREAM)]
+    response, made = fed([STREAM[a:b] for a, b in pairwise(edges)])
+    assert (made, response.ended, response.complete, response.error) == ([1, 1, 1], True, True, "")
+
+
+def test_chunks_of_one_read_come_together() -> None:
+    response = Response(False)
+    head, *parts, end = chunked(event("a"), event("b"), DONE)
+    assert response.feed(head) == []
+    assert response.feed(parts[0] + parts[1]) == [1, 1]
+    assert response.feed(parts[2] + end) == []
+    assert response.complete
+
+
+def test_a_connection_carries_one_response_after_another() -> None:
+    response = Response(False)
+    for n in (1, 3):
+        response.begin()
+        assert response.feed(b"".join(tokens(n))) == [1] * n
+        assert response.reusable
+
+
+def test_a_count_so_far_says_what_a_chunk_holds() -> None:
+    # An empty text is a token whose bytes are no character yet; two tokens may come at once.
+    parts = chunked(event("", 1), event("a", 2), event("bc", 4), event("", 4), usage_only(4), DONE)
+    assert fed(parts, counts=True)[1] == [1, 1, 2]
+    assert fed(parts, counts=False)[1] == [1, 1]
+
+
+def test_a_count_so_far_may_stand_in_timings() -> None:
+    parts = chunked(event("a", timings={"predicted_n": 1}), event("b", timings={"predicted_n": 3}), DONE)
+    assert fed(parts, counts=True)[1] == [1, 2]
+
+
+def test_a_server_that_does_not_count_gives_a_token_a_chunk() -> None:
+    assert fed(chunked(event("a"), event(""), event("b"), DONE), counts=True)[1] == [1, 1]
+
+
+def test_the_last_chunk_of_llama_cpp_is_no_token() -> None:
+    # Its three tokens came in two chunks with text, for one held its bytes back; the last has usage and no text.
+    response, made = fed(chunked(event("a"), event("é"), event("", 3, timings={"predicted_n": 3}), DONE))
+    assert (made, response.usage_tokens, response.error) == ([1, 1], 3, "")
+
+
+def test_a_body_without_a_length_ends_at_done() -> None:
+    response, made = fed([b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", event("a"), DONE])
+    assert (made, response.ended, response.error, response.reusable) == ([1], True, "", False)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "says"),
+    [
+        (error(429, '{"error": "slow\ndown"}'), 'HTTP 429: {"error": "slow down"}'),
+        (error(500, ""), "HTTP 500"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "not HTTP"),
+        (chunked(b"data: {not json\n\n"), "malformed chunk: {not json"),
+        (chunked(b"data: 7\n\n"), "malformed chunk: 7"),
+        (chunked(b'data: {"choices": [3]}\n\n'), "malformed chunk"),
+        (chunked(b'data: {"choices":[{"text":"a"}],"usage":{"completion_tokens":"x"}}\n\n'), "malformed chunk"),
+        (chunked(b'data: {"error": {"message": "out of memory"}}\n\n', DONE), "the server said"),
+        (chunked(event("a")), "the stream ended without [DONE]"),
+        ([b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"choices": []}'], "the stream ended without [DONE]"),
+        ([HEAD, b"zz\r\n"], "not HTTP"),
+    ],
+)
+def test_what_is_not_an_answer_fails_with_its_reason(pieces: list[bytes], says: str) -> None:
+    response, _ = fed(pieces)
+    assert says in response.error
+    assert "\n" not in response.error
+    assert not response.ended
+
+
+def test_an_error_keeps_its_connection_and_an_excerpt() -> None:
+    response, made = fed(error(503, json.dumps("x" * 10_000)))
+    assert (made, response.status, response.reusable) == ([], 503, True)
+    assert len(response.error) < 300
+
+
+def test_tokens_before_an_error_stay() -> None:
+    response, made = fed(chunked(event("a"), b"data: {\n\n", event("b"), DONE))
+    assert (made, response.made, response.broken) == ([1], 1, True)
