@@ -43,6 +43,7 @@ ARCHITECTURE = {
     "engines.costs": Box("policy rows engines.probes", "numpy pandas scipy"),
     "engines": Box("policy rows engines.costs", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy engines engines.costs", "llvmlite numba numpy pyarrow"),
+    "engines.servers": Box("policy", "gguf numpy psutil xllamacpp"),
     # what is asked of it
     "traces": Box("policy", "numpy pandas pyarrow scipy"),
     "workloads": Box("policy traces", "numpy"),

@@ -1,0 +1,33 @@
+"""The Python environments that servers run in, and the variables that they are given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.policy.types import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+# Of our own variables a server is given these, and no others.
+NEEDED = re.compile(r"PATH|HOME|TMPDIR|LANG|LC_\w+|LD_LIBRARY_PATH|(CUDA|NVIDIA|OMP|OPENBLAS)_\w+")
+SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+# Nothing is fetched from a hub, and nothing is reported to one.
+ALWAYS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFERED": "1"}
+
+
+def python(name: str, root: Path = ROOT) -> Path:
+    """The interpreter of the environment of a server (`vllm`, `sglang`, `llamacpp`)."""
+    path = root / f".venv-{name}" / "bin" / "python"
+    if not path.exists():
+        raise UserError(f"{name} needs an environment of its own, and there is no {path}: make {name}")
+    return path
+
+
+def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:
+    """What a server finds in its environment: what it needs of ours, and what its command line comes with."""
+    for name in of_the_command:
+        if SECRET.search(name):
+            raise UserError(f"{name} looks like a key or a token: servers are given none")
+    needed = {name: value for name, value in ours.items() if NEEDED.fullmatch(name) and not SECRET.search(name)}
+    return needed | ALWAYS | dict(of_the_command)

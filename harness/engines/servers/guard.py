@@ -1,0 +1,88 @@
+"""End the servers of a process that is gone: a process of its own, which waits for that.
+
+However a run ends, SIGKILL included, its servers must not outlive it. The kernel's own way, a signal at the death of a
+child's parent, is sent when the *thread* that started the child ends, and does not reach the children of a server. So
+each process that starts servers has one guard, told on standard input which sessions to watch:
+
+    +PID    watch the session that PID leads        -PID    it has been stopped        end    stop them all and exit
+
+The guard does the same as at `end` when its parent dies or closes the pipe. It imports nothing of ours: `process.py`
+runs it by its path.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+
+import psutil
+
+KILL_S = 10.0  # a process in the driver of a device can outlive SIGKILL; nobody waits longer for it
+
+
+def family(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """Living processes of a server: its session's, its descendants in any session, and others known before.
+
+    A descendant in a session of its own is nobody's once the processes between are gone: it has to be known before.
+    """
+    found = set(others)
+    with suppress(psutil.NoSuchProcess):
+        found |= {leader, *leader.children(recursive=True)}
+    for pid in psutil.pids():
+        with suppress(psutil.NoSuchProcess, OSError):
+            if os.getsid(pid) == leader.pid:
+                found.add(psutil.Process(pid))
+    return [one for one in found if _lives(one)]
+
+
+def _lives(one: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return bool(one.is_running() and one.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to each that still lives."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(number)
+
+
+def kill(leader: psutil.Process, others: Iterable[psutil.Process] = ()) -> list[psutil.Process]:
+    """Kill a server, others of its processes, and what they start meanwhile; those that live after KILL_S."""
+    deadline = time.monotonic() + KILL_S
+    while (living := family(leader, others)) and time.monotonic() < deadline:
+        signal_all(living, signal.SIGKILL)
+        psutil.wait_procs(living, timeout=0.1)
+    return living
+
+
+def main(parent: int) -> None:
+    """Watch until the end; see above."""
+    gone = select.poll()
+    gone.register(0, select.POLLIN)
+    with suppress(ProcessLookupError):
+        gone.register(os.pidfd_open(parent), select.POLLIN)
+    watched, lines, said = dict[int, psutil.Process](), b"", b" "
+    while said and (0 in dict(gone.poll(0 if os.getppid() != parent else None))):
+        said = os.read(0, 65536)
+        *whole, lines = (lines + said).split(b"\n")
+        for line in whole:
+            if line == b"end":
+                said = b""
+            elif line.startswith(b"+"):
+                with suppress(psutil.NoSuchProcess):
+                    watched[int(line[1:])] = psutil.Process(int(line[1:]))
+            else:
+                watched.pop(int(line[1:]), None)
+    for leader in watched.values():
+        kill(leader)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

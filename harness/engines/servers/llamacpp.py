@@ -1,0 +1,57 @@
+"""Serve a GGUF by llama.cpp's server as the wheel `xllamacpp` has it, in this process, until a signal ends it.
+
+Run by the interpreter of llama.cpp's environment, by its path, for it imports nothing of ours; `commands.llamacpp`
+writes the command line. The wheel has no program of its own: its `Server` listens from its construction on.
+The names are fields of llama.cpp's `common_params` (common/common.h), as `CommonParams` of xllamacpp 2026.10.11549 has
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+
+
+def main() -> None:
+    """Serve until killed."""
+    import xllamacpp
+
+    said = argparse.ArgumentParser(description=__doc__)
+    said.add_argument("--model", required=True, help="a GGUF file")
+    said.add_argument("--alias", required=True, help="the name that requests call it by")
+    said.add_argument("--port", type=int, required=True)
+    said.add_argument("--context", type=int, required=True, help="tokens of KV, of all slots together")
+    said.add_argument("--slots", type=int, required=True, help="requests that step together")
+    said.add_argument("--shared", action="store_true", help="slots share the KV; else each has an equal part")
+    said.add_argument("--chunk", type=int, required=True, help="most tokens of a step")
+    said.add_argument("--threads", type=int, required=True)
+    said.add_argument("--sleep-idle-s", type=int, default=-1, help="idle seconds until it gives its memory back")
+    said.add_argument("--prompt-cache", action="store_true", help="keep KV of finished requests for equal prefixes")
+    args = said.parse_args()
+
+    params = xllamacpp.CommonParams()
+    params.model.path = args.model
+    params.model_alias = {args.alias}
+    params.hostnames = ["127.0.0.1"]
+    params.port = args.port
+    params.n_ctx = args.context
+    params.n_parallel = args.slots
+    params.kv_unified = args.shared
+    params.n_batch = params.n_ubatch = args.chunk
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    params.sleep_idle_seconds = args.sleep_idle_s
+    params.cache_prompt = args.prompt_cache
+    params.cache_idle_slots = args.prompt_cache
+    if not args.prompt_cache:
+        params.cache_ram_mib = 0
+    params.fit_params = False  # else it may choose another context than the one asked for
+    params.ui = False
+    params.offline = True
+    server = xllamacpp.Server(params)
+    print("listening on", server.listening_address, flush=True)
+    while True:
+        signal.pause()
+
+
+if __name__ == "__main__":
+    main()

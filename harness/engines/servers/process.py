@@ -1,0 +1,242 @@
+"""A server as a process: started, asked until it answers, and stopped with everything that it started.
+
+Each server leads a session and process group of its own, so that Ctrl-C reaches the run alone, which then stops its
+servers. Where the run cannot, its guard does (guard.py). A server's output goes to its log, whose last lines are in
+every message about it. Needs Linux (pidfd).
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import os
+import random
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+from urllib.parse import urlsplit
+
+import psutil
+
+from harness.engines.servers import guard
+from harness.policy.types import UserError
+
+ASK_S = 0.02  # between two questions whether it is ready
+ANSWER_S = 1.0  # for an answer to each
+LAST_LINES = 12
+# The command waits until the guard knows it: it starts with a line on its standard input, and never without.
+HELD = ("/bin/sh", "-c", 'read -r go && exec "$@" </dev/null', "sh")
+MEMORY = re.compile(r"out of memory|cannot allocate memory|bad_alloc|MemoryError|failed to allocate", re.IGNORECASE)
+TAKEN = re.compile(r"address already in use|couldn't bind|EADDRINUSE", re.IGNORECASE)
+LOWEST_PORT = 10_000
+
+
+class PortTaken(UserError):
+    """The port of a server is another process's: start it again on another one (`launch` does)."""
+
+
+class Process:
+    """One server process and its children."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, ready_url: str) -> None:
+        self.command, self.env, self.log, self.ready_url = tuple(command), dict(env), log, ready_url
+        self._child: subprocess.Popen[bytes] | None = None
+        self._ended = select.poll()
+        self._seen = set[psutil.Process]()  # of its processes
+        self._logged_before = 0
+
+    @property
+    def pid(self) -> int:
+        """Of the process that the command became, also after its end."""
+        assert self._child is not None, "not started"
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start it; does not wait. Whatever happens to this process, the server ends with it."""
+        assert self._child is None, "a Process starts once"
+        watch = _guard(os.getpid())
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._logged_before = log.tell()
+            self._child = child = subprocess.Popen(
+                [*HELD, *self.command],
+                env=self.env,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self._leader = psutil.Process(child.pid)
+        self._pidfd = os.pidfd_open(child.pid)
+        self._ended.register(self._pidfd, select.POLLIN)
+        _tell(watch, f"+{child.pid}")
+        assert child.stdin is not None
+        with suppress(BrokenPipeError), child.stdin:
+            child.stdin.write(b"go\n")
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Return once `ready_url` answers 200; stop the server and raise UserError where it does not."""
+        deadline = time.monotonic() + timeout_s
+        while not self._answers(min(ANSWER_S, max(ASK_S, deadline - time.monotonic()))):
+            if self._wait(ASK_S):
+                self._fail(f"ended before it was ready ({self._exit()})")
+            if time.monotonic() > deadline:
+                self._fail(f"was not ready within {timeout_s:g} s")
+        if not self._listens():
+            self._fail(f"is not what answers at {self.ready_url}", PortTaken)
+
+    def alive(self) -> bool:
+        """Whether it runs; its children may, even where it does not."""
+        return self._child is not None and self._child.poll() is None
+
+    def stop(self, grace_s: float = 5.0) -> None:
+        """End it and its children: SIGTERM, then SIGKILL after the grace. May come twice, or without `start`."""
+        child = self._child
+        if child is None:
+            return
+        deadline = time.monotonic() + grace_s
+        members = self.members()
+        guard.signal_all(members, signal.SIGTERM)
+        self._wait(grace_s)
+        others = [one for one in members if one.pid != child.pid]
+        psutil.wait_procs(others, timeout=max(0.0, deadline - time.monotonic()))
+        child.kill()
+        child.wait()  # before anybody else asks for its exit code
+        left = guard.kill(self._leader, self._seen)
+        if self._pidfd >= 0:
+            self._ended.unregister(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
+            _tell(_guard(os.getpid()), f"-{child.pid}")
+        if left:
+            raise UserError(f"{self.name}: processes {', '.join(str(one.pid) for one in left)} survive SIGKILL")
+
+    @property
+    def name(self) -> str:
+        """What messages call it: its log's name."""
+        return self.log.stem
+
+    def members(self) -> list[psutil.Process]:
+        """Its living processes, for what they use."""
+        if self._child is None:
+            return []
+        living = guard.family(self._leader, self._seen)
+        self._seen.update(living)
+        return living
+
+    def last_lines(self) -> str:
+        """Of its log since this start."""
+        with suppress(OSError), self.log.open("rb") as log:
+            end = log.seek(0, os.SEEK_END)
+            log.seek(max(self._logged_before, end - 16_384))
+            return "\n".join(log.read().decode(errors="replace").rstrip().split("\n")[-LAST_LINES:])
+        return ""
+
+    def _wait(self, timeout_s: float) -> bool:
+        """Whether it has ended, after waiting for that."""
+        if self.alive():
+            self._ended.poll(1000 * timeout_s)
+        return not self.alive()
+
+    def _answers(self, timeout_s: float) -> bool:
+        url = urlsplit(self.ready_url)
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=timeout_s)
+        try:
+            connection.request("GET", url.path)
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _listens(self) -> bool:
+        """Whether one of its processes has the port: another's server may answer in its place."""
+        port = urlsplit(self.ready_url).port
+        for one in self.members():
+            with suppress(psutil.NoSuchProcess):
+                listening = (c for c in one.net_connections("tcp") if c.status == psutil.CONN_LISTEN)
+                if any(c.laddr.port == port for c in listening):
+                    return True
+        return False
+
+    def _exit(self) -> str:
+        assert self._child is not None
+        code = self._child.returncode
+        if code == -signal.SIGKILL:
+            return "killed by SIGKILL, as the kernel does when memory runs out"
+        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+    def _fail(self, what: str, kind: type[UserError] = UserError) -> NoReturn:
+        self.stop()
+        lines = self.last_lines()
+        if TAKEN.search(lines):
+            kind, what = PortTaken, f"{what}: its port is taken"
+        elif MEMORY.search(lines):
+            what += ": out of memory"
+        raise kind(
+            f"server {self.name} {what}; {self.log} ends with:\n{lines}" if lines else f"server {self.name} {what}"
+        )
+
+
+def free_port() -> int:
+    """A port that nobody listens at now.
+
+    It lies below the ports that the kernel gives to outgoing connections: a server takes its port seconds after this,
+    and the client's connections, thousands of them, would get in between.
+    """
+    lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(LOWEST_PORT, max(lowest_outgoing, LOWEST_PORT)), 100):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise UserError(f"no free port between {LOWEST_PORT} and {lowest_outgoing} on 127.0.0.1")
+
+
+def launch(make: Callable[[int], Process], timeout_s: float, tries: int = 3) -> Process:
+    """Start a server on a free port and wait until it is ready; on another port where somebody else took the first."""
+    while True:
+        process = make(free_port())
+        process.start()
+        tries -= 1
+        try:
+            process.wait_ready(timeout_s)
+        except PortTaken:
+            if not tries:
+                raise
+        else:
+            return process
+
+
+@cache
+def _guard(pid: int) -> subprocess.Popen[bytes]:
+    """The guard of this process; a fork has another."""
+    started = subprocess.Popen(
+        [sys.executable, "-I", guard.__file__, str(pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
+    atexit.register(_dismiss, started, pid)
+    return started
+
+
+def _tell(guarding: subprocess.Popen[bytes], line: str) -> None:
+    assert guarding.stdin is not None
+    try:
+        guarding.stdin.write(f"{line}\n".encode())
+        guarding.stdin.flush()
+    except BrokenPipeError:
+        raise UserError("the process that ends our servers with us was killed; start again") from None
+
+
+def _dismiss(guarding: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() == owner and guarding.poll() is None:
+        with suppress(UserError):
+            _tell(guarding, "end")
+        guarding.wait()
