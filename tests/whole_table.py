@@ -23,7 +23,7 @@ STEPS = {
 
 def file(**changed: Any) -> dict[str, Any]:
     """The table; `changed` sections stand in for its own."""
-    numbers = dict.fromkeys(quantities.GpuSpec._fields[2:], 1) | {"mem_bytes": 1 << 30, "sm_step": 2, "host_bytes": 1 << 34}
+    numbers = dict.fromkeys(quantities.GpuSpec._fields[2:], 1e8) | {"mem_bytes": 1 << 30, "sms": 2, "sm_step": 2}
     return {
         "kind": "desk",
         "name": "a desk",

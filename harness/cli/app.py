@@ -48,6 +48,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "Find the fewest GPUs on which each system reaches a level of attainment, by bracketing.",
     ),
     "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
+    "mock": (
+        "mock.mock",
+        "Serve models that compute nothing: OpenAI's API, latency from a cost table, sleep, and faults on request.",
+    ),
     "new": ("tools.new", "Write a small annotated system that passes bench check at once."),
     "plot": ("runs.plot", "Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."),
     "regimes": (
