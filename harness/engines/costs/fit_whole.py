@@ -9,7 +9,7 @@ rows that are held out are in no fit, and have errors of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,7 @@ from harness.engines.costs.whole import SAID
 from harness.policy.types import UserError
 
 F8 = NDArray[np.float64]
+Line = Mapping[str, Any]  # of a journal (engines/servers/probe.py)
 # Where the seconds of a token more may change: a product with a vector, small matrices, large ones.
 KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
@@ -99,7 +100,8 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
         seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
         numbers = {name: _sig(x) for name, x in zip(LINE, line.tolist(), strict=True)}
         sections[model] = {
-            "tokens": grid, "seconds": [_sig(s) for s in np.maximum.accumulate(seconds)], **numbers, **said, **errors(own)
+            "tokens": grid, "seconds": [_sig(s) for s in np.maximum.accumulate(seconds)], **numbers, **said,
+            **errors(own),
         }  # fmt: skip
     off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
     host = {
@@ -112,7 +114,7 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
 
 
 def ramps(m: int, grid: Sequence[int]) -> F8:
-    """What a step of m tokens has of each number: of its first token's, and tokens of each segment; the last is open."""
+    """What a step of m tokens has of each number: its first token's, then tokens of each segment; the last is open."""
     ends = [*grid[1:-1], math.inf]
     return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
 
@@ -151,6 +153,52 @@ def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
     own = error([(one.seconds, slowdown * one.alone_s) for one in measured])
     formula = "seconds beside one other server that does the same / seconds alone, the median"
     return {"slowdown": _sig(slowdown), **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+
+
+class About(NamedTuple):
+    """What a table says of its machine beside what was measured."""
+
+    kind: str
+    name: str
+    source: str
+    settings: Mapping[str, Any]
+    spec: Mapping[str, tuple[float, str]]  # value and source by field
+    ways: Sequence[str]  # rungs of the ladder that are a start of the server
+
+
+def steps(lines: Iterable[Line]) -> list[Step]:
+    """The steps of a journal's lines."""
+    found = []
+    for line in lines:
+        at, seconds = line["params"], line["p50"]
+        if line["what"] == "prefill":
+            found.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
+        elif line["what"] == "decode":
+            found.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
+    return found
+
+
+def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
+    """The table of what the lines of a journal tell, and the fit behind it."""
+    fitted = fit(steps(lines), about.source)
+    beside = [Beside(line["p50"], line["facts"]["alone_s"]) for line in lines if line["what"] == "beside"]
+    starts = [line["p50"] for line in lines if line["what"] == "start"]
+    rung = {
+        "fixed_s": _sig(float(np.median(starts))) if starts else 0.0,
+        "link": "pcie",
+        "source": f"{about.source}: from the start to the first answer" if starts else "servers that ran already",
+    }
+    found = {
+        "kind": about.kind,
+        "name": about.name,
+        "settings": dict(about.settings),
+        "spec": {name: {"value": value, "source": source} for name, (value, source) in about.spec.items()},
+        "host": fitted.host,
+        "steps": fitted.steps,
+        "co_run": co_run(beside, about.source),
+        "ladder": dict.fromkeys(about.ways, rung),
+    }
+    return found, fitted
 
 
 def _sig(x: float, digits: int = 5) -> float:

@@ -241,7 +241,8 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     """An engine's host costs on a GPU kind; those of a machine that was measured whole are in its steps."""
     if (measured := machine(table)) is not None:
-        return HostProfile(measured["host"]["api_in_s"], 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0)
+        api_in_s = float(measured["host"]["api_in_s"])
+        return HostProfile(api_in_s, 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0)
     q = _host(name, kind)
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
