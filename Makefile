@@ -137,8 +137,8 @@ smoke: $(READY) ## the whole path on the committed sample, under a minute
 	@rm -rf .make/smoke
 	$(call loud,smoke,$(BENCH) compare --systems all --trace sample --rate-scale 1 --seeds 1 -o .make/smoke)
 
-bench: $(READY) ## speed: requests per second, memory, first table
-	$(call loud,bench,$(PY) tests/speed.py)
+bench: $(READY) ## speed: simulated requests per second, memory, first table; how the load client keeps its times
+	$(call loud,bench,$(PY) tests/speed.py && $(PY) -m tests.client_speed)
 
 gallery: $(READY) ## the figure of the README, into plots/gallery/
 	@rm -rf .make/gallery && mkdir -p plots/gallery

@@ -84,6 +84,7 @@ def test_a_prompt_has_its_length_and_its_seed() -> None:
     assert all(300 <= i < 1000 for prompt in prompts for i in prompt)
     assert len({prompt[:8] for prompt in prompts}) == 5
     assert prompts == sorted(tuple(asked.body["prompt"]) for asked in second)
+    assert sorted(asked.headers["x-request-id"] for asked in first) == list("01234")
     one = first[0]
     assert one.path == "/v1/completions"
     del one.body["prompt"]
@@ -315,14 +316,21 @@ def test_a_connection_that_the_server_closed_is_no_failure() -> None:
 
 def test_states_add_up_under_all_faults_at_once() -> None:
     kinds: list[Pieces] = [tokens(2), *(pieces for pieces, _, _ in FAULTS.values()), [HANG]]
-    with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server:
-        n = 30 * len(kinds)
-        work = jobs([0.0005 * k for k in range(n)])
-        work.output_tokens[:] = np.arange(n) % len(kinds) + 1
-        told, log = replayed(work, server.url, timeout_s=0.2)
-    assert Counter(states(log)) == {"done": 30, "failed": n - 30}
-    ends = Counter(t.rid for t in told if t.kind in {"done", "failed", "dropped"})
-    assert ends == dict.fromkeys(range(n), 1)
+    n = 30 * len(kinds)
+    work = jobs([0.0005 * k for k in range(n)])
+    work.output_tokens[:] = np.arange(n) % len(kinds) + 1
+    with scripted(lambda asked: kinds[asked.body["max_tokens"] - 1]) as server, client(work) as one:
+        one.route("m", Server(server.url, "m"))
+        one.begin(time.monotonic_ns(), True)
+        told = until(one, n - 30)
+        for rid in range(len(kinds) - 1, n, len(kinds)):
+            one.cancel(rid)
+        told += until(one, 30)
+        log = one.log()
+    assert Counter(states(log)) == {"done": 30, "failed": n - 60, "dropped": 30}
+    ends = {t.rid: t.kind for t in told if t.kind in {"done", "failed", "dropped"}}
+    assert ends == dict(enumerate(states(log)))
+    assert Counter(t.kind for t in told)["arrived"] == n
     assert all(bool(why) == (state == "failed") for why, state in zip(log.error, states(log), strict=True))
 
 

@@ -31,7 +31,7 @@ def log(
         first = round(due + ttft_ms * MS)
         for k in range(10 - shared):
             book.chunks(i, first + k * MS, [1] if k else [1] * (1 + shared))
-    return assemble(book.columns(precise, 1.0, 2.0, 3))
+    return assemble(book.columns(precise, 1.0, 2.0, 3), [book.spill()])
 
 
 def test_a_good_run_is_valid_and_says_its_numbers() -> None:
@@ -93,7 +93,7 @@ def test_a_refused_connection_is_not_the_clients_fault() -> None:
 
 
 def test_a_run_in_which_nothing_left_is_invalid() -> None:
-    one = verdict(assemble(Book(3).columns(True, 0.0, 1.0, 0)), 0.0)
+    one = verdict(assemble(Book(3).columns(True, 0.0, 1.0, 0), [Book(3).spill()]), 0.0)
     assert isinstance(one, Verdict)
     assert one.reasons == ("no request left",)
 
@@ -101,11 +101,13 @@ def test_a_run_in_which_nothing_left_is_invalid() -> None:
 def test_chunks_of_an_earlier_try_are_not_in_the_log() -> None:
     book = Book(2)
     book.chunks(1, 10, [1, 1])
+    spilt = [book.spill()]
     book.chunks(0, 11, [1])
     book.again(1)
     book.chunks(1, 20, [3])
+    spilt.append(book.spill())
     book.chunks(0, 21, [1, 2])
-    one = assemble(book.columns(True, 0.0, 1.0, 0))
+    one = assemble(book.columns(True, 0.0, 1.0, 0), [*spilt, book.spill()])
     assert one.offsets.tolist() == [0, 3, 4]
     assert one.chunk_ns.tolist() == [11, 21, 21, 20]
     assert one.chunk_tokens.tolist() == [1, 1, 2, 3]

@@ -73,7 +73,8 @@ class Bodies:
         at = rid * STRIDE % OFFSETS * w
         closing = self._closing(n)
         prompt = self._ids[at : at + self._prompt.item(rid) * w - 1]
-        return b"%b%d\r\n\r\n%b%b%b" % (head, len(opening) + len(prompt) + len(closing), opening, prompt, closing)
+        length = len(opening) + len(prompt) + len(closing)
+        return b"%b%d\r\nContent-Length: %d\r\n\r\n%b%b%b" % (head, rid, length, opening, prompt, closing)
 
     def redacted(self, text: str) -> str:
         """A server's words without the key, which it may echo."""
@@ -85,7 +86,7 @@ class Bodies:
         lines = [f"POST {path} HTTP/1.1", f"Host: {url.netloc.rpartition('@')[2]}", "Content-Type: application/json"]
         lines += [f"Authorization: Bearer {self._key}"] if self._key else []
         lines += [] if self._style.keep_alive else ["Connection: close"]
-        head = "\r\n".join([*lines, "Content-Length: "])
+        head = "\r\n".join([*lines, "X-Request-Id: "])
         return head.encode(), f'{{"model":{json.dumps(to.model)},"prompt":['.encode()
 
     def _closing(self, tokens: int) -> bytes:

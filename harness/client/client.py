@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal, NamedTuple, Self
@@ -42,12 +43,15 @@ class Client:
     """
 
     def __init__(self, jobs: Jobs, *, seed: int, timeout_s: float, style: Style, kernel_timer: bool = True) -> None:
+        none = jobs.ttft_slo_s[:0]
+        jobs = replace(jobs, ttft_slo_s=none, tpot_slo_s=none, prefix=None)  # which the process has no use for
         self._setup = Setup(jobs, seed, timeout_s, style, kernel_timer)
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._errors: IO[bytes] | None = None
         self._unpacker = Unpacker()
         self._told: list[Told] = []
+        self._spilt: list[tuple[bytes, ...]] = []  # chunks, as they crossed
         self._log: Log | None = None
         self.precise = False  # known after `start`: the timer is the kernel's
 
@@ -118,7 +122,7 @@ class Client:
             self._ask(("log",))
             message = self._wait("log", float("inf"))
             assert message is not None
-            self._log = assemble(message[1])
+            self._log = assemble(message[1], self._spilt)
             self.close()
         return self._log
 
@@ -166,6 +170,8 @@ class Client:
             for message in self._unpacker.feed(data):
                 if message[0] == "told":
                     self._told += [Told(*one) for one in message[1]]
+                elif message[0] == "chunks":
+                    self._spilt.append(message[1])
                 elif message[0] == "refused":
                     self.close()
                     raise UserError(message[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,11 +55,10 @@ class Log(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What crosses from the sender to the parent: columns of requests, and chunks in the order in which they came."""
+    """What crosses from the sender to the parent at the end; chunks came before, in the order of reading."""
 
     requests: dict[str, bytes]
     errors: dict[int, str]
-    chunks: dict[str, bytes]
     cut: dict[int, int]  # by request that was sent again: its chunks before this one belong to an earlier try
     precise: bool
     cpu_s: float
@@ -84,11 +84,12 @@ class Book:
         self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
         self.errors: dict[int, str] = {}
         self.cut: dict[int, int] = {}
+        self._spilt = 0  # chunks that the parent has
         self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
 
     def again(self, rid: int) -> None:
         """Forget an earlier try."""
-        self.cut[rid] = len(self._rid)
+        self.cut[rid] = self._spilt + len(self._rid)
         self.errors.pop(rid, None)
         for column in (self.write_ns, self.byte_ns, self.done_ns, self.end_ns, self.usage_tokens):
             column[rid] = -1
@@ -104,18 +105,27 @@ class Book:
             self._shared.append(shared)
             shared = 1
 
+    def spill(self) -> tuple[bytes, ...]:
+        """The chunks since the last call, a column each in the order of CHUNKS; they are the parent's from now on."""
+        columns = (self._rid, self._ns, self._tokens, self._shared)
+        self._spilt += len(self._rid)
+        spilt = tuple(column.tobytes() for column in columns)
+        for column in columns:
+            del column[:]
+        return spilt
+
     def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
-        """All of it, as bytes."""
+        """All but the chunks."""
         requests = {name: getattr(self, name).tobytes() for name in KINDS}
-        parts = (self._rid, self._ns, self._tokens, self._shared)
-        chunks = {name: part.tobytes() for name, part in zip(CHUNKS, parts, strict=True)}
-        return Columns(requests, self.errors, chunks, self.cut, precise, cpu_s, wall_s, peak_bytes)
+        return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes)
 
 
-def assemble(columns: Columns) -> Log:
+def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     """The log: chunks grouped by request, without those of tries that came to nothing."""
     requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
-    rid, ns, tokens, shared = (np.frombuffer(columns.chunks[name], kind) for name, kind in CHUNKS.items())
+    rid, ns, tokens, shared = (
+        np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())
+    )
     n = len(requests["state"])
     since = np.zeros(n, np.int64)
     for one, place in columns.cut.items():

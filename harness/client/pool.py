@@ -84,6 +84,7 @@ class Connection(asyncio.Protocol):
         self.pool.gone(self)
         if self.rid >= 0:
             self.pool.owner.lost(self, "connection reset" if exc else "connection closed early")
+        self.response.close()
 
     def drop(self) -> None:
         """Close it; its request is nobody's."""

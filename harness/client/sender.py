@@ -17,7 +17,9 @@ import signal
 import socket
 import sys
 import time
+from array import array
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -57,7 +59,7 @@ class Sender:
         self._timer = Timer(loop, self._due, setup.kernel_timer)
         self._heirs = {} if jobs.after is None else {b: i for i, b in enumerate(jobs.after.tolist()) if b >= 0}
         by_time = np.argsort(jobs.arrival_s, kind="stable")
-        self._order: list[int] = by_time[np.isfinite(jobs.arrival_s[by_time])].tolist()
+        self._order = array("i", by_time[np.isfinite(jobs.arrival_s[by_time])].astype("i").tobytes())
         self._at = 0  # how many of `_order` have come
         self._later: list[tuple[int, int]] = []  # a heap of those who come after another's end: stamp, request
         self._routes: dict[str, Server] = {}
@@ -110,11 +112,10 @@ class Sender:
         """Send what happened; nothing happens after it."""
         self._timer.close()
         self._flush()
+        self._spill()
         cpu_s = time.process_time() - self._begun_cpu_s
         wall_s = (time.monotonic_ns() - self._begun_ns) * 1e-9
-        unit = 1 if sys.platform == "darwin" else 1024
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-        self._parent.write(packed(("log", self._book.columns(self._timer.precise, cpu_s, wall_s, peak))))
+        self._parent.write(packed(("log", self._book.columns(self._timer.precise, cpu_s, wall_s, peak_bytes()))))
 
     # ------------------------------------------------------------ the schedule
 
@@ -261,7 +262,11 @@ class Sender:
                 elif one.response.ended and not one.response.complete:
                     one.drop()
             pool.tend(now_ns)
+        self._spill()
         self._loop.call_later(self._sweep_s, self._sweep)
+
+    def _spill(self) -> None:
+        self._parent.write(packed(("chunks", self._book.spill())))
 
     def _tell(self, kind: str, rid: int, at_ns: int, tokens: int) -> None:
         if not self._told:
@@ -304,6 +309,15 @@ class Line(asyncio.Protocol):
         """See asyncio."""
         if not self._ended.done():
             self._ended.set_result(None)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process held; what Linux counts in ru_maxrss includes the parent's at the fork."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text("ascii").splitlines() if line.startswith("VmHWM:"))
+        return 1024 * int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 async def serve(line: socket.socket, setup: Setup) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import httptools
 
 EXCERPT = 200  # characters of what a server said that enter an error
+DECODE = json.JSONDecoder().decode  # json.loads guesses the encoding of bytes first
 KEPT = 4096  # bytes of a body that is no stream
 
 
@@ -50,6 +51,10 @@ class Response:
                 self._fail(f"not HTTP: {error}")
             self.broken = True
         return self._chunks
+
+    def close(self) -> None:
+        """Nothing more comes; parser and response refer to each other, and the collector of garbage is off."""
+        del self._parser
 
     @property
     def reusable(self) -> bool:
@@ -98,7 +103,7 @@ class Response:
             self.ended = True
             return
         try:
-            chunk = json.loads(data)
+            chunk = DECODE(data.decode())
             tokens = self._tokens(chunk)
         except (ValueError, TypeError, AttributeError, KeyError):
             self._fail(f"malformed chunk{_said(data)}")

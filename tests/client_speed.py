@@ -1,0 +1,197 @@
+"""How well the client keeps its times, and at what cost, before `bench mock`: a part of `make bench`.
+
+16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
+its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
+With GuideLLM or AIPerf in an environment of its own (GUIDELLM, AIPERF: the path of the command), a row of each on the
+same mock; their lag is at the mock, against the ideal grid laid through the least late request.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.request import Request, urlopen
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from harness.client.body import Server, Style
+from harness.client.client import Client
+from harness.client.load import OtherLoad
+from harness.client.log import DONE, Log
+from harness.client.verdict import verdict
+from harness.policy.types import Jobs
+
+TOKENS, PROMPT_TOKENS, SECONDS = 16, 100, 10.0
+BURST, BURSTS, BURST_S = 40, 40, 0.002  # bursts of 40 equal stamps, and within what a burst is to be out
+RATES = (200.0, 1000.0, 3000.0)
+HEAD = (f"{'client':12} {'offered/s':>10} {'achieved/s':>10} {'lag ms P50':>11} {'P99':>7} {'max':>7} "
+        f"{'TTFT+ ms P50':>13} {'P99':>7} {'cores':>6} {'peak MB':>8} {'other cores':>12}  note")  # fmt: skip
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    name: str
+    offered: float
+    achieved: float
+    lag_ms: NDArray[np.float64]
+    overhead_ms: NDArray[np.float64]
+    cores: float
+    peak_mb: float
+    other: float
+    note: str
+
+    @property
+    def text(self) -> str:
+        """The line."""
+        a, b, c = np.quantile(self.lag_ms, [0.5, 0.99, 1.0])
+        d, e = np.quantile(self.overhead_ms, [0.5, 0.99]) if self.overhead_ms.size else (np.nan, np.nan)
+        return (f"{self.name:12} {self.offered:10.1f} {self.achieved:10.1f} {a:11.2f} {b:7.2f} {c:7.2f} {d:13.2f} "
+                f"{e:7.2f} {self.cores:6.2f} {self.peak_mb:8.0f} {self.other:12.2f}  {self.note}")  # fmt: skip
+
+
+@contextmanager
+def mock() -> Iterator[tuple[str, int]]:
+    """A mock's URL and process; argument 1 names one that already runs, with argument 2 its process."""
+    if len(sys.argv) > 2:
+        yield sys.argv[1], int(sys.argv[2])
+        return
+    words = ["--models", "m", "--ttft-ms", "50", "--itl-ms", "10", "--port", "0", "--with-parent"]
+    with subprocess.Popen([sys.executable, "-m", "harness", "mock", *words], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        try:
+            yield one.stdout.readline().split()[-1], one.pid
+        finally:
+            one.terminate()
+
+
+def told(url: str) -> dict[str, Any]:
+    """What the mock saw, by column."""
+    with urlopen(f"{url}/mock/stats") as answer:
+        return json.loads(answer.read())["rows"]  # type: ignore[no-any-return]
+
+
+def reset(url: str) -> None:
+    """Forget what the mock saw."""
+    urlopen(Request(f"{url}/mock/reset", method="POST")).close()
+
+
+def jobs(at_s: NDArray[np.float64]) -> Jobs:
+    """Equal requests at these times."""
+    n, inf = len(at_s), np.full(len(at_s), np.inf)
+    return Jobs(("m",), at_s, np.zeros(n, np.int32), np.full(n, PROMPT_TOKENS, np.int32),
+                np.full(n, TOKENS, np.int32), inf, inf)  # fmt: skip
+
+
+def run(url: str, pid: int, at_s: NDArray[np.float64]) -> tuple[Log, float, NDArray[np.float64]]:
+    """A run of our client: its log, the load of others, and the TTFT overhead of each request."""
+    work = jobs(at_s)
+    reset(url)
+    with Client(work, seed=0, timeout_s=30.0, style=Style()) as client:
+        client.route("m", Server(url, "m"))
+        load = OtherLoad([pid, os.getpid()])
+        client.begin(time.monotonic_ns() + 1_000_000_000, False)
+        ended = 0
+        while ended < len(work):
+            ended += sum(one.kind in {"done", "failed"} for one in client.poll(60.0))
+        other = load.cores()
+        log = client.log()
+    rows = told(url)
+    server_ns = np.full(len(work), -1)
+    server_ns[[int(rid) for rid in rows["id"]]] = np.array(rows["first_ns"]) - np.array(rows["read_ns"])
+    return log, other, (log.first_ns - log.write_ns - server_ns)[log.state == DONE] / 1e6
+
+
+def ours(url: str, pid: int, rate: float) -> Row:
+    """A constant rate."""
+    log, other, overhead_ms = run(url, pid, np.arange(int(rate * SECONDS)) / rate)
+    one = verdict(log, other)
+    lost = int((log.state != DONE).sum()) + int((log.tokens != TOKENS).sum())
+    return Row("this client", one.offered_per_s, one.achieved_per_s, (log.write_ns - log.due_ns) / 1e6, overhead_ms,
+               log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
+               f"{lost} lost; {one.chunks_per_read:.3f} chunks a read; {one.text}")  # fmt: skip
+
+
+def bursts(url: str, pid: int) -> Row:
+    """Bursts of equal stamps over 100 other requests a second."""
+    at_s = np.arange(BURSTS) * 0.25
+    rest_s = np.cumsum(np.random.default_rng(0).exponential(0.01, int(100 * BURSTS * 0.25)))
+    all_s = np.concatenate([np.repeat(at_s, BURST), rest_s])
+    order = np.argsort(all_s, kind="stable")
+    log, other, overhead_ms = run(url, pid, all_s[order])
+    lag_ms = (log.write_ns - log.due_ns) / 1e6
+    last_ms = lag_ms[np.argsort(order)[: BURST * BURSTS]].reshape(BURSTS, BURST).max(1)
+    share = float((last_ms <= 1e3 * BURST_S).mean())
+    one = verdict(log, other)
+    return Row("... bursts", one.offered_per_s, one.achieved_per_s, lag_ms, overhead_ms, log.cpu_s / log.wall_s,
+               log.peak_bytes / 1e6, other,
+               f"{share:.0%} of {BURSTS} bursts of {BURST} out within {1e3 * BURST_S:g} ms; last of a burst "
+               f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
+
+
+def peer(name: str, command: list[str], url: str, pid: int, rate: float) -> Row:
+    """Another tool at a constant rate, judged by what the mock saw."""
+    reset(url)
+    load, peak, since = OtherLoad([pid, os.getpid()]), 0, time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        tool = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        spent: dict[int, float] = {}
+        while tool.poll() is None and time.monotonic() - since < 20 * SECONDS:
+            family = [psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)]
+            now = 0
+            for one in family:
+                try:
+                    now += one.memory_info().rss
+                    spent[one.pid] = sum(one.cpu_times()[:2])
+                except psutil.NoSuchProcess:
+                    continue
+            peak = max(peak, now)
+            time.sleep(0.2)
+        if tool.poll() is None:
+            for one in [*psutil.Process(tool.pid).children(recursive=True), psutil.Process(tool.pid)]:
+                one.kill()
+        tool.wait()
+    rows = told(url)
+    read_ns = np.sort(np.array(rows["read_ns"], float))
+    if len(read_ns) < 2:
+        raise RuntimeError(f"the mock saw {len(read_ns)} requests")
+    span_s = (read_ns[-1] - read_ns[0]) / 1e9
+    late = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
+    return Row(name, rate, (len(read_ns) - 1) / span_s, late - late.min(), np.array([]),
+               sum(spent.values()) / max(SECONDS, span_s), peak / 1e6, load.cores(),
+               f"{len(read_ns)} requests of {rate * SECONDS:.0f} came; cores include its start")  # fmt: skip
+
+
+def main() -> None:
+    """The table."""
+    print(f"the load client before bench mock: {TOKENS} tokens a request, {SECONDS:g} s a row")
+    print(HEAD)
+    with mock() as (url, pid):
+        for rate in RATES:
+            print(ours(url, pid, rate).text, flush=True)
+        print(bursts(url, pid).text, flush=True)
+        for name, variable, words in PEERS:
+            path = os.environ.get(variable, "")
+            if not path or not Path(path).is_file():
+                print(f"{name:12} skipped: {variable} does not name its command")
+                continue
+            for rate in RATES[:2]:
+                command = [path, *(word.format(url=url, rate=f"{rate:g}", n=int(rate * SECONDS)) for word in words)]
+                print(peer(name, command, url, pid, rate).text, flush=True)
+
+
+PEERS: list[tuple[str, str, list[str]]] = []
+
+
+if __name__ == "__main__":
+    main()
