@@ -149,7 +149,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
     dotted = f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
     shown = f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."
     told = [" · ".join(fact for fact in facts_of_all if fact) + ".", dotted, shown, style.caps(table)]
-    told += [style.departs(own), style.unchecked(own), note, style.TAILS]
+    told += [style.departs(own), style.invalid(own), style.unchecked(own), note, style.TAILS]
     return " ".join(part for part in told if part)
 
 

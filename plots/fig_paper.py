@@ -366,6 +366,7 @@ def _caption(table: pa.Table, facts: Mapping[str, Any], frame: pd.DataFrame, not
         "Hollow: the models do not fit, with some seed or all." if frame["infeasible"].any() else "",
         style.caps(table),
         style.departs(own),
+        style.invalid(own),
         *facts["notes"],
         note,
         style.TAILS if "simulated" in set(own["fidelity"]) else "",

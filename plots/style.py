@@ -212,7 +212,8 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
         spread,
         tidy.plans(runs["plan_origin"].dropna().unique()),
     ]
-    told = [" · ".join(fact for fact in facts if fact) + ".", note, TAILS if "simulated" in each("fidelity") else ""]
+    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), note]
+    told += [TAILS] if "simulated" in each("fidelity") else []
     return " ".join(part for part in told if part)
 
 
@@ -222,6 +223,14 @@ def departs(runs: pd.DataFrame) -> str:
         return ""
     pairs = runs[["label", "departs"]].dropna().drop_duplicates().sort_values(["label", "departs"])
     return "".join(f"Not as published: {x.label} ({x.departs}). " for x in pairs.itertuples()).strip()
+
+
+def invalid(runs: pd.DataFrame) -> str:
+    """Say of which systems runs on real servers measured something else, and why the first of them did."""
+    if "invalid" not in runs:
+        return ""
+    pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
+    return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
 
 
 def caps(table: pa.Table) -> str:

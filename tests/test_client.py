@@ -93,7 +93,8 @@ def test_a_prompt_has_its_length_and_its_seed() -> None:
         "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     }  # fmt: skip
     other = second[0]
-    assert (other.body["cache_prompt"], "min_tokens" in other.body) == (False, False)
+    assert (other.body["cache_prompt"], other.body["timings_per_token"]) == (False, True)
+    assert "min_tokens" not in other.body
     assert other.headers["connection"] == "close"
     assert states(log) == states(again) == ["done"] * 5
 
@@ -409,3 +410,14 @@ def test_it_ends_with_its_parent(by: signal.Signals) -> None:
         pid = int(parent.stdout.readline())
         parent.send_signal(by)
     assert gone(pid)
+
+
+def test_an_arrival_tells_whether_it_left_by_a_route_and_a_route_that_it_is_in_force() -> None:
+    with scripted(lambda _: tokens(1)) as server, client(jobs([0.0])) as one:
+        one.begin(time.monotonic_ns(), True)
+        assert [(t.kind, t.rid, t.tokens) for t in one.poll(NEVER_S)] == [("arrived", 0, 0)]
+        one.route("m", Server(server.url, "m"))
+        assert [(t.kind, t.rid) for t in one.poll(NEVER_S)] == [("routed", -1)]
+    with scripted(lambda _: tokens(1)) as server:
+        told, _ = replayed(jobs([0.0, 0.0]), server.url)
+    assert [t.tokens for t in told if t.kind == "arrived"] == [1, 1]

@@ -49,7 +49,7 @@ REFUSABLE = (Load, Admit, Limit, Run)  # what can fail on a real engine at any t
 LACK_S = 0.05  # for so long something is lacking then
 
 PATIENCE_S = 120.0  # of virtual time after the last arrival: several times what the slowest case takes to drain
-SWAPS = 16  # and so many loads by the slowest rung that a system uses: eight models, each twice
+SWAPS = 64  # and so many loads by the slowest rung that it uses: a queue kept in order may swap for each request
 MOST_PER_S, MOST_PER_REQUEST, MOST = 500, 100, 1000  # decisions; polling every 10 ms makes 100 a second
 MOST_ACTIONS, LONGEST_S = 10_000, 20.0  # of one answer; processor time, a view's first compilation included
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.options import (
+    ATTACH,
     DEFINITION,
     FIGURES,
     LIMIT,
@@ -22,6 +23,7 @@ from harness.cli.options import (
     SLO,
     WORDS,
     WORKERS,
+    attached,
     complete,
     examples,
     read_rates,
@@ -63,6 +65,7 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
 @click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
 @click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
+@ATTACH
 @LIMIT
 @WORKERS
 @OUT
@@ -79,6 +82,8 @@ def compare(
     no_plot: bool,
     form: str | None,
     dry_run: bool,
+    attach: str | None,
+    key_env: str | None,
     workers: int | None,
     out: Path | None,
     **setting: Any,
@@ -90,7 +95,7 @@ def compare(
     from harness.experiment.rates import LEVEL
     from harness.report import table
 
-    entries = contestants(systems, controls=controls, **{**setting, **settings})
+    entries = contestants(systems, controls=controls, **{**setting, **attached(attach, key_env), **settings})
     folder = (out or RESULTS).resolve()
     asked = slo_rule(slo, slo_scale)
     if dry_run:

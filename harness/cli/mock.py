@@ -205,8 +205,10 @@ def _fixed(models: str, ttft_ms: float, itl_ms: float) -> tuple[list[Served], Ca
     else:
         names, known = [name.strip() for name in models.split(",")], shapes()
         served = [Served(name, known[name].max_tokens if name in known else NAMED_TOKENS) for name in names]
-        if twice := next((name for name in names if names.count(name) > 1 or not name), None):
-            raise UserError(f'--models "{models}": "{twice}" is there twice')
+        if bad := next((name for name in names if names.count(name) > 1), None):
+            raise UserError(f'--models "{models}": "{bad}" is there twice')
+        if "" in names:
+            raise UserError(f'--models "{models}" has an empty name')
     return served, lambda agenda, _: Fixed(agenda, round(1e6 * ttft_ms), round(1e6 * itl_ms))
 
 

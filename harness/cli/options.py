@@ -121,6 +121,11 @@ LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True)
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
 WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+ATTACH = grouped(
+    click.option("--attach", metavar="URL[,URL]", help="Replay against servers that run already (engine attach): "
+                 "OpenAI-compatible, models matched by name, else in order."),
+    click.option("--key-env", metavar="NAME", help="The environment variable that holds their key."),
+)  # fmt: skip
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
 SEEDS = click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N",
@@ -162,6 +167,13 @@ SETTING = grouped(
     click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
                  help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
 )  # fmt: skip
+
+
+def attached(attach: str | None, key_env: str | None) -> dict[str, Any]:
+    """Fields of a spec by `--attach` and `--key-env`."""
+    if attach is None:
+        return {} if key_env is None else {"key_env": key_env}
+    return {"engine": "attach", "attach": attach, "key_env": key_env or ""}
 
 
 def slo_rule(slo: str, scale: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import DEFINITION, FIGURES, LIMIT, OUT, RESULTS, examples, slo_rule
+from harness.cli.options import ATTACH, DEFINITION, FIGURES, LIMIT, OUT, RESULTS, attached, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.report.commands import explain_command, short_path
 
@@ -17,10 +17,15 @@ from harness.report.commands import explain_command, short_path
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
+@ATTACH
 @LIMIT
 @OUT
-def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
+def run(
+    *, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: str | None, out: Path | None
+) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
+    from dataclasses import replace
+
     from harness.experiment import compare as comparison
     from harness.experiment import score, sweep
     from harness.experiment import slo as slos
@@ -28,10 +33,11 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
     from harness.experiment.run import recorded
     from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
+    from harness.report import explain as words
     from harness.rows import record
 
     folder = (out or RESULTS).resolve()
-    asked = read(spec)
+    asked = replace(read(spec), **attached(attach, key_env))
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
@@ -57,6 +63,7 @@ def run(spec: Path, dry_run: bool, keep: bool, out: Path | None) -> None:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
         met = f"attainment {100 * score.attained(path, under, [under.definition])[under.definition]:.1f} %"
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
+    click.echo("".join(f"{line}\n" for line in words.verdict(about)), nl=False)
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
 
@@ -181,7 +188,11 @@ def explain(
     if slo is None and slo_scale is not None:
         raise UserError("--slo-scale has no --slo to scale")
     run, about = _stored(run)
+    worth = list(words.verdict(about))
+    click.echo("".join(f"{line}\n" for line in worth), nl=False)
     if request is None and not misses:
+        if worth:
+            return
         raise UserError("say what to explain: --request ID, or --misses")
     spec, table = from_dict(about["spec"]), record.read(run)
     row = None if request is None else words.row_of(table, request)

@@ -13,10 +13,27 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 
-@click.group("list", invoke_without_command=True, epilog=examples("bench list", "bench list traces"))
+@click.group(
+    "list", invoke_without_command=True, epilog=examples("bench list", "bench list --matrix", "bench list traces")
+)
+@click.option(
+    "--matrix", is_flag=True, help="Only which system runs on which engine, with what is lacking in short ..."
+)
+@click.option("--markdown", is_flag=True, help="... as a table of Markdown.")
 @click.pass_context
-def list_(ctx: click.Context) -> None:
+def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     """List systems with their presets, and which engine can run them."""
+    from harness.policy.types import UserError
+
+    if markdown and not matrix:
+        raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
+    if matrix and ctx.invoked_subcommand is not None:
+        raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
+    if matrix:
+        from harness.experiment import matrix as cells
+
+        click.echo("\n".join(cells.lines(list(cells.rows()), markdown=markdown)))
+        return
     if ctx.invoked_subcommand is not None:
         return
     from harness.engines.costs import quantities

@@ -32,7 +32,7 @@ class Style(NamedTuple):
 
     ignore_eos: bool = True
     min_tokens: bool = False  # sent as well as max_tokens
-    counts: bool = False  # chunks carry the number of tokens so far: `stream_options.continuous_usage_stats`
+    counts: bool = False  # chunks carry the number of tokens so far, with `stream_options.continuous_usage_stats`
     extra: tuple[tuple[str, bool | float | str], ...] = ()  # further members
     ids: tuple[int, int] = (300, 1000)  # prompts are of token ids from the first to before the second
     keep_alive: bool = True  # False: a connection a request
@@ -44,8 +44,11 @@ STYLES = {
     "openai": Style(ignore_eos=False),
     "vllm": Style(min_tokens=True, counts=True),
     "sglang": Style(min_tokens=True, counts=True),
-    # Its HTTP threads serve a connection until it is closed: idle ones would keep requests waiting.
-    "llamacpp": Style(extra=(("cache_prompt", False),), keep_alive=False, spare=0),
+    # A thread of it serves a connection until that is closed, so idle ones could keep requests waiting. It holds a
+    # token's bytes back until they are a character: of random weights up to a sixth of all tokens have no chunk.
+    "llamacpp": Style(
+        counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0
+    ),
 }
 
 

@@ -23,11 +23,14 @@ from harness.policy.types import Jobs, UserError
 START_S = 60.0  # that the process may take to start
 END_S = 2.0  # that it may take to end by itself
 
-Kind = Literal["arrived", "written", "first", "done", "failed", "dropped"]
+Kind = Literal["routed", "arrived", "written", "first", "done", "failed", "dropped"]
 
 
 class Told(NamedTuple):
-    """What happened to a request. `tokens`: of the first chunk, or of all chunks at its end."""
+    """What happened to a request; "routed": to none (-1), but a route is in force for those that leave after it.
+
+    `tokens`: of the first chunk, or of all chunks at its end; of one that arrived, 1 if it left by its model's route.
+    """
 
     kind: Kind
     rid: int
@@ -88,8 +91,13 @@ class Client:
         self.precise = message[1]
 
     def begin(self, zero_ns: int, hears: bool) -> None:
-        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals too."""
+        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals too, and later routes."""
         self._ask(("begin", zero_ns, hears))
+
+    def fileno(self) -> int:
+        """What can be read once there is something to `poll`."""
+        assert self._line is not None
+        return self._line.fileno()
 
     def route(self, model: str, to: Server | None) -> None:
         """Send later arrivals of a model to a server at their time; None: hold them."""

@@ -86,6 +86,8 @@ class Sender:
 
     def route(self, model: str, to: Server | None) -> None:
         """See Client."""
+        if self._hears:
+            self._tell("routed", -1, time.monotonic_ns(), 0)
         if to is None:
             self._routes.pop(model, None)
             return
@@ -143,9 +145,9 @@ class Sender:
 
     def _arrive(self, rid: int) -> None:
         book, at_ns = self._book, self._book.intended_ns[rid]
-        if self._hears:
-            self._tell("arrived", rid, at_ns, 0)
         to = self._routes.get(self._jobs.models[self._jobs.model.item(rid)])
+        if self._hears:
+            self._tell("arrived", rid, at_ns, int(to is not None))
         if to is not None:
             book.due_ns[rid] = at_ns
             self._leave(rid, to)

@@ -3,9 +3,9 @@
 What a chunk counts: where the server was asked for the number of tokens so far and a chunk carries it
 (`usage.completion_tokens`, or llama.cpp's `timings.predicted_n`), what it adds to the count, with or without text. Else
 one token where a chunk has text, none where it has not: chunks that are empty, name a role or carry only usage. The
-last usage is kept beside (`usage_tokens`). Where it differs from the sum of the chunks, as when llama.cpp holds a
-token's bytes back until they are a character, the chunks stay as they came, and the usage says how many tokens
-there were.
+last usage is kept beside (`usage_tokens`). Where it differs from the sum of the chunks, as when a server that was not
+asked to count holds a token's bytes back until they are a character, the chunks stay as they came, and the usage says
+how many tokens there were.
 """
 
 from __future__ import annotations

@@ -49,11 +49,13 @@ def batches(
     api_in_s: float | NDArray[np.float64],
     api_out_s: float,
     tokens: pa.Array | None = None,
+    first_tokens: NDArray[np.int64] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
     `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
-    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens.
+    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `first_tokens` how many
+    came at first (None: one).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -85,7 +87,7 @@ def batches(
             "admit_ns": to_ns(q["admit"]),
             "first_ns": to_ns(q["first"] + api_out_s),
             "done_ns": to_ns(np.where(over, until_s, np.nan)),
-            "first_tokens": pa.array((q["made"] > 0).astype(np.int32)),
+            "first_tokens": pa.array(((q["made"] > 0) if first_tokens is None else first_tokens[z]).astype(np.int32)),
             "state": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(NAMES)),
             **{
                 f"{name}_ns": pa.array(row)

@@ -125,7 +125,7 @@ class WallClock:
         heapq.heapify(self._future)
         if jobs.after is not None:
             self._heirs = {before: r for r, before in enumerate(jobs.after.tolist()) if before >= 0}
-        self._zero_s = time.perf_counter() - self.config.start_s
+        self._zero_s = time.monotonic() - self.config.start_s
 
     @property
     def begun(self) -> bool:
@@ -140,7 +140,7 @@ class WallClock:
     def clock(self) -> float:
         """Read the clock; it stops at the run's end."""
         if self.begun:
-            self.now_s = min(time.perf_counter() - self._zero_s, self._end_s)
+            self.now_s = min(time.monotonic() - self._zero_s, self._end_s)
         return self.now_s
 
     def poll(self, until_s: float) -> Event | None:

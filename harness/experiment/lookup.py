@@ -150,6 +150,8 @@ def config_of(spec: Spec) -> machine.Config:
         token_times=spec.token_times,
         plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
         homes=dict(spec.homes),
+        attach=tuple(url for text in spec.attach.split(",") if (url := text.strip())),
+        key_env=spec.key_env,
     )
 
 

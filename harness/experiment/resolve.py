@@ -88,6 +88,8 @@ def resolve(spec: Spec) -> Spec:
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
 
+    if spec.attach and spec.engine != "attach":
+        raise UserError(f'attach names servers that run already, which are engine "attach", not "{spec.engine}"')
     models = models_of(spec.models)
     spec = replace(
         spec,

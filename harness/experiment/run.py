@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -164,7 +164,7 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
     jobs = jobs_of(spec)
-    outcome, rows = Outcome(), iter(())
+    outcome, rows, files, side = Outcome(), iter(()), dict[str, Iterable[bytes]](), dict[str, Any]()
     with ExitStack() as stack:
         stack.enter_context(terminable())
         try:
@@ -179,13 +179,14 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
                     control_s=spec.control_s or 0.0, log=log,
                 )  # fmt: skip
             about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
-            rows = _rows(engine, about)
+            rows = _rows(engine, about, side)
+            files |= engine.files() if isinstance(engine, engines.Observed) else {}
         except Infeasible as why:
             about["infeasible"] = str(why)
         except Unsupported as why:
             about["skipped"] = str(why)
         folder = out / spec.folder
-        side = {
+        side |= {
             "begun": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begun)),
             "host": platform.node(),
             "machine": platform.machine(),
@@ -198,12 +199,15 @@ def execute(spec: Spec, out: Path, code_hash: str, log: Log | None = None) -> Pa
             "policy_calls": outcome.policy_calls,
             "slowest_s": outcome.slowest_s,
         }
-        record.write(folder, rows, about, side=side)
+        record.write(folder, rows, about, side=side, files=files)
     return folder
 
 
-def _rows(engine: engines.Engine, about: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """The engine's rows; its statistics, whole only once these were asked for, go into `about`."""
+def _rows(engine: engines.Engine, about: dict[str, Any], side: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+    """The engine's rows; what is whole only once these were asked for goes into `about` and `side`."""
     yield from engine.rows()
+    if isinstance(engine, engines.Observed):
+        about |= engine.about()
+        side |= engine.side()
     about["end_s"] = engine.view().now_s
     about["stats"] = dict(engine.stats())

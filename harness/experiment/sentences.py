@@ -82,6 +82,7 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     """What stands under the table: who is not in it, what qualifies it, and what it says."""
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     yield from departures(found.table)
+    yield from invalid(found.table)
     yield from _refused(found, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
@@ -99,6 +100,11 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
 def failures(failed: Mapping[str, str]) -> list[str]:
     """One line a system that left a comparison: what its policy did."""
     return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def invalid(rows: pa.Table) -> list[str]:
+    """One line a label of which runs on real servers measured something else, and why."""
+    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
 def departures(rows: pa.Table) -> list[str]:
@@ -168,6 +174,7 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
         "seeds": found.seeds,
         "folder": str(found.folder),
         "departs": departures(found.table),
+        "invalid": invalid(found.table),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": failures(found.failed),

@@ -33,7 +33,7 @@ MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *
 HASH_CHARS = 8
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None,
+    "pool_bytes": None, "attach": "", "key_env": "",
 }  # fmt: skip
 
 
@@ -119,6 +119,8 @@ class Spec:
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread
     token_times: bool = False
+    attach: str = ""  # URLs of servers that run already, with commas between them (engine attach)
+    key_env: str = ""  # the environment variable that holds their key: its name, never the key
     measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
     def __post_init__(self) -> None:

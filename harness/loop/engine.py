@@ -11,10 +11,10 @@ import importlib.util
 import math
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from harness.policy.actions import Action
 from harness.policy.events import Done, Event
@@ -101,6 +101,27 @@ class Engine(Protocol):
 
         May come before `ready`, and twice.
         """
+        ...
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """An engine whose requests were seen by a client of real servers; its answers are asked for after `rows`."""
+
+    def about(self) -> Mapping[str, Any]:
+        """Facts for the run's metadata, as JSON values.
+
+        `verdict`: whether the run measured its servers (`valid`, `reasons`, numbers, and all in a line as `text`);
+        `served`: by model, the server and the name under which it is served.
+        """
+        ...
+
+    def side(self) -> Mapping[str, Any]:
+        """Facts beside the results: faults, how long starts took, what the client itself took."""
+        ...
+
+    def files(self) -> Mapping[str, Iterable[bytes]]:
+        """Further files of the run by name, whose bytes are asked for after `rows`; this itself may come before."""
         ...
 
 

@@ -16,6 +16,7 @@ class Agenda:
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, Callable[[Any, int], None], Any]] = []
         self._entered = 0
+        self.now_ns = 0  # up to which all that was due is done
 
     def at(self, due_ns: int, action: Callable[[Any, int], None], subject: Any) -> None:
         """Call `action(subject, due_ns)` once the clock has reached `due_ns`."""
@@ -33,3 +34,4 @@ class Agenda:
         while heap and heap[0][0] <= now_ns:
             due_ns, _, action, subject = heappop(heap)
             action(subject, due_ns)
+        self.now_ns = now_ns

@@ -52,7 +52,8 @@ class Answer:
             return f"{self._before[sequence.index]} {made}{self._plain}".encode()
         events = []
         if made == 1 and self.ask.chat:
-            role = '"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+            empty = "null" if self._llama else '""'
+            role = f'"delta":{{"role":"assistant","content":{empty}}},"logprobs":null,"finish_reason":null'
             events.append(f'data: {self._head}{{"index":{sequence.index},{role}}}]}}\n\n')
         text = "" if finish == "abort" else text_of(made)
         says = compact(None if self._llama else finish)
@@ -68,7 +69,7 @@ class Answer:
         """The events that follow when all sequences have ended."""
         events, ask = [], self.ask
         about = json.loads(f"{self._head}]}}")
-        if self._llama:  # tools/server/server-task.cpp, server_task_result_cmpl_final: the end is a chunk of its own
+        if self._llama:  # the end is a chunk of its own: 17f5f8a, tools/server/server-task.cpp, to_json_oaicompat*
             for sequence in sequences:
                 empty: dict[str, Any] = {"delta": {}} if ask.chat else {"text": "", "logprobs": None}
                 end = {**about, "choices": [{"index": sequence.index, **empty, "finish_reason": sequence.finish}]}

@@ -23,6 +23,10 @@ class Server(Protocol):
         """Its request is over."""
         ...
 
+    def now(self) -> int:
+        """The time, after all that is due by then."""
+        ...
+
     def arm(self) -> None:
         """Something may be due at another time than before."""
         ...
@@ -88,8 +92,9 @@ class Exchange:
             if self._left:
                 self._connection.send(events)
                 return
+            events += self._answer.last(self._sequences, now_ns)
             self._end("200")
-            self._connection.send(events + self._answer.last(self._sequences, now_ns), last=True)
+            self._connection.send(events, last=True)
         elif not self._left:
             body = self._answer.whole(self._sequences, now_ns)
             if self._order.fault == "cut":
@@ -106,7 +111,7 @@ class Exchange:
 
     def _lost(self) -> None:
         """The client left."""
-        self._stop(time.monotonic_ns())
+        self._stop(self._server.now())
         self._end("hang" if self._order.fault == "hang" else "cancelled")
         self._server.arm()
 
@@ -115,6 +120,7 @@ class Exchange:
             self._model.cancel(sequence, at_ns)
 
     def _end(self, end: str) -> None:
+        self._sequences = []  # which refer to this exchange
         self._server.end(self._row, "malformed" if end == "200" and self._order.fault == "malformed" else end)
 
 

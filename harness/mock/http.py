@@ -42,7 +42,13 @@ class Connection(asyncio.Protocol):
     Requests that came before their predecessor was answered wait, and reading stops until they are answered.
     """
 
-    def __init__(self, handle: Callable[[Connection, Request], None], read: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        handle: Callable[[Connection, Request], None],
+        read: Callable[[int], None],
+        every: set[Connection],
+    ) -> None:
+        self._every = every  # connections that are open, this one among them while it is
         self._handle = handle
         self._read = read  # hears the time of each read before what was read is handled
         self.lost: Callable[[], None] | None = None  # is called once if the client leaves before its answer's end
@@ -60,11 +66,14 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
         self._transport, self.open = cast("asyncio.Transport", transport), True
+        self._every.add(self)
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """Give up what is being answered."""
         self.open, self._deaf = False, True
+        self._every.discard(self)
         self._todo.clear()
+        del self._parser, self._transport  # which refer to this connection
         lost, self.lost = self.lost, None
         if lost is not None:
             lost()
@@ -75,12 +84,7 @@ class Connection(asyncio.Protocol):
             return
         self._read_ns = time.monotonic_ns()
         self._read(self._read_ns)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(ApiError(400, "The connection cannot be upgraded"))
-        except httptools.HttpParserError as error:
-            self._refuse(ApiError(400, f"This is not HTTP: {error}"))
+        self._parse(data)
         if self._heading:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES:
@@ -129,14 +133,12 @@ class Connection(asyncio.Protocol):
             return
         parser, target = self._parser, self._url.decode("latin-1")
         keep_alive, method = parser.should_keep_alive(), parser.get_method().decode("latin-1")
-        path, query = target, {}
-        if not target.isalpha():
-            try:
-                parts = urlsplit(target)
-            except ValueError:
-                self._refuse(ApiError(400, "The request's target is no URL"))
-                return
-            path, query = unquote(parts.path), parse_qs(parts.query, keep_blank_values=True) if parts.query else {}
+        try:
+            parts = urlsplit(target)
+        except ValueError:
+            self._refuse(ApiError(400, "The request's target is no URL"))
+            return
+        path, query = unquote(parts.path), parse_qs(parts.query, keep_blank_values=True)
         body, chunked = b"".join(self._body), parser.get_http_version() == "1.1"
         self._todo.append(Request(method, path, query, self._headers, body, keep_alive, chunked, self._read_ns))
 
@@ -174,7 +176,24 @@ class Connection(asyncio.Protocol):
         self.lost, self._deaf = None, True
         self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once, whatever is still to be sent."""
+        self._transport.abort()
+
     # ------------------------------------------------------------------ within
+
+    def _parse(self, data: bytes) -> None:
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade as error:  # an offer, as of h2c, which a server may ignore
+            self._parser = httptools.HttpRequestParser(self)
+            if self._headers.get("content-length", "0") == "0" and "transfer-encoding" not in self._headers:
+                self._parse(data[error.args[0] :])
+            elif not self._deaf:  # the parser leaves out the body behind an offer
+                self._todo.pop()
+                self._refuse(ApiError(400, "A request that offers another protocol cannot have a body"))
+        except httptools.HttpParserError as error:
+            self._refuse(ApiError(400, f"This is not HTTP: {error}"))
 
     def _begin(self) -> None:
         self._url = b""

@@ -30,10 +30,11 @@ class Served:
 
 
 class Model:
-    """One model: its sequences, and its sleep as vLLM orders it (v1/engine/core.py, EngineCore.sleep).
+    """One model: its sequences, and its sleep by vLLM's levels and modes.
 
-    Whoever is asked to sleep in mode "abort" ends all sequences; in "wait" it makes them to their end first; in "keep"
-    they go on when it is awake again. What arrives while it is not awake is held.
+    Level 0 holds requests and no more, 1 has the weights in host memory, 2 nowhere. Mode "abort" ends all sequences at
+    once, "wait" falls asleep after their last tokens, and with "keep" they go on when it is awake again. What arrives
+    while it is not awake is held (vLLM 00080ee, v1/engine/core.py: EngineCore.sleep, pause_scheduler, is_sleeping).
     """
 
     def __init__(self, served: Served, pacing: Pacing, agenda: Agenda) -> None:

@@ -9,9 +9,11 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from collections.abc import Sequence as Many
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import uvloop
 
@@ -54,6 +56,16 @@ class Mock:
         """Bytes came: what was due before comes first."""
         self.agenda.advance(now_ns)
 
+    def now(self) -> int:
+        """The time, after all that is due by then."""
+        now_ns = time.monotonic_ns()
+        self.agenda.advance(now_ns)
+        return now_ns
+
+    def _at(self, request: Request) -> int:
+        """When a request is handled: as it was read, or later if it had to wait for the answer to one before it."""
+        return max(request.read_ns, self.agenda.now_ns)
+
     def arm(self) -> None:
         """Have the loop wake us when the next action is due, by its one timer."""
         next_ns = self.agenda.next_ns
@@ -68,7 +80,7 @@ class Mock:
 
     def _ring(self) -> None:
         self._alarm = None
-        self.agenda.advance(time.monotonic_ns())
+        self.now()
         self.arm()
 
     # ------------------------------------------------------------------ routes
@@ -120,7 +132,7 @@ class Mock:
             self.end(row, str(error.status))
             connection.error(error, "retry-after: 1\r\n" if error.status == 429 else "")
         else:
-            exchange.begin(request.read_ns)
+            exchange.begin(self._at(request))
 
     def _exchange(
         self, connection: Connection, request: Request, models: Mapping[str, Model], row: Row, drawn: Order
@@ -156,7 +168,7 @@ class Mock:
         asked = _asked(request, models)
         told = _all(len(asked), connection)
         for model in asked:
-            model.sleep(int(level), found, request.read_ns, told)
+            model.sleep(int(level), found, self._at(request), told)
 
     def _wake(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
         if "tags" in request.query:
@@ -164,7 +176,7 @@ class Mock:
         asked = _asked(request, models)
         told = _all(len(asked), connection)
         for model in asked:
-            model.wake(request.read_ns, told)
+            model.wake(self._at(request), told)
 
     def _sleeping(self, connection: Connection, request: Request, models: Mapping[str, Model]) -> None:
         asleep = all(model.sleeping for model in _asked(request, models))
@@ -232,12 +244,46 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
 
     The URL of each port is a line of stdout, with the model's name behind it where there are several.
     """
-    # Sequences, exchanges and connections refer to each other: collect rarely, and never look at what the start left.
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(50_000, 20, 100)
+    # A collection would stop all streams for as long as it takes. Nothing needs one: who refers to whom ends with them.
+    gc.disable()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(mock, host, port, ports=ports, with_parent=with_parent))
+
+
+@asynccontextmanager
+async def listening(mock: Mock, host: str, port: int, *, ports: bool = False) -> AsyncIterator[dict[str, str]]:
+    """Open the port, or one a model from `port` on (0: any that is free): URLs, each with its model if it has one.
+
+    At the end ports and connections are closed at once.
+    """
+    loop = asyncio.get_running_loop()
+    sites = [{name: model} for name, model in mock.models.items()] if ports else [mock.models]
+    urls: dict[str, str] = {}
+    servers: list[asyncio.Server] = []
+    connections: set[Connection] = set()
+    try:
+        for k, models in enumerate(sites):
+            at, connect = port + k if port else 0, partial(Connection, mock.handler(models), mock.read, connections)
+            try:
+                servers.append(await loop.create_server(connect, host, at, backlog=4096))
+            except (OSError, OverflowError) as error:
+                raise UserError(f"cannot listen on {host} port {at}: {_why(error)}") from None
+            shown = f"[{host}]" if ":" in host else host
+            url = f"http://{shown}:{servers[-1].sockets[0].getsockname()[1]}"
+            urls[url] = next(iter(models)) if ports else ""
+        mock.arm()
+        yield urls
+    finally:
+        for server in servers:
+            server.close()
+        for connection in list(connections):
+            connection.abort()
+        await asyncio.sleep(0)  # in which they are
+
+
+def _why(error: Exception) -> str:
+    code = error.errno if isinstance(error, OSError) else None
+    return os.strerror(code) if code is not None and code > 0 else str(error)
 
 
 async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: bool) -> signal.Signals | None:
@@ -248,29 +294,16 @@ async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: 
         if not stopped.done():
             stopped.set_result(why)
 
-    for one in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(one, stop, one)
-    sites = [{name: model} for name, model in mock.models.items()] if ports else [mock.models]
-    for k, models in enumerate(sites):
-        handle, at = mock.handler(models), port + k if port else 0
-
-        def connect(handle: Callable[[Connection, Request], None] = handle) -> Connection:
-            return Connection(handle, mock.read)
-
-        try:
-            server = await loop.create_server(connect, host, at, backlog=4096)
-        except OSError as error:
-            raise UserError(f"cannot listen on {host} port {at}: {error.strerror or error}") from None
-        name = f" {next(iter(models))}" if ports else ""
-        shown = f"[{host}]" if ":" in host else host
-        print(f"listening on http://{shown}:{server.sockets[0].getsockname()[1]}{name}", flush=True)
-    mock.arm()
-
     def look() -> None:
         if os.getppid() != parent:
             stop(None)
         loop.call_later(PARENT_S, look)
 
-    if with_parent:
-        look()
-    return await stopped
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, stop, one)
+    async with listening(mock, host, port, ports=ports) as urls:
+        for url, name in urls.items():
+            print(f"listening on {url} {name}".rstrip(), flush=True)
+        if with_parent:
+            look()
+        return await stopped

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from typing import Any
 
-MOST_ROWS = 1_000_000
+MOST_ROWS = 250_000  # of the latest requests
 COLUMNS = ("number", "id", "model", "read_ns", "first_ns", "end_ns", "tokens", "end")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,6 +64,13 @@ def request(
             yield f"  {seconds:10.4f} s  {wait:<5} {100 * seconds / total_s:3.0f} %  {CAUSES[wait].what}"
     if q["preemptions"]:
         yield f"  preempted {q['preemptions']} times: what was made is prefilled again"
+
+
+def verdict(about: Mapping[str, Any]) -> Iterator[str]:
+    """Whether a run on real servers measured its servers, and which server served what; nothing of other runs."""
+    if found := about.get("verdict"):
+        yield found["text"]
+    yield from (f"{model}: {by}" for model, by in (about.get("served") or {}).items())
 
 
 def _against(name: str, value_s: float, limit_s: float, done: bool) -> str:

@@ -73,6 +73,7 @@ class Row:
     control: bool
     infeasible: bool
     values: Mapping[str, Estimate | None]
+    invalid: bool = False  # of runs on real servers: some measured something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +122,7 @@ def view(
         found = at(label, rate, definition)
         return found.mean if found else 0.0
 
+    invalid = tidy.invalid(table)
     met = [rate for rate in rates if any(score(label, rate) >= level for label in contend)]
     shown = max(met, default=rates[0]) if rates else math.nan
     rows = tuple(
@@ -135,6 +137,7 @@ def view(
                 else crossings[label].get(c.key)
                 for c in wanted
             },
+            label in invalid,
         )
         for label in labels
     )
@@ -321,7 +324,9 @@ def text(e: Estimate | None, column: Column, *, spread: bool = True) -> str:
 def best(shown: View, column: Column) -> set[str]:
     """Labels with the best value of a column among contestants, where one is better than another."""
     rivals = [
-        row for row in shown.rows if not row.control and not row.infeasible and row.values[column.key] is not None
+        row
+        for row in shown.rows
+        if not (row.control or row.infeasible or row.invalid) and row.values[column.key] is not None
     ]
     values = {row.label: _mean(row, column.key) for row in rivals}
     if column.more is None or len(set(values.values())) < 2:
@@ -386,7 +391,7 @@ def _terminal(shown: View, bold: bool, spread: bool) -> Iterator[str]:
 def name(row: Row, shown: View) -> str:
     """The label, with the number of GPUs where it is not that of most rows: `dedicated (8 GPUs)`."""
     label = row.label if row.gpus == shown.gpus else tidy.with_gpus(row.label, [row.gpus])
-    return label + (" (infeasible)" if row.infeasible else "")
+    return label + (" (infeasible)" if row.infeasible else "") + (" (invalid)" if row.invalid else "")
 
 
 def markdown(shown: View) -> Iterator[str]:
@@ -437,6 +442,7 @@ def records(shown: View) -> list[dict[str, Any]]:
             "gpus": row.gpus,
             "control": row.control,
             "infeasible": row.infeasible,
+            "invalid": row.invalid,
             "rate_scale": shown.rate_scale,
             "offered_rps": shown.offered_rps,
         }

@@ -39,7 +39,7 @@ STATES = ("done", "dropped", "failed", "unfinished")
 WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
 META = (
     "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped", "infeasible",
-    "refused", "first_refused", "counts", "end_s", "measured_on",
+    "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches

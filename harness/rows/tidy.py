@@ -82,6 +82,7 @@ RUN_SCHEMA = [
     ("fit", _WORD),  # of a synthetic trace to its target: "within" or where it is off; null where nothing was measured
     ("fidelity", _WORD),
     ("departs", _WORD),  # how its engine is not its paper's; null: as published
+    ("invalid", _WORD),  # why a run on real servers measured something else; null: it did not, or is of another kind
     ("skipped", _WORD),  # reason; its rows have no value
     ("infeasible", _WORD),  # reason; its attainment is 0
 ]
@@ -162,6 +163,7 @@ def score(run: Run, *, by_model: bool = True) -> pa.Table:
         "machine": machine(spec),
         "fidelity": run.meta.get("fidelity"),
         "departs": run.meta.get("departs"),
+        "invalid": "; ".join((run.meta.get("verdict") or {}).get("reasons", ())) or None,
         "skipped": skipped,
         "infeasible": infeasible,
     }
@@ -252,6 +254,20 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     shares = {"kv_used": ("kv_byte_s", kv_byte_s), "gpu_busy": ("gpu_busy_s", gpu_s), "hbm_busy": ("gpu_hbm_s", gpu_s)}
     found = {name: stats[part] / whole for name, (part, whole) in shares.items() if part in stats and whole > 0.0}
     return found | {name: stats[name] for name in (*WEIGHTS, "moves", "preemptions", *CAPS, HITS) if name in stats}
+
+
+def invalid(table: pa.Table) -> dict[str, str]:
+    """Labels of which a run is invalid, with the reason of the first one and how many runs there are like it."""
+    if "invalid" not in table.column_names:  # stored before there were real servers
+        return {}
+    frame = table.select(["label", "run", "invalid"]).to_pandas().drop_duplicates("run")
+    found = {}
+    for label, own in frame.groupby("label", observed=True, sort=False):
+        bad = own["invalid"].dropna()
+        if len(bad):
+            of = f"{len(bad)} of {len(own)} runs: " if len(own) > 1 else ""
+            found[str(label)] = f"{of}{bad.iloc[0]}"
+    return found
 
 
 def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]:

@@ -1,0 +1,128 @@
+"""Servers that run already, wherever they are and whatever they are made of: `--attach URL[,URL]`.
+
+Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
+is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
+or stopped: a `Load` is done at once wherever a policy puts the model, and evictions, limits and the like are refused.
+What policies know of sizes and speeds is what the spec says of its GPUs, and may not be the servers'.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from harness.client.body import STYLES, Server, Style
+from harness.engines import machine as machines
+from harness.engines.machine import Config, Machine
+from harness.engines.servers.engine import Servers
+from harness.engines.servers.fleet import Seat
+from harness.policy.types import Inst, Option, UserError
+
+ANSWER_S = 10.0  # for the list of models
+STYLE_OF = {**STYLES, "bench": Style()}  # by who says to have made a server; "bench": ours (bench mock)
+HERE = {"localhost", "127.0.0.1", "::1"}
+
+
+class Attached:
+    """The servers of the URLs."""
+
+    name = "attach"
+    can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
+    ways = frozenset({"host"})
+    offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
+
+    def __init__(self, config: Config, priced: Machine) -> None:
+        self.config, self.urls = config, config.attach
+        self.cluster = machines.cluster(config, priced=priced)
+        self.slots = 0  # their memory is their own matter
+        self.style = STYLES["openai"]
+        self.facts: Mapping[str, str] = {"servers": " ".join(self.urls) or "none"}
+        self.matched: dict[str, tuple[Server, str]] = {}  # by model, with the way in which it was found
+
+    def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
+        """Ask every URL for its models; see Kind."""
+        if not self.urls:
+            raise UserError("attach needs the URLs of servers that run: --attach http://HOST:PORT")
+        key = os.environ.get(self.config.key_env, "") if self.config.key_env else ""
+        found = [one for url in self.urls for one in models(url, key)]
+        self.matched = match([m.name for m in self.config.models], [server for server, _ in found])
+        ours = {to for to, _ in self.matched.values()}
+        styles = [STYLE_OF.get(maker, STYLES["openai"]) for server, maker in found if server in ours]
+        self.style = styles[0] if styles.count(styles[0]) == len(styles) else STYLES["openai"]
+        self.style = self.style._replace(key_env=self.config.key_env)
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:  # noqa: ARG002
+        """See Kind."""
+        return Seat(self.matched[inst.model][0], None)
+
+    def roots(self) -> list[int]:
+        """See Kind: who listens at the URLs of this machine."""
+        ports = {url.port for text in self.urls if (url := urlsplit(text)).hostname in HERE | {socket.gethostname()}}
+        return listeners(ports) if ports else []
+
+    def served(self) -> dict[str, str]:
+        """See Kind."""
+        return {m: f"served as {to.model} at {to.url}, matched by {how}" for m, (to, how) in self.matched.items()}
+
+
+def models(url: str, key: str = "") -> list[tuple[Server, str]]:
+    """The models that a URL serves, and who says to have made its server. Raises UserError."""
+    base = url.rstrip("/").removesuffix("/v1")
+    if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).hostname:
+        raise UserError(f'--attach "{url}" is no http://HOST:PORT')
+    request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with direct.open(request, timeout=ANSWER_S) as answer:
+            listed = json.load(answer)["data"]
+        found = [(Server(base, str(one["id"])), str(one.get("owned_by", ""))) for one in listed]
+    except urllib.error.HTTPError as error:
+        raise UserError(f"{base}/v1/models: HTTP {error.code}") from None
+    except (OSError, http.client.HTTPException) as error:
+        raise UserError(f"{base} does not answer: {getattr(error, 'reason', None) or error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{base}/v1/models is no list of models, as OpenAI's is") from None
+    if not found:
+        raise UserError(f"{base} serves no model")
+    return found
+
+
+def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:
+    """Which server serves which model, and whether by name or by order. UserError where there are too few."""
+    left = list(servers)
+    total = len(left)
+    found: dict[str, tuple[Server, str]] = {}
+    for name in names:
+        if (same := next((one for one in left if one.model == name), None)) is not None:
+            found[name] = same, "name"
+            left.remove(same)
+    for name in names:
+        if name not in found:
+            if not left:
+                raise UserError(f"{len(names)} models, and the servers have {total}: --models names as many")
+            found[name] = left.pop(0), "order"
+    return {name: found[name] for name in names}
+
+
+def listeners(ports: set[int | None]) -> list[int]:
+    """Processes of this machine that listen at one of the ports, as far as we may know."""
+    try:
+        every = psutil.net_connections("tcp")
+    except psutil.AccessDenied:
+        return []
+    listening = [(c.pid, c.laddr[1]) for c in every if c.status == psutil.CONN_LISTEN and c.laddr]
+    return sorted({pid for pid, port in listening if pid is not None and port in ports})
+
+
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
+    """The engine of this file; see harness/loop/engine.py."""
+    return Servers(config, Attached(config, machine))

@@ -1,0 +1,119 @@
+"""What the client saw of each request, beside what the engine knew: rows, and a file of what rows have no room for.
+
+Times before a request was sent are the engine's: until it was admitted (held), while its server was starting (load) or
+its lane closed (turn). From there on they are the client's: until it was written (host: the lag, and the connection),
+and until its end (solo). Of a request that failed without a token all of that is host: nobody knows that it ran.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from harness.client.log import Log
+from harness.engines import rows
+from harness.policy.types import Gpus, Jobs
+from harness.rows.record import SCHEMA
+
+SAID = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns")
+
+
+class Chunks(NamedTuple):
+    """Chunks of the requests by the run's end, as `Log` has them."""
+
+    offsets: NDArray[np.int64]
+    ns: NDArray[np.int64]  # from the window's start
+    tokens: NDArray[np.int64]
+
+
+def chunks(log: Log, zero_ns: int, end_s: float) -> Chunks:
+    """Those that came by the end; tokens that only the usage counts came with the last one."""
+    ns = log.chunk_ns - zero_ns
+    kept = ns <= end_s * 1e9
+    of = np.repeat(np.arange(len(log.state)), np.diff(log.offsets))
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(of[kept], minlength=len(log.state)))]).astype(np.int64)
+    tokens = log.chunk_tokens[kept].astype(np.int64)
+    whole = (log.done_ns >= 0) & (log.done_ns - zero_ns <= end_s * 1e9) & (np.diff(offsets) > 0)
+    missing = np.where(whole, np.maximum(0, log.usage_tokens - log.tokens), 0)
+    tokens[offsets[1:][whole] - 1] += missing[whole]
+    return Chunks(offsets, ns[kept], tokens)
+
+
+def batches(
+    R: NDArray[Any],
+    ends: NDArray[Any],
+    sent_s: NDArray[np.float64],
+    log: Log,
+    jobs: Jobs,
+    places: list[Gpus],
+    *,
+    zero_ns: int,
+    end_s: float,
+    token_times: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Rows of requests.parquet. `R` and `ends` as in engines/rows.py, without what the client alone knows.
+
+    `sent_s` is when the engine gave a request to its server (NaN: never), `zero_ns` the client's clock at 0 s.
+    """
+    seen = chunks(log, zero_ns, end_s)
+    some = np.diff(seen.offsets) > 0
+    at = seen.offsets[:-1][some]
+    total = np.concatenate([[0], np.cumsum(seen.tokens)])
+    R["made"] = total[seen.offsets[1:]] - total[seen.offsets[:-1]]
+    R["first"] = np.nan
+    R["first"][some] = seen.ns[at] / 1e9
+    first_tokens = np.zeros(len(R), np.int64)
+    first_tokens[some] = seen.tokens[at]
+    until_s = np.where(ends > 0, R["done"], end_s)
+    write_s = np.where(log.write_ns >= 0, (log.write_ns - zero_ns) / 1e9, np.inf)
+    sent = np.isfinite(sent_s)
+    silent = (R["made"] == 0) & (ends == rows.NAMES.index("failed"))
+    leaves_s = np.where(silent, until_s, np.minimum(write_s, until_s))
+    host_s = np.where(sent, leaves_s - sent_s, 0.0)
+    R["solo"] = np.where(sent, until_s - leaves_s, 0.0)
+    tokens = None
+    if token_times:
+        due_ns = np.rint(R["arrival"] * 1e9)
+        of = np.repeat(np.arange(len(R)), np.diff(seen.offsets))
+        ns = np.repeat(seen.ns - np.where(np.isfinite(due_ns), due_ns, 0)[of].astype(np.int64), seen.tokens)
+        offsets = np.concatenate([[0], np.cumsum(R["made"])])
+        tokens = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns, pa.int64()))
+        tokens = tokens.cast(SCHEMA.field("token_ns").type)
+    yield from rows.batches(
+        R, ends, jobs, places, arrivals_s=rows.arrivals(R, jobs, end_s, 0.0), fidelity="real", end_s=end_s,
+        api_in_s=host_s, api_out_s=0.0, tokens=tokens, first_tokens=first_tokens,
+    )  # fmt: skip
+
+
+def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
+    """What the client knows of each request beside its row: stamps from the window's start, status, error, chunks."""
+
+    def stamps(ns: NDArray[np.int64]) -> pa.Array:
+        return pa.array(ns - zero_ns, mask=ns < 0)
+
+    lists = {"chunk_ns": log.chunk_ns - zero_ns, "chunk_tokens": log.chunk_tokens, "chunk_shared": log.chunk_shared}
+    offsets = pa.array(log.offsets, pa.int32())
+    return pa.table(
+        {
+            "id": np.arange(len(log.state)),
+            **{name: stamps(getattr(log, name)) for name in SAID},
+            "status": log.status,
+            "tries": log.tries,
+            "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
+            "error": [errors.get(i, said) for i, said in enumerate(log.error)],
+            **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
+        }
+    )
+
+
+def parquet(found: pa.Table) -> bytes:
+    """A table as a Parquet file."""
+    out = io.BytesIO()
+    pq.write_table(found, out, compression="zstd")
+    return out.getvalue()

@@ -1,0 +1,512 @@
+"""Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
+
+`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. The requests of a
+model that is routed (`Admit(model, batch)`) leave the client at their time, and nobody else has a hand in it. Others
+leave when they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
+
+What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
+there is one lane a batch ("mixed", open for good), and neither turns nor partitions, and KV does not move. What a
+request waited for is known up to the moment at which it was written; from then on its time counts as `solo`.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from harness.client.body import Server, Style
+from harness.client.client import Client, Told
+from harness.client.load import OtherLoad
+from harness.client.log import Log
+from harness.client.verdict import verdict
+from harness.engines import rows
+from harness.engines.machine import Config, Refusal
+from harness.engines.servers import account
+from harness.engines.servers.fleet import Change, Fleet, Kind, Up
+from harness.engines.wallclock import Live, WallClock, WallView, machine_facts
+from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
+from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
+from harness.policy.types import Batch, Fidelity, Host, Inst, Jobs, Phase, Request, UserError
+from harness.policy.view import KvState, View, Weights
+
+LEAD_S = 0.1  # from the order to begin to the window's first moment: the client must have heard it by then
+SILENT_S = 120.0  # without a byte from its server, a request fails
+CLIENT = "client.parquet"
+
+Connect = Callable[[Jobs, int, Style], Client]
+
+
+def connect(jobs: Jobs, seed: int, style: Style) -> Client:
+    """The client of a run."""
+    return Client(jobs, seed=seed, timeout_s=SILENT_S, style=style)
+
+
+class Servers(WallClock):
+    """Serves a workload on servers of one kind."""
+
+    tells = frozenset({Woke, Arrived, Prefilled, Finished, Done, Load, Evict})
+    fidelity: Fidelity = "real"
+    wall_clock = exclusive = True
+
+    def __init__(self, config: Config, kind: Kind, connect: Connect = connect) -> None:
+        super().__init__(config)
+        self.kind, self.connect = kind, connect
+        self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
+        self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
+        self.fleet = Fleet(kind)
+        self.client: Client | None = None
+        self.log: Log | None = None  # of the client, once the run is over
+        self.lanes: set[Batch] = set()
+        self.routed: dict[str, Server | None] = {}  # as the client was told
+        self.unsure = 0  # routes that the client was told and has not confirmed
+        self.sent: dict[int, Up] = {}  # requests under way, by their server
+        self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
+        self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
+        self.loads = self.evicts = 0
+        self._heard: deque[Told] = deque()  # from the client, and not yet taken in
+        self._zero_ns = 0  # the client's clock at 0 s
+        self._expected = 0  # requests that the client has still to announce
+        self._other: OtherLoad | None = None
+        self._other_cores = math.nan
+        self._folder: Path | None = None
+
+    # ------------------------------------------------------------ life
+
+    def ready(self) -> None:
+        """Find the servers' programs and models; see Engine."""
+        self._folder = Path(tempfile.mkdtemp(prefix="bench-servers-"))
+        self.fleet.open(self._folder)
+
+    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
+        super().begin(jobs, hears, oracle, end_s)
+        self._future, self._heirs = [], {}  # the client's to keep
+        self._zero_s = math.inf  # the clock stands until all is ready
+        self._expected, self._sent_s = len(jobs), np.full(len(jobs), np.nan)
+        self.fleet.size()
+        for up in self.fleet.up.values():
+            self.fleet.start(up)
+        while any(up.state == "loading" for up in self.fleet.up.values()):
+            self.fleet.wait(math.inf)
+            for change in self.fleet.changes():
+                if change.what == "dead":
+                    raise UserError(change.why)
+        self.client = client = self.connect(jobs, self.config.seed, self.kind.style)
+        client.start()
+        for model in self.routes:
+            self._route(model)
+        self._other = OtherLoad([os.getpid(), *self.kind.roots()])
+        self._zero_ns = time.monotonic_ns() + round((LEAD_S - self.config.start_s) * 1e9)
+        self._zero_s = self._zero_ns / 1e9
+        client.begin(self._zero_ns, True)
+
+    def close(self) -> None:
+        """Stop every process, whatever it does; see Engine."""
+        client, self.client = self.client, None
+        try:
+            if client is not None:
+                client.close()
+        finally:
+            self.fleet.close()
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+                self._folder = None
+
+    def view(self) -> View:
+        """See Engine."""
+        return Seen(self)
+
+    def idle(self) -> bool:
+        """Whether every request has ended."""
+        return not self._expected and super().idle()
+
+    def clock(self) -> float:
+        """Read the clock; it stands at the start until the client begins."""
+        if self.begun:
+            self.now_s = max(self.config.start_s, min(time.monotonic() - self._zero_s, self._end_s))
+        return self.now_s
+
+    def poll(self, until_s: float) -> Event | None:
+        """See Engine: sleep until the client, a server or `until_s` has something to say."""
+        assert self.client is not None
+        until_s = min(until_s, self._end_s)
+        while True:
+            self.clock()
+            while not self._told and self._hear():
+                pass
+            if self._told:
+                return self._told.popleft()
+            if self.now_s >= until_s or self.idle() or (until_s == math.inf and not self._coming()):
+                return None
+            self.fleet.wait(until_s - self.now_s, self.client.fileno())
+
+    def _coming(self) -> bool:
+        """Whether something happens without a new action."""
+        moving = any(up.state != "in" for up in self.fleet.up.values())
+        return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
+
+    def _hear(self) -> bool:
+        """Take in one thing that the client has to say, or what the servers have; False: nobody has anything.
+
+        One by one, so that a policy finds the world as the event tells it, whatever came after.
+        """
+        assert self.client is not None
+        if not self._heard:
+            self._heard.extend(self.client.poll(0.0))
+        if self._heard:
+            self._take(self._heard.popleft())
+            return True
+        for change in self.fleet.changes():
+            self._changed(change)
+        if not self.unsure:
+            for up in self.fleet.up.values():
+                if up.state == "leaving" and not up.stopping and not up.flying:
+                    self.fleet.stop(up)
+        return False
+
+    def _take(self, told: Told) -> None:
+        kind, rid, at_ns, tokens = told
+        at_s = (at_ns - self._zero_ns) / 1e9
+        if at_s > self._end_s:
+            return
+        match kind:
+            case "arrived":
+                self._come(rid, at_s, bool(tokens))
+            case "routed":
+                self.unsure -= 1
+            case "first":
+                self._first(self.live[rid], tokens, at_s)
+            case "done" | "failed" | "dropped":
+                self._ended(self.live[rid], kind, at_s, tokens)
+
+    # ------------------------------------------------------------ requests, as the client tells of them
+
+    def _come(self, r: int, due_s: float, sent: bool) -> None:
+        """A request is due; the client has sent it already if its model was routed."""
+        jobs = self.jobs
+        if jobs.after is None:
+            due_s = jobs.arrival_s.item(r)  # not rounded
+        model, prompt = jobs.models[jobs.model.item(r)], jobs.prompt_tokens.item(r)
+        self._expected -= 1
+        self._due_s[r] = self._R["arrival"][r] = due_s
+        one = self.live[r] = Live(r, model, prompt, jobs.output_tokens.item(r), due_s)
+        if (batch := self.routes.get(model)) is not None:
+            self._R["admit"][r], one.batch = due_s, batch
+            self.batches.setdefault(batch, []).append(one)
+            if sent:
+                self._sending(one, due_s)
+            else:
+                self._offer(one)
+        slos = jobs.ttft_slo_s.item(r), jobs.tpot_slo_s.item(r)
+        self.tell([Arrived(Request(r, model, due_s, prompt, *slos))])
+
+    def _first(self, one: Live, tokens: int, at_s: float) -> None:
+        assert one.batch is not None
+        self._R["first"][one.rid] = at_s
+        one.made, one.kv_tokens = tokens, one.prompt_tokens + tokens
+        if tokens < one.output_tokens:
+            self.tell([Prefilled(one.rid, one.batch)])
+
+    def _ended(self, one: Live, how: Literal["done", "failed", "dropped"], at_s: float, tokens: int) -> None:
+        r, up = one.rid, self.sent.pop(one.rid, None)
+        self.cancelled.discard(r)
+        if how == "done" and tokens != one.output_tokens:
+            how, self.errors[r] = "failed", f"{tokens} tokens, {one.output_tokens} were asked for"
+        elif how == "dropped" and r in self.errors:  # given up here, for want of a server
+            how = "failed"
+        if up is None:
+            self._pass(one, at_s)
+        else:
+            up.flying.discard(r)
+        self._R["done"][r], self._ends[r] = at_s, rows.NAMES.index(how)
+        self._leave(one)
+        del self.live[r]
+        self.tell([Finished(r, one.batch, how)])
+
+    # ------------------------------------------------------------ where requests go
+
+    def _at(self, batch: Batch) -> Server | None:
+        """Where requests of a batch may be sent now."""
+        up = self.fleet.up.get(batch.inst)
+        return up.seat.at if up is not None and up.seat and up.state == "in" and batch in self.lanes else None
+
+    def _offer(self, one: Live) -> None:
+        """Send a member of a batch if its server takes it; it fails where its server ended by itself."""
+        assert one.batch is not None
+        assert self.client is not None
+        self._pass(one, self.now_s)
+        if (to := self._at(one.batch)) is not None:
+            self.client.send(one.rid, to)
+            self._sending(one, self.now_s)
+        elif (why := self.fleet.dead.get(one.batch.inst)) is not None and one.rid not in self.cancelled:
+            self.errors[one.rid] = why
+            self._cancel(one.rid)
+
+    def _sending(self, one: Live, at_s: float) -> None:
+        """From here on a request is its server's."""
+        assert one.batch is not None
+        inst = one.batch.inst
+        assert not isinstance(inst.place, Host)
+        self._pass(one, at_s)
+        last = self._places.setdefault(inst.place, len(self._places))
+        self._R["first_inst"][one.rid] = self._R["last_inst"][one.rid] = last
+        self._sent_s[one.rid] = at_s
+        if (up := self.fleet.up.get(inst)) is None:  # it ended by itself a moment ago, and the client does not know yet
+            up = Up(inst, 0, [])
+            self.errors[one.rid] = self.fleet.dead.get(inst, "its server has ended")
+        self.sent[one.rid] = up
+        up.flying.add(one.rid)
+
+    def _cancel(self, rid: int) -> None:
+        assert self.client is not None
+        self.client.cancel(rid)
+        self.cancelled.add(rid)
+
+    def _flow(self, inst: Inst) -> None:
+        """Something changed at an instance: its members go on, or wait for something else; so do later arrivals."""
+        for batch in [batch for batch in self.batches if batch.inst == inst]:
+            for one in self.batches[batch]:
+                if one.rid not in self.sent:
+                    self._offer(one)
+        for model, batch in self.routes.items():
+            if batch.inst == inst:
+                self._route(model)
+
+    def _route(self, model: str) -> None:
+        """Tell the client where a model's requests go by themselves."""
+        to = self._at(self.routes[model])
+        if self.client is not None and to != self.routed.get(model):
+            self.client.route(model, to)
+            self.routed[model] = to
+            self.unsure += self.begun
+
+    def _pass(self, one: Live, at_s: float) -> None:
+        """Close a request's books at a time: what it waited for; from there on it waits for what holds it then."""
+        self._R[one.cause][one.rid] += max(0.0, at_s - one.since_s)
+        one.since_s, one.cause = at_s, "held" if one.batch is None else self.waits_for(one)
+
+    def waits_for(self, one: Live) -> str:
+        """See WallClock."""
+        assert one.batch is not None
+        up = self.fleet.up.get(one.batch.inst)
+        return "turn" if up is not None and up.state == "in" else "load"
+
+    def charge(self, stepping: Iterable[Live]) -> None:
+        """Nothing is charged for all at once: books are closed request by request (`_pass`)."""
+
+    def release(self, one: Live) -> None:
+        """Nothing of a request is held here; see WallClock."""
+
+    def kv_bytes(self, one: Live) -> int:
+        """What the tokens that the client knows of take at a request's server; see WallClock."""
+        return one.kv_tokens * self.cluster.models[one.model].kv_token_bytes
+
+    # ------------------------------------------------------------ what became of a server
+
+    def _changed(self, change: Change) -> None:
+        up, what, why = change
+        if what == "ready":
+            asked, up.asked = up.asked, []
+            self.tell(Done(action) for action in asked)
+        elif what == "stopped":
+            self.evicts += 1
+            self.tell(Done(action) for action in up.asked)
+        else:
+            sys.stderr.write(f"{why}\n")
+            self.errors |= dict.fromkeys(up.flying, why)
+            came = up.state != "loading"
+            self.tell(Done(action) if came else Done(action, "never", why) for action in up.asked)
+        self._flow(up.inst)
+        if what != "ready":
+            self.freed()
+
+    # ------------------------------------------------------------ actions
+
+    def act(self, action: Action) -> Refusal | None:
+        """See WallClock; whatever has a field that is not in `can` is refused."""
+        match action:
+            case Load(inst, way) if way in self.kind.ways:
+                return self._nowhere(inst) or self._load(action)
+            case Evict(inst, True) if "Evict" in self.can:
+                return self._nowhere(inst) or self._evict(action)
+            case Limit(model, gpu, kv_bytes) if "Limit" in self.can and self._there(model, gpu):
+                return self._limit(model, gpu, kv_bytes)
+            case Admit(_, batch):
+                return self._nowhere(batch.inst) or self._admit(action)
+            case Drop(rid):
+                if failed := self.gone(rid):
+                    return failed
+                self._cancel(rid)
+            case Run(batch) if action == Run(batch):
+                if failed := self._nowhere(batch.inst):
+                    return failed
+                self.lanes.add(batch)
+                self._flow(batch.inst)
+            case _:
+                return "never", f"{self.kind.name} cannot do that"
+        return None
+
+    def _there(self, model: str, gpu: int) -> bool:
+        return model in self.cluster.models and 0 <= gpu < len(self.cluster.gpus)
+
+    def _nowhere(self, inst: Inst) -> Refusal | None:
+        place = inst.place
+        if isinstance(place, tuple) and place and all(self._there(inst.model, g) for g in place):
+            degree = self.cluster.models[inst.model].tp
+            return None if len(place) == degree == len({*place}) else ("never", f"{inst.model} takes {degree} GPUs")
+        return "never", f"no {inst.model} on {place}: there are {len(self.cluster.gpus)} GPUs"
+
+    def _admit(self, action: Admit) -> Refusal | None:
+        who = action.who
+        if isinstance(who, int) and who in self.sent and self.live[who].batch != action.batch:
+            return "never", f"request {who} is being served, and its KV does not move"
+        if failed := self.admit(action):
+            return failed
+        if isinstance(who, str):
+            self._route(who)
+        elif who not in self.sent:
+            self._offer(self.live[who])
+        return None
+
+    def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> Refusal | None:
+        if kv_bytes is not None and kv_bytes < (page := self.cluster.models[model].page_bytes):
+            return "never", f"{self.kind.name} takes KV memory by {page} bytes"
+        before = self.fleet.limits.get((model, gpu))
+        self.fleet.limits[model, gpu] = kv_bytes
+        for inst, up in self.fleet.up.items():
+            if self.begun and inst.model == model and self.fleet.limit(inst) not in {None, up.kv_bytes}:
+                self.fleet.limits[model, gpu] = before
+                return "never", f"{self.kind.name} takes its KV memory when it starts"
+        return None
+
+    def _load(self, action: Load) -> Refusal | None:
+        inst, up = action.inst, self.fleet.up.get(action.inst)
+        if up is None:
+            kv_bytes, failed = self.fleet.room(inst, self.begun)  # before the start, limits may follow
+            if failed:
+                return failed
+            self.fleet.dead.pop(inst, None)
+            up = self.fleet.up[inst] = Up(inst, kv_bytes, [action])
+            if self.begun:
+                self.loads += 1
+                self.fleet.start(up)
+        elif up.state == "leaving":
+            return "not now", f"{inst.model} is leaving"
+        elif up.state == "loading":
+            up.asked.append(action)
+        else:
+            self.tell([Done(action)])
+        return None
+
+    def _evict(self, action: Evict) -> Refusal | None:
+        up = self.fleet.up.get(action.inst)
+        if up is None:
+            return "gone", f"{action.inst.model} is not in"
+        if up.state == "leaving":
+            return "gone", "it is leaving already"
+        if up.state == "loading":
+            return "not now", f"{action.inst.model} is starting"
+        up.state, up.asked = "leaving", [action]
+        self._flow(up.inst)
+        return None
+
+    # ------------------------------------------------------------ what came of it
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """What happened to each request; the client ends here."""
+        assert self.client is not None
+        for one in self.live.values():
+            if one.rid not in self.sent:
+                self._pass(one, self.now_s)
+        self._other_cores = self._other.cores() if self._other is not None else math.nan
+        self.log = self.client.log()
+        yield from account.batches(
+            self._R, self._ends, self._sent_s, self.log, self.jobs, list(self._places), zero_ns=self._zero_ns,
+            end_s=self.now_s, token_times=self.config.token_times,
+        )  # fmt: skip
+
+    def stats(self) -> dict[str, float]:
+        """See Engine."""
+        return {
+            "loads": float(self.loads),
+            "evicts": float(self.evicts),
+            "faults": float(len(self.fleet.faults)),
+            "gpus": float(len(self.cluster.gpus)),
+            "span_s": self.now_s - self.config.start_s,
+        }
+
+    def about(self) -> dict[str, Any]:
+        """Whether the run measured its servers, and which those are; see Observed."""
+        assert self.log is not None
+        found = verdict(self.log, self._other_cores)
+        plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in found._asdict().items()}
+        return {
+            "verdict": {**plain, "reasons": list(found.reasons), "text": found.text},
+            "served": self.kind.served(),
+        }
+
+    def side(self) -> dict[str, Any]:
+        """Faults of servers, starts and stops, and what the client took; see Observed."""
+        assert self.log is not None
+        taken = {"cpu_s": self.log.cpu_s, "wall_s": self.log.wall_s, "peak_bytes": self.log.peak_bytes}
+        return {"faults": self.fleet.faults, "servers": self.fleet.about(self._zero_s), "client": taken}
+
+    def files(self) -> Mapping[str, Iterable[bytes]]:
+        """What the client saw, and the servers' logs; see Observed."""
+
+        def client() -> Iterator[bytes]:
+            assert self.log is not None
+            yield account.parquet(account.table(self.log, self._zero_ns, self.errors))
+
+        return {CLIENT: client(), **{f"server-{log.name}": _read(log) for log in self.fleet.logs}}
+
+
+def _read(log: Path) -> Iterator[bytes]:
+    if log.is_file():
+        yield log.read_bytes()
+
+
+class Seen(WallView):
+    """What policies see of it."""
+
+    def __init__(self, engine: Servers) -> None:
+        super().__init__(engine)
+        self._own = engine
+
+    def weights(self, inst: Inst) -> Weights:
+        """See View; the files of all models are at hand on the host."""
+        up = self._own.fleet.up.get(inst)
+        return "in" if isinstance(inst.place, Host) else up.state if up is not None else "out"
+
+    def insts(self, home: int | Host) -> tuple[Inst, ...]:
+        """See View."""
+        if isinstance(home, Host):
+            return tuple(Inst(m, home) for m in self._own.cluster.models)
+        return tuple(inst for inst in self._own.fleet.up if isinstance(inst.place, tuple) and home in inst.place)
+
+    def free_bytes(self, home: int | Host) -> int:
+        """See View; no KV goes to the host."""
+        return 0 if isinstance(home, Host) else self._own.fleet.free_bytes(home)
+
+    def kv(self, model: str, gpu: int) -> KvState:
+        """See View: of what its server took at its start, the part that tokens known to the client fill."""
+        mine = [self._own.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
+        have = sum(up.kv_bytes for up in mine)
+        known = sum(self._own.kv_bytes(self._own.live[r]) for up in mine for r in up.flying)
+        used = min(have, known)
+        return KvState(used, self._own.fleet.limits.get((model, gpu)), have - used)
+
+    def lane(self, batch: Batch, phase: Phase) -> Run | None:
+        """See View."""
+        return Run(batch) if phase == "mixed" and batch in self._own.lanes else None

@@ -1,0 +1,316 @@
+"""Servers that come and go: their processes, the memory that they take, and what became of them.
+
+A thread waits for each server that starts or stops, and leaves word; nothing else happens beside the caller's thread.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Literal, NamedTuple, Protocol
+
+from harness.client.body import Server, Style
+from harness.engines.machine import Refusal
+from harness.engines.servers.process import PortTaken, Process
+from harness.policy.actions import Action
+from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
+from harness.policy.view import Weights
+
+READY_S = 300.0  # within which a server must answer
+TRIES = 3  # of a start whose port somebody else takes
+
+
+class Seat(NamedTuple):
+    """Where a server is to be had."""
+
+    at: Server
+    process: Process | None  # not started yet; None: it is not ours, and runs
+
+
+class Kind(Protocol):
+    """What differs between servers."""
+
+    name: str
+    can: frozenset[str]
+    ways: frozenset[str]  # of Load: how a server comes
+    offers: Mapping[str, tuple[Option, ...]]
+    cluster: Cluster
+    slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
+    style: Style
+    facts: Mapping[str, str]  # of `measured_on`, beside the machine's own
+
+    def ready(self, folder: Path) -> None:
+        """Find programs and models; what goes with the engine may be put into the folder. Raises UserError."""
+        ...
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
+        """A server for an instance. Raises UserError."""
+        ...
+
+    def roots(self) -> list[int]:
+        """Processes of servers that are not ours, where they run on this machine."""
+        ...
+
+    def served(self) -> Mapping[str, str]:
+        """By model, what serves it, in words."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Up:
+    """A server from its Load until it has stopped."""
+
+    inst: Inst
+    kv_bytes: int
+    asked: list[Action]  # Loads, later Evicts, whose end is to be told
+    state: Weights = "loading"
+    seat: Seat | None = None
+    since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
+    tries: int = 1
+    flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
+    stopping: bool = False
+
+    @property
+    def process(self) -> Process | None:
+        """Its process, if it has one of ours."""
+        return self.seat.process if self.seat is not None else None
+
+
+What = Literal["ready", "stopped", "dead"]
+
+
+class Change(NamedTuple):
+    """What became of a server, and why where it is dead."""
+
+    up: Up
+    what: What
+    why: str = ""
+
+
+class Span(NamedTuple):
+    """How long a start or a stop took."""
+
+    what: str
+    model: str
+    gpus: list[int]
+    begun_s: float  # by time.monotonic
+    seconds: float
+
+
+class Fleet:
+    """The servers of an engine."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
+        self.up: dict[Inst, Up] = {}  # in order of Load
+        self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
+        self.limits: dict[tuple[str, int], int | None] = {}
+        self.faults: list[str] = []  # in order of time
+        self.spans: list[Span] = []
+        self.logs: list[Path] = []
+        self._folder = Path()
+        self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
+        self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def open(self, folder: Path) -> None:
+        """Be ready to start servers, whose logs go to a folder."""
+        self._folder, self._bell = folder, os.pipe()
+        self.kind.ready(folder)
+
+    def close(self) -> None:
+        """Stop all servers at once, whatever they do."""
+        stops = [Thread(target=up.process.stop) for up in self.up.values() if up.process is not None]
+        for stop in stops:
+            stop.start()
+        for thread in (*stops, *self._threads):
+            thread.join()
+        self.up, self._threads = {}, []
+        for end in self._bell or ():
+            os.close(end)
+        self._bell = None
+
+    # ------------------------------------------------------------ memory
+
+    def limit(self, inst: Inst) -> int | None:
+        """The KV memory that an instance may take on each of its GPUs, in whole pages; None: as there is room."""
+        page = self.models[inst.model].page_bytes
+        limits = [limit for g in _gpus(inst) if (limit := self.limits.get((inst.model, g))) is not None]
+        return min(limits) // page * page if limits else None
+
+    def kv_bytes(self, inst: Inst, room: int) -> int:
+        """The KV memory with which a server starts where there is so much room; it may need more than that."""
+        if (limit := self.limit(inst)) is not None:
+            return limit
+        model = self.models[inst.model]
+        page = model.page_bytes
+        one = -(-(model.max_tokens + 1) * model.kv_token_bytes // page) * page
+        return min(self.kind.slots * one, max(one, room // page * page)) if self.kind.slots else 0
+
+    def free_bytes(self, gpu: int) -> int:
+        """What no server takes of a GPU."""
+        mine = (up for up in self.up.values() if gpu in _gpus(up.inst))
+        return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + up.kv_bytes for up in mine)
+
+    def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
+        """The KV memory that a server would take (none yet unless `sized`), and why there is no room, if so."""
+        weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
+        free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
+        kv = self.kv_bytes(inst, free - weights) if sized else 0
+        least = weights + (self.kv_bytes(inst, 0) if sized else 0)
+        if least > have:
+            return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_said(inst)} has {have}")
+        if least > free:
+            return kv, ("not now", f"{inst.model} takes {least} bytes, {free} are free on GPU {_said(inst)}")
+        return kv, None
+
+    def size(self) -> None:
+        """Give the servers of the start their KV memory, by limits that were said after their Loads.
+
+        Those without a limit share what is left alike.
+        """
+        shared = [up for up in self.up.values() if self.limit(up.inst) is None]
+        for up in self.up.values():
+            up.kv_bytes = self.limit(up.inst) or 0
+        share = [self.free_bytes(g) // max(1, sum(g in _gpus(up.inst) for up in shared)) for g in range(len(self.gpus))]
+        for up in shared:
+            up.kv_bytes = self.kv_bytes(up.inst, min(share[g] for g in _gpus(up.inst)))
+        for g, gpu in enumerate(self.gpus):
+            if (free := self.free_bytes(g)) < 0:
+                raise Infeasible(
+                    f"the servers of the start take {gpu.mem_bytes - free} bytes of GPU {g}, which has {gpu.mem_bytes}"
+                )
+
+    # ------------------------------------------------------------ starts and stops
+
+    def start(self, up: Up) -> None:
+        """Start a server; `changes` says when it answers."""
+        log = self._folder / f"{len(self.logs):03d}-{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}.log"
+        self.logs.append(log)
+        up.since_s = time.monotonic()
+        try:
+            up.seat = self.kind.seat(up.inst, up.kv_bytes, log)
+            if up.seat.process is not None:
+                up.seat.process.start()
+        except UserError as error:
+            self._ring(Change(up, "dead", str(error)))
+            return
+        self._attend(up, lambda process: process.wait_ready(READY_S), "ready")
+
+    def stop(self, up: Up) -> None:
+        """Stop a server; `changes` says when it has ended."""
+        up.stopping, up.since_s = True, time.monotonic()
+        self._attend(up, lambda process: process.stop(), "stopped")
+
+    def _attend(self, up: Up, work: Callable[[Process], None], what: What) -> None:
+        """Do something lengthy with a server's process in a thread, which leaves word of its end."""
+        process = up.process
+        if process is None:
+            self._ring(Change(up, what))
+            return
+
+        def attend() -> None:
+            try:
+                work(process)
+            except UserError as error:
+                self._ring((up, error))
+            else:
+                self._ring(Change(up, what))
+
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        self._threads.append(Thread(target=attend, daemon=True))
+        self._threads[-1].start()
+
+    def _ring(self, word: Change | tuple[Up, UserError]) -> None:
+        self._word.put(word)
+        if self._bell is not None:
+            os.write(self._bell[1], b"!")
+
+    # ------------------------------------------------------------ what became of them
+
+    def wait(self, timeout_s: float, also: int | None = None) -> None:
+        """Sleep until there is a change, another file can be read, or the time is over."""
+        assert self._bell is not None
+        poll, ends = select.poll(), list[int]()
+        for fd in (self._bell[0], also):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+        try:
+            for up in self.up.values():
+                if up.process is not None and up.state != "loading" and not up.stopping:
+                    with suppress(ProcessLookupError):
+                        ends.append(os.pidfd_open(up.process.pid))
+                        poll.register(ends[-1], select.POLLIN)
+            poll.poll(None if timeout_s == float("inf") else 1000 * max(0.0, timeout_s))
+        finally:
+            for fd in ends:
+                os.close(fd)
+
+    def changes(self) -> Iterator[Change]:
+        """What became of servers since the last call; those that are no more are not in `up`."""
+        for up in list(self.up.values()):
+            process = up.process
+            if up.state != "loading" and not up.stopping and process is not None and not process.alive():
+                last = process.last_lines()
+                why = f"the server of {up.inst.model} on GPU {_said(up.inst)} ended by itself"
+                yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
+        while True:
+            try:
+                word = self._word.get_nowait()
+            except Empty:
+                return
+            if self._bell is not None:
+                os.read(self._bell[0], 1)
+            up = word[0]
+            if self.up.get(up.inst) is not up:
+                continue
+            if isinstance(word, Change):
+                yield self._changed(word)
+            elif isinstance(word[1], PortTaken) and up.tries < TRIES:
+                up.tries += 1
+                self.start(up)
+            else:
+                yield self._dead(up, str(word[1]))
+
+    def _changed(self, change: Change) -> Change:
+        up, what, why = change
+        if what == "dead":
+            return self._dead(up, why)
+        taken_s = time.monotonic() - up.since_s
+        self.spans.append(Span("start" if what == "ready" else "stop", up.inst.model, list(_gpus(up.inst)),
+                               up.since_s, taken_s))  # fmt: skip
+        if what == "ready":
+            up.state = "in"
+        else:
+            del self.up[up.inst]
+        return change
+
+    def _dead(self, up: Up, why: str) -> Change:
+        """A server ended by itself, or never answered; what is left of it ends too."""
+        del self.up[up.inst]
+        self.dead[up.inst] = why
+        self.faults.append(why)
+        if up.process is not None:
+            up.process.stop()
+        return Change(up, "dead", why)
+
+    def about(self, zero_s: float) -> list[dict[str, Any]]:
+        """Starts and stops as plain values, from the window's start."""
+        return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
+
+
+def _gpus(inst: Inst) -> tuple[int, ...]:
+    assert isinstance(inst.place, tuple)
+    return inst.place
+
+
+def _said(inst: Inst) -> str:
+    return "+".join(map(str, _gpus(inst)))

@@ -1,0 +1,304 @@
+"""Swapping: servers of more models than fit, started on request and stopped for others, as routers of today do it.
+
+A router holds a request until the server of its model is up. The rule of each preset, and the file in which it stands:
+
+    llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests of a server that is up, or
+                 starting, go at once, past all that wait; a swap begins when what it stops serves nobody
+                 (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group stops its other members.
+                 A group for each of the GPUs here: where models live is the user's to say
+    llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
+                 order of arrival, and held until the server before has served its last request
+    router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max
+                 servers, 4 (common/common.h 001d906); of those that serve nobody the one whose last request came
+                 first stops; requests of a server that is up pass, and the model that waits longest starts first.
+                 How much KV memory a server reserves is its user's to say: as much as Ollama's here
+    ollama       ollama/ollama 09f1587, server/sched.go: 3 a GPU (defaultModelsPerGPU), on the GPU with most free memory
+                 that holds weights and KV of 4 requests, else of 1 (defaultParallel); the first by name of those that
+                 serve nobody stops, else the first of all is awaited and takes no more (findRunnerToUnload: by
+                 keep-alive, equal here; since PR 10185 then by path). envconfig/config.go: keep-alive of 5 minutes.
+                 Requests of a server that is up pass the others, as issue 17408 has it of 0.31.1; there they queue
+    sleep        doublewordai/llmux 036de96, src/policy/fifo.rs, and switcher.rs 032221c: one vLLM is awake; the oldest
+                 request's model is next, after 5 s awake at least and once the last request is served. During these
+                 5 s requests of the one awake pass, later they wait. Level 1 of vLLM's sleep; `sleep-2`: level 2
+
+    queue     which requests pass older ones: of any server that is up, or for its first `stay_s` alone
+    stay_s    with queue=fifo: seconds for which a server that came up takes requests past others, and is not stopped
+    most      servers on each of the pool's GPUs or groups; `victim` says which of them stops
+    pools     a router for each group of GPUs, with models of its own, or one router for all GPUs
+    slots     longest requests for which a server reserves KV memory; 0: it takes what it finds free
+    keep_s    seconds without a request after which a server stops; 0: never
+    way       rung of a start. A stop and start of the engine that all systems share is `cold`
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from harness.policy.actions import Action, Admit, Evict, Limit, Load, Run, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.fields import choice, number
+from harness.policy.placement import groups, instances, one_request
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Option, Request
+from harness.policy.view import View
+
+DECISION_S = 8e-6  # mean of arena-chat on heavy8, one GPU, at its own rate and a quarter of it, busy x86-64, 2026-11-22
+
+
+@dataclass(slots=True, eq=False)
+class Server:
+    """The server of a model: up, or starting."""
+
+    batch: Batch
+    need: int  # bytes of weights and reserved KV on each of its GPUs
+    used_s: float  # when its last request was sent to it
+    up_s: float = math.inf  # since when it is up; infinity: it is starting
+    serving: int = 0  # requests sent to it and not ended
+
+
+@dataclass(slots=True, eq=False)
+class Pool:
+    """GPUs of one router: its queue and its servers."""
+
+    places: Mapping[str, Sequence[Gpus]]  # where each of its models may be served
+    most: int
+    queue: OrderedDict[int, Request] = field(default_factory=OrderedDict)  # those that wait, in order of arrival
+    servers: dict[str, Server] = field(default_factory=dict)  # in order of their start
+    leaving: str | None = None  # the server that is awaited, and takes no more
+    stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
+
+    def takes(self, m: str) -> bool:
+        """Whether requests of a model may be sent to a server."""
+        return m in self.servers and m != self.leaving
+
+
+@dataclass(slots=True)
+class Swap:
+    """A queue for each router, and which server stops for which."""
+
+    cluster: Cluster
+    queue: str = choice("collated", "fifo")
+    stay_s: float = number(0.0, 0, 3600)
+    most: int = number(1, 1, 64)
+    victim: str = choice("lru", "name")
+    pools: str = choice("each", "one")
+    slots: int = number(0, 0, 256)
+    keep_s: float = number(0.0, 0, 86400)
+    way: str = choice("cold", "disk", "sleep", "sleep2", "host", "pool")
+    spread: str = choice("rate", "weights", tuned=True)  # of models over pools, if no placement is given
+    hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished, Load, Evict}), init=False)
+    uses: frozenset[str] = field(init=False)
+    options: Mapping[str, Option] = field(init=False)
+    need: Mapping[str, int] = field(init=False)  # bytes by model, as in `Server`
+    home: dict[str, Pool] = field(default_factory=dict, init=False)  # by model
+    sent: dict[int, str] = field(default_factory=dict, init=False)  # the model of each request that is being served
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "llama-swap": {"spread": "rate"},
+        "llama-swap-fifo": {"queue": "fifo", "spread": "rate"},
+        "router": {"most": 4, "slots": 4, "spread": "rate"},
+        "ollama": {"most": 3, "victim": "name", "pools": "one", "slots": 4, "keep_s": 300.0},
+        "sleep": {"queue": "fifo", "stay_s": 5.0, "way": "sleep", "spread": "rate"},
+        "sleep-2": {"queue": "fifo", "stay_s": 5.0, "way": "sleep2", "spread": "rate"},
+    }
+
+    def __post_init__(self) -> None:
+        asked = {"Limit"} if self.slots else set[str]()
+        asked |= set[str]() if self.way == "host" else {f"Load.way:{self.way}"}
+        self.uses = frozenset({"Load", "Evict", "Run", "Admit", "Wake", "Cluster.homes"} | asked)
+        alone = self.most == 1 and self.pools == "each"
+        self.options = {"kv": "paged", "process": "kept" if "sleep" in self.way else "gpu" if alone else "model"}
+        self.need = {m: self.cluster.models[m].weight_bytes + self.kv_bytes(m) for m in self.cluster.models}
+        most = self.most * (len(self.cluster.gpus) if self.pools == "one" else 1)
+        for places in self.routers():
+            self.home |= dict.fromkeys(places, Pool(places, most))
+
+    def kv_bytes(self, m: str) -> int:
+        """KV memory that a server reserves on each of its GPUs: for `slots` requests, or one where that is too much."""
+        model = self.cluster.models[m]
+        free = self.cluster.gpus[0].mem_bytes - model.weight_bytes
+        found = next((kv for n in (self.slots or 1, 1) if (kv := n * one_request(model)) <= free), None)
+        if found is None:
+            raise Infeasible(f"{m} and one longest request do not fit {model.tp} GPU(s) of {free / GIB:.1f} GiB beside")
+        return found
+
+    def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
+        """The models of each router, and where they may be served: all places, or those that share a group of GPUs.
+
+        Most first, each model comes where least is so far.
+        """
+        cluster, models = self.cluster, self.cluster.models
+        if self.pools == "one":
+            yield {m: [cluster.homes[m]] if cluster.homes else list(groups(cluster, models[m].tp)) for m in models}
+            return
+        weight = {m: self.rate(m) if self.spread == "rate" else float(models[m].weight_bytes) for m in models}
+        places = instances(cluster, weight)
+        held = dict.fromkeys(places, 0.0)
+        found: dict[Gpus, dict[str, Sequence[Gpus]]] = {at: {} for at in places}
+        for m in sorted(models, key=lambda m: -weight[m]):
+            fit = [cluster.homes[m]] if cluster.homes else [at for at in places if len(at) >= models[m].tp]
+            at = min(fit, key=lambda at: (len(at), held[at]))
+            held[at] += weight[m]
+            found[at][m] = [at[: models[m].tp]]
+        yield from found.values()
+
+    # ------------------------------------------------------------ what happens
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Requests queue, servers come up and become idle, timers end."""
+        now_s = view.now_s
+        match event:
+            case Arrived(request):
+                return self.arrived(request, now_s)
+            case Finished(rid):
+                return self.finished(self.sent.pop(rid), now_s)
+            case Done(Load(Inst(m)), None):
+                self.home[m].servers[m].up_s = now_s
+                return self.serve(self.home[m], now_s)
+            case Done(Evict(Inst(m))):
+                self.home[m].stopping.discard(m)
+                return self.serve(self.home[m], now_s)
+            case Woke("start"):
+                return self.start(now_s)
+            case Woke(key):
+                m = key.partition(" ")[2]
+                return self.expire(m, now_s) if key.startswith("idle") else self.serve(self.home[m], now_s)
+        return ()
+
+    def start(self, now_s: float) -> Iterator[Action]:
+        """What is asked for most is up at the start, as far as it fits."""
+        for m in sorted(self.cluster.models, key=lambda m: -self.rate(m)):
+            pool = self.home[m]
+            if self.slots:
+                gpus = {g for place in pool.places[m] for g in place}
+                kv = self.need[m] - self.cluster.models[m].weight_bytes
+                yield from (Limit(m, g, kv) for g in sorted(gpus))
+            if (place := self.room(pool, m)) is not None:
+                yield from self.bring(pool, m, place, now_s)
+                pool.servers[m].up_s = now_s
+                yield from self.idle(m, now_s)
+
+    def finished(self, m: str, now_s: float) -> Iterator[Action]:
+        """A request ended; the server that serves nobody any more may stop."""
+        pool = self.home[m]
+        pool.servers[m].serving -= 1
+        if not pool.servers[m].serving:
+            yield from self.idle(m, now_s)
+            yield from self.serve(pool, now_s)
+
+    def expire(self, m: str, now_s: float) -> Iterator[Action]:
+        """A server without requests for `keep_s` stops."""
+        pool = self.home[m]
+        yield from self.stop(pool, m)
+        yield from self.serve(pool, now_s)
+
+    # ------------------------------------------------------------ the queue
+
+    def arrived(self, request: Request, now_s: float) -> Iterator[Action]:
+        """A request joins the queue, and passes the others where its server takes it."""
+        m, pool = request.model, self.home[request.model]
+        pool.queue[request.id] = request
+        yield from self.serve(pool, now_s)
+        if request.id in pool.queue and pool.takes(m) and self.passes(pool.servers[m], now_s):
+            yield from self.send(pool, request, now_s)
+
+    def serve(self, pool: Pool, now_s: float) -> Iterator[Action]:
+        """Send what may be sent, oldest first. A server is started for the first that waits alone."""
+        if pool.leaving is not None and not pool.servers[pool.leaving].serving:
+            yield from self.stop(pool, pool.leaving)
+        while pool.queue:
+            first = next(iter(pool.queue.values()))
+            if first.model not in pool.servers:
+                yield from self.make_way(pool, first.model, now_s)
+            if not pool.takes(first.model):
+                return
+            if first.id in pool.queue:
+                yield from self.send(pool, first, now_s)
+
+    def passes(self, server: Server, now_s: float) -> bool:
+        """Whether requests of a server pass older ones."""
+        return self.queue == "collated" or (self.stay_s > 0.0 and now_s < server.up_s + self.stay_s)
+
+    def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
+        """Send a request to the server of its model."""
+        del pool.queue[request.id]
+        server = pool.servers[request.model]
+        server.serving += 1
+        server.used_s = now_s
+        self.sent[request.id] = request.model
+        yield Admit(request.id, server.batch)
+        if self.keep_s and server.serving == 1:
+            yield Wake(math.inf, f"idle {request.model}")
+
+    def make_way(self, pool: Pool, m: str, now_s: float) -> Iterator[Action]:
+        """Stop servers until that of model m has room, and start it; not yet, where one of them must be awaited.
+
+        Nor before its own last server is gone.
+        """
+        if m in pool.stopping:
+            return
+        while (place := self.room(pool, m)) is None:
+            stay = {n: s.up_s + self.stay_s for n, s in pool.servers.items()}
+            unused = [n for n, s in pool.servers.items() if not s.serving and stay[n] <= now_s]
+            if unused and pool.leaving is None:
+                stops = min(unused) if self.victim == "name" else min(unused, key=lambda n: pool.servers[n].used_s)
+                yield from self.stop(pool, stops)
+                continue
+            if self.stay_s:
+                yield Wake(min((at_s for at_s in stay.values() if at_s > now_s), default=math.inf), f"stay {m}")
+            if self.victim == "name" and pool.leaving is None:
+                pool.leaving = min(pool.servers)
+            return
+        yield from self.bring(pool, m, place, now_s)
+        if self.passes(pool.servers[m], now_s):
+            for request in [r for r in pool.queue.values() if r.model == m]:
+                yield from self.send(pool, request, now_s)
+
+    # ------------------------------------------------------------ servers
+
+    def room(self, pool: Pool, m: str) -> Gpus | None:
+        """Of the places of a model that have room for its server, the one with most free memory."""
+        if len(pool.servers) >= pool.most:
+            return None
+        free = [gpu.mem_bytes for gpu in self.cluster.gpus]
+        for server in pool.servers.values():
+            for g in place_of(server):
+                free[g] -= server.need
+        fit = [at for at in pool.places[m] if min(free[g] for g in at) >= self.need[m]]
+        return max(fit, key=lambda at: min(free[g] for g in at), default=None)
+
+    def bring(self, pool: Pool, m: str, place: Gpus, now_s: float) -> Iterator[Action]:
+        """Start the server of a model."""
+        batch = Batch(Inst(m, place))
+        pool.servers[m] = Server(batch, self.need[m], now_s)
+        yield Load(batch.inst, self.way)
+        yield Run(batch)
+
+    def stop(self, pool: Pool, m: str) -> Iterator[Action]:
+        """Stop a server that serves nobody."""
+        pool.stopping.add(m)
+        yield Evict(pool.servers.pop(m).batch.inst)
+        if self.keep_s:
+            yield Wake(math.inf, f"idle {m}")
+        if pool.leaving == m:
+            pool.leaving = None
+
+    def idle(self, m: str, now_s: float) -> Iterator[Action]:
+        """Begin a server's keep-alive."""
+        if self.keep_s:
+            yield Wake(now_s + self.keep_s, f"idle {m}")
+
+    def rate(self, m: str) -> float:
+        """Requests a second that are forecast."""
+        plan = self.cluster.plan.get(m)
+        return plan.rate_rps if plan else 0.0
+
+
+def place_of(server: Server) -> Gpus:
+    """The GPUs of a server."""
+    place = server.batch.inst.place
+    assert isinstance(place, tuple)
+    return place

@@ -1,0 +1,105 @@
+"""`bench list --matrix`: a cell is what `replay` refuses the pair for, and the README's table is the generated one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.app import main
+from harness.engines.sim.engine import Sim
+from harness.experiment import matrix
+from harness.experiment.lookup import assemble, config_of, machine_of
+from harness.experiment.resolve import gaps, traits
+from harness.experiment.spec import Spec
+from harness.loop import engine, system
+from harness.loop.replay import replay
+from harness.policy.types import Jobs, Unsupported
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = list(matrix.rows())
+NOTHING = Jobs((), *(np.zeros(0, kind) for kind in (float, np.int32, np.int32, np.int32, float, float)))
+CELLS = {f"{row.system}:{row.preset} on {where}": (row, where) for row in ROWS for where in row.lacks}
+
+
+def test_every_system_and_preset_has_a_cell_for_every_engine() -> None:
+    assert [(row.system, row.preset) for row in ROWS] == [
+        (name, preset) for name in system.names() for preset in (None, *system.find(name).presets)
+    ]
+    assert all(tuple(row.lacks) == engine.names() for row in ROWS)
+    assert {"sim", "torchcpu"} <= set(engine.names())
+
+
+@pytest.mark.parametrize(("row", "where"), CELLS.values(), ids=CELLS)
+def test_a_cell_is_what_replay_refuses_the_pair_for(row: matrix.Row, where: str) -> None:
+    lack = row.lacks[where]
+    assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
+    if not lack.names:
+        return
+    spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
+    policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
+    spec = replace(spec, engine=where)
+    made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
+    with pytest.raises(Unsupported) as refused:
+        replay(policy, made, NOTHING)
+    assert str(refused.value) == ", ".join(lack.names)
+
+
+class Real(Sim):
+    """An engine in real time with eviction, and no more than torchcpu beside."""
+
+    wall_clock = True
+
+    def __init__(self, config: Any, options: Mapping[str, Any], machine: Any) -> None:
+        super().__init__(config, options, machine)
+        self.can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Run", "Admit"})
+        self.offers = {"kv": ("paged",), "process": ("gpu", "model")}
+
+
+def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, find = engine.names(), engine.find
+    before = "\n".join(matrix.lines(ROWS)).splitlines()
+    monkeypatch.setattr(engine, "names", lambda: (*names, "mine"))
+    monkeypatch.setattr(engine, "find", lambda name: Real if name == "mine" else find(name))
+    after = "\n".join(matrix.lines(list(matrix.rows()))).splitlines()
+    assert after[0].split() == [*before[0].split(), "mine"]
+
+    def cells(said: list[str], start: str) -> list[str]:
+        return [cell.strip() for cell in next(line for line in said if line.startswith(start)).split("  ") if cell]
+
+    assert cells(after, "swap ")[-1] == "yes"
+    assert cells(after, "aegaeon ")[-1].startswith("simulated only: ")
+    assert "turns" in cells(after, "aegaeon ")[-1]
+    assert "eviction" not in re.split(": |, ", cells(after, "aegaeon ")[-1])
+
+
+def test_words_fold_names_of_one_kind() -> None:
+    lacks = matrix.Lack(("Move", "Move.to:gpu", "Run.phase:decode", "event TurnEnded", "option kv=elastic"))
+    assert matrix._told(lacks, set()) == "no KV moves, turns, KV elastic"
+    assert matrix._told(lacks, {"Run.phase:decode"}) == "simulated only: turns"
+    assert matrix._told(matrix.Lack(why="room: no place for it"), set()) == "no room"
+    assert matrix._told(matrix.Lack(), set()) == "yes"
+
+
+def test_the_readme_has_the_matrix_that_is_generated() -> None:
+    """`bench list --matrix --markdown` between the two comments."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    begin, end = "<!-- bench list --matrix --markdown -->\n", "<!-- end of the matrix -->\n"
+    assert (text.count(begin), text.count(end)) == (1, 1)
+    told = "\n".join(matrix.lines(ROWS, markdown=True)) + "\n"
+    assert text.partition(begin)[2].partition(end)[0] == told
+    said = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
+    assert (said.exit_code, said.output) == (0, told)
+
+
+@pytest.mark.parametrize("args", [("--markdown",), ("--matrix", "traces")])
+def test_a_form_of_nothing_is_a_mistake(args: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, ["list", *args], standalone_mode=False)
+    assert said.exception is not None
+    assert "--matrix" in str(said.exception)

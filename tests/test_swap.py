@@ -1,0 +1,286 @@
+"""Swapping by hand: in which order a queue is served, whose server stops, and when one without requests does."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Served
+from harness.engines.sim.engine import Sim
+from harness.engines.wallclock import NoProfile
+from harness.loop.replay import replay
+from harness.policy.actions import Action, Admit, Evict, Limit, Load, Wake
+from harness.policy.events import Arrived, Done, Event, Finished, Woke
+from harness.policy.fields import domains
+from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request
+from systems.swap import Swap
+from workloads.models import shape
+
+WEIGHTS, LONGEST = 100, 10 + 1  # of a model of 10 tokens of one byte each, and a granule beside
+
+
+class Clock:
+    """A view that knows the time and nothing else."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+
+class Router:
+    """A policy, driven by hand: what it says to each event, and which requests are where."""
+
+    stops_at_once = True  # a server that is to stop is gone in the same instant
+
+    def __init__(self, preset: str | None, models: str = "abc", gpus: int = 1, holds: float = 1.0, **fields: Any):
+        held = WEIGHTS + 4 * LONGEST
+        cards = tuple(Gpu("flat", 0, int(holds * held), 100, ()) for _ in range(gpus))
+        served = {m: Model(1, 1, WEIGHTS, 1, 1, 10, 1.0, 0.1) for m in models}
+        plan = {m: Plan(10.0 - k, 5, 5, "test") for k, m in enumerate(models)}
+        given = {**(Swap.presets[preset] if preset else {}), **fields}
+        self.policy = Swap(Cluster(cards, served, plan, NoProfile()), **given)
+        self.view, self.sent, self.rid = Clock(), dict[int, str](), 0
+        self.first = self.tell(Woke("start"))
+
+    def tell(self, event: Event, at_s: float | None = None) -> list[Action]:
+        if at_s is not None:
+            self.view.now_s = at_s
+        said = list(self.policy.on(event, self.view))  # type: ignore[arg-type]
+        for action in said:
+            if isinstance(action, Admit):
+                assert isinstance(action.who, int)
+                assert action.who not in self.sent
+                self.sent[action.who] = action.batch.inst.model
+        if self.stops_at_once:
+            said += [more for a in said if isinstance(a, Evict) for more in self.tell(Done(a))]
+        return said
+
+    def ask(self, models: str, at_s: float | None = None) -> str:
+        """Requests come, one after the other; what is said of loads, evictions and requests."""
+        said = []
+        for m in models:
+            said += self.tell(Arrived(Request(self.rid, m, self.view.now_s, 5, 1.0, 0.1)), at_s)
+            self.rid += 1
+        return brief(said)
+
+    def up(self, m: str, at_s: float | None = None, gpu: int = 0) -> str:
+        """A server came up."""
+        return brief(self.tell(Done(Load(Inst(m, (gpu,)), self.policy.way)), at_s))
+
+    def end(self, rid: int, at_s: float | None = None) -> str:
+        """A request ended."""
+        return brief(self.tell(Finished(rid, None, "done"), at_s))
+
+    def wakes(self, said: list[Action]) -> dict[str, float]:
+        return {a.key: a.at_s for a in said if isinstance(a, Wake)}
+
+
+def brief(said: list[Action]) -> str:
+    """`+m` a start, `-m` a stop, a number a request that is sent."""
+    words = []
+    for a in said:
+        match a:
+            case Load(Inst(m)):
+                words.append(f"+{m}")
+            case Evict(Inst(m), drain):
+                assert drain
+                words.append(f"-{m}")
+            case Admit(rid):
+                words.append(str(rid))
+    return " ".join(words)
+
+
+def test_what_is_asked_for_most_is_up_at_the_start() -> None:
+    assert brief(Router(None).first) == "+a"
+    assert brief(Router("router", "abcdef", holds=6).first) == "+a +b +c +d"  # four, whatever fits
+    assert brief(Router("router", "abcdef", holds=2.5).first) == "+a +b"  # as many as fit
+    assert brief(Router("ollama", "abcdefgh", gpus=2, holds=6).first) == "+a +b +c +d +e +f"  # three a GPU
+
+
+def test_a_queue_in_order_swaps_back_and_forth() -> None:
+    # a b c a b c: five swaps
+    x, said = Router("llama-swap-fifo"), []
+    assert x.ask("abcabc") == "0"  # the fourth waits, though its server is up
+    for rid, m in enumerate("abcab"):
+        said.append(x.end(rid))
+        x.up("bcabc"[rid])
+        assert x.sent[rid] == m
+    assert said == ["-a +b 1", "-b +c 2", "-c +a 3", "-a +b 4", "-b +c 5"]
+
+
+def test_a_collated_queue_swaps_twice() -> None:
+    # a b c a b c: the requests of a server that is up pass
+    x = Router("llama-swap")
+    assert x.ask("abcabc") == "0 3"
+    assert x.end(0) == ""  # still serves 3
+    assert x.end(3) == "-a +b 1 4"
+    assert x.up("b") == ""
+    assert x.end(4) == ""
+    assert x.end(1) == "-b +c 2 5"
+
+
+def test_a_collated_queue_can_starve_whom_it_passes() -> None:
+    x = Router("llama-swap")
+    x.ask("ab")
+    for rid in range(2, 50):  # one more before the last one ends
+        assert x.ask("a") == str(rid)
+        assert x.end(0 if rid == 2 else rid - 1) == ""
+    assert 1 not in x.sent
+
+
+def test_who_is_starting_is_not_stopped() -> None:
+    x = Router("llama-swap")
+    assert x.ask("bc") == "-a +b 0"
+    assert x.end(0) == ""  # given up before its server was up
+    assert x.up("b") == "-b +c 1"
+
+
+def test_a_server_starts_again_when_its_last_one_is_gone() -> None:
+    x = Router("llama-swap", "ab")
+    x.stops_at_once = False
+    assert x.ask("b") == "-a +b 0"
+    x.up("b")
+    assert x.end(0) == ""
+    assert x.ask("a") == ""  # a's server is still stopping
+    assert brief(x.tell(Done(Evict(Inst("a", (0,)))))) == "-b +a 1"
+
+
+def test_the_router_stops_the_server_whose_last_request_came_first() -> None:
+    x = Router("router", "abcdef", holds=4)
+    for at_s, m in enumerate("bacd", 1):
+        x.ask(m, float(at_s))
+    assert x.ask("e", 5.0) == ""  # all four are busy
+    assert x.ask("f", 6.0) == ""
+    assert x.end(2, 7.0) == "-c +e 4"  # the first to become idle, not the least recently used
+    assert x.ask("b", 8.0) == "6"
+    for rid in (1, 3, 6):  # a, d, b
+        x.end(rid, 9.0)
+    assert x.sent[5] == "f"  # a had stopped for it
+    assert sorted(x.policy.home["a"].servers) == ["b", "d", "e", "f"]
+    x.end(0, 10.0)
+    assert x.ask("a", 11.0) == "-d +a 7"  # d: asked at 4; b at 8; e and f serve
+
+
+def test_each_router_has_its_own_models() -> None:
+    x = Router("llama-swap", "abcd", gpus=2)
+    homes = {m: x.policy.home[m].places[m] for m in "abcd"}
+    assert homes == {"a": [(0,)], "d": [(0,)], "b": [(1,)], "c": [(1,)]}  # 10 + 7 and 9 + 8 requests a second
+    assert x.ask("acd") == "0 -b +c 1"  # d waits for a
+
+
+def test_ollama_stops_the_first_by_name_of_those_without_requests() -> None:
+    x = Router("ollama", "abcd", holds=3)
+    for at_s, m in enumerate("cba", 1):
+        x.ask(m, float(at_s))
+    x.end(1, 4.0)  # b
+    x.end(0, 5.0)  # c: used before b
+    assert x.ask("d", 6.0) == "-b +d 3"
+
+
+def test_ollama_awaits_the_first_by_name_where_all_have_requests_and_sends_it_no_more() -> None:
+    x = Router("ollama", "abcd", holds=3)
+    assert x.ask("cbadac") == "0 1 2 5"  # d waits for a, the second a behind it; c's server still takes requests
+    assert x.end(1) == ""  # b is idle now, but a is awaited
+    assert x.end(2) == "-a +d 3 -b +a 4"  # then the second a is the first that waits, and b serves nobody
+
+
+def test_ollama_takes_the_place_with_most_free_memory() -> None:
+    x = Router("ollama", "abc", gpus=2, holds=2)
+    places = [a.inst.place for a in x.first if isinstance(a, Load)]
+    assert places == [(0,), (1,), (0,)]
+    need = WEIGHTS + 4 * LONGEST
+    assert set(x.policy.need.values()) == {need}
+    assert {a.kv_bytes for a in x.first if isinstance(a, Limit)} == {4 * LONGEST}
+    one = Router("ollama", "ab", holds=(need - 1) / need)  # not four requests: one
+    assert set(one.policy.need.values()) == {WEIGHTS + LONGEST}
+
+
+def test_a_server_without_requests_stops_when_its_keep_alive_ends() -> None:
+    x = Router("ollama", "ab", holds=2)
+    assert x.wakes(x.first) == {"idle a": 300.0, "idle b": 300.0}
+    assert x.wakes(x.tell(Arrived(Request(0, "a", 9.0, 5, 1.0, 0.1)), 9.0)) == {"idle a": math.inf}
+    assert x.wakes(x.tell(Arrived(Request(1, "a", 9.0, 5, 1.0, 0.1)), 9.5)) == {}
+    assert x.tell(Finished(0, None, "done"), 10.0) == []  # it serves another
+    assert x.wakes(x.tell(Finished(1, None, "done"), 20.0)) == {"idle a": 320.0}
+    assert brief(x.tell(Woke("idle b"), 300.0)) == "-b"
+    assert brief(x.tell(Woke("idle a"), 320.0)) == "-a"
+    x.rid = 2
+    assert x.ask("b", 400.0) == "+b 2"
+
+
+def test_llmux_lets_requests_pass_for_five_seconds() -> None:
+    x = Router("sleep")
+    assert x.ask("b", 20.0) == "-a +b 0"
+    assert x.ask("cb", 20.5) == "2"  # b is on its way
+    x.up("b", 22.0)
+    x.end(0, 22.5)
+    assert x.end(2, 23.0) == ""  # c waits for 27: b is to be awake for 5 s
+    assert x.ask("b", 26.9) == "3"
+    assert x.ask("b", 27.0) == ""  # no more
+    assert x.end(3, 28.0) == "-b +c 1"
+    assert x.ask("b", 28.5) == ""
+    assert x.policy.queue == "fifo"
+
+
+def test_llmux_switches_when_the_five_seconds_are_over() -> None:
+    x = Router("sleep")
+    x.ask("b", 20.0)
+    x.up("b", 22.0)
+    x.end(0, 23.0)
+    said = x.tell(Arrived(Request(1, "c", 24.0, 5, 1.0, 0.1)), 24.0)
+    assert x.wakes(said) == {"stay c": 27.0}
+    assert brief(x.tell(Woke("stay c"), 27.0)) == "-b +c 1"
+
+
+@pytest.mark.parametrize(("preset", "way"), [("sleep", "sleep"), ("sleep-2", "sleep2"), ("llama-swap", "cold")])
+def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
+    # on the simulator: b comes while a decodes, and starts when a's request and the load are done
+    small = shape("llama-3.2-1b")._replace(max_tokens=2048)
+    config = Config(tuple(Served(m, small, 1, 1.0, 0.1) for m in "ab"),
+                    plan={m: Plan(2.0 - k, 100, 100, "test") for k, m in enumerate("ab")})  # fmt: skip
+    jobs = Jobs(("a", "b"), np.array([10.0, 10.01]), np.array([0, 1], np.int32), np.array([100, 100], np.int32),
+                np.array([200, 5], np.int32), np.full(2, 1.0), np.full(2, 0.1))  # fmt: skip
+    fields = Swap.presets[preset]
+    engine = Sim(config, Swap(Sim(config).cluster, **fields).options)  # type: ignore[arg-type]
+    replay(Swap(engine.cluster, **fields), engine, jobs)  # type: ignore[arg-type]
+    rows = [row for batch in engine.rows() for row in batch.to_pylist()]
+    assert {row["state"] for row in rows} == {"done"}
+    load_s = engine.cluster.profile.load_s(Inst("b", (0,)), way)
+    assert load_s > quantities.ladder("h100")[way].fixed_s
+    assert rows[1]["load_ns"] / 1e9 == pytest.approx(rows[0]["done_ns"] / 1e9 - 10.01 + load_s, abs=0.01)
+    assert (engine.stats()["loads"], engine.stats()["evicts"]) == (1, 1)
+
+
+def test_level_two_reloads_the_files() -> None:
+    """A line through 1.80 s for 0.6B and 6.53 s for 8B: vllm PR 48337, comment of 2026-07-15, Qwen3 on A100."""
+    way = quantities.ladder("a100-80g")["sleep2"]
+    for params, wake_s in ((596_049_920, 1.80), (8_190_735_360, 6.53)):
+        assert way.fixed_s + 2 * params / way.bytes_s == pytest.approx(wake_s, abs=0.01)
+
+
+def test_constants_of_the_releases() -> None:
+    """Their files stand in the docstring of systems/swap.py."""
+    default = {name: domain.default for name, domain in domains(Swap).items()}
+    assert (default["queue"], default["most"], default["keep_s"], default["stay_s"]) == ("collated", 1, 0.0, 0.0)
+    presets = {name: {**default, **fields} for name, fields in Swap.presets.items()}
+    assert presets["llama-swap"] == default  # GroupConfig: swap; globalTTL: none
+    assert presets["llama-swap-fifo"] == {**default, "queue": "fifo"}
+    assert presets["router"]["most"] == 4  # models_max
+    assert presets["ollama"]["most"] == 3  # defaultModelsPerGPU
+    assert presets["ollama"]["slots"] == 4  # defaultParallel
+    assert presets["ollama"]["keep_s"] == 5 * 60  # KeepAlive
+    assert presets["sleep"]["stay_s"] == 5  # default_min_active_secs
+    assert "f2dc72b" in (inspect.getdoc(inspect.getmodule(Swap)) or "")
+
+
+def test_a_given_placement_is_kept() -> None:
+    homes: dict[str, Gpus] = {"a": (1,), "b": (0,), "c": (1,)}
+    for preset in ("llama-swap", "ollama"):
+        x = Router(preset, gpus=2, holds=1)
+        made = Swap(replace(x.policy.cluster, homes=homes), **Swap.presets[preset])  # type: ignore[arg-type]
+        assert {m: list(made.home[m].places[m]) for m in homes} == {m: [at] for m, at in homes.items()}
