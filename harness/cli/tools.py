@@ -207,7 +207,7 @@ def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> N
 @click.option(
     "--seeds", type=click.IntRange(1), metavar="N", default=5, show_default=True, help="Of --engine: repeats."
 )
-@click.option("--window-s", type=click.FloatRange(0, min_open=True), metavar="S", default=20.0, show_default=True,
+@click.option("--window-s", type=click.FloatRange(0, min_open=True), metavar="S", default=10.0, show_default=True,
               help="Of --engine: length of a run.")  # fmt: skip
 @click.option(
     "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
@@ -284,24 +284,27 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
     with Terminal() as teller:
         teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")
         found = predicted.predict(plan, runs, teller, slo)
-    pairs, cells = ranks.pairs(found.frame, found.attainment), ranks.cells(found.frame, found.attainment)
     click.echo(f"SLO {found.rule}; attainment: {found.attainment}")
-    for line in (*found.notes, *ranks.summary(pairs)):
+    frame = found.frame
+    for line in (*found.notes, *ranks.summary(ranks.pairs(frame, found.attainment))):
         click.echo(line)
+    if not len(ranks.valid(frame)):
+        click.echo("no run on the servers is valid: what follows is of invalid runs, and judges nothing")
+        frame = frame.assign(invalid=False)
+    pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
     click.echo("\n".join(table.aligned(list(ranks.pair_rows(pairs)))))
     click.echo("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
     click.echo("\n".join(table.aligned(list(ranks.cell_rows(cells, found.attainment)))))
     for line in ranks.aims(cells):
         click.echo(line)
     sys.stdout.flush()
-    if plot:
+    if plot and cells:
         import pandas as pd
 
         from plots import fig_predicted
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        frame = pd.DataFrame(cells)
-        paths = fig_predicted.render(frame, found.attainment, stem, f"bench validate --engine {engine}")
+        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, f"bench validate --engine {engine}")
         click.echo(" · ".join(short_path(path) for path in paths))
 
 

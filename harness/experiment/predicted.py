@@ -23,8 +23,8 @@ from harness.experiment.sweep import Teller, sweep, tasks
 from harness.policy.types import UserError
 from harness.rows import record, requests
 
-# What several small models on one machine are served by; each is asked for as the engine can do it.
-SYSTEMS = ("static", "static:equal", "swap", "swap:llama-swap-fifo", "swap:router", "swap:ollama", "qlm+way=cold")
+# What servers that are started and stopped can run (bench list --matrix).
+SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
 SHARES = (0.3, 0.7, 1.0)  # of the saturated rate
 SERVED = 256  # longest prompt + output
 TRACE = f"aegaeon-like+rate_rps=1+max_tokens={SERVED}"  # a request a second and model, at rate 1
@@ -54,7 +54,7 @@ class Plan(NamedTuple):
     counts: Sequence[int] = (2, 4, 8)  # of models
     shares: Sequence[float] = SHARES
     repeats: int = 5
-    window_s: float = 20.0
+    window_s: float = 10.0
     attach: str = ""
 
     def spec(self, count: int, engine: str) -> Spec:
