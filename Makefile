@@ -17,6 +17,12 @@ BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
+SERVERS := harness/engines/servers
+# $(call pinned,name,lists): the marker of an environment, named by the pins of all that it holds
+pinned = .venv-$(1)/.pins-$(shell { cat $(2:%=$(SERVERS)/%.txt); echo '$(TORCH)'; } | cksum | cut -d' ' -f1)
+LLAMACPP := $(call pinned,llamacpp,llamacpp)
+VLLM := $(call pinned,vllm,vllm)
+SGLANG := $(call pinned,sglang,vllm sglang)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
 LOCKED := .venv/.lock-$(LOCK)
 READY := .venv/.package-$(LOCK)-$(HERE)
@@ -108,10 +114,10 @@ $(READY): $(LOCKED)
 test: test-fast test-slow ## all tests
 
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(PY) -m pytest -q -m "not slow and not torch")
+	$(call loud,test-fast,$(PY) -m pytest -q -m "not slow and not torch and not servers")
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
-	$(call loud,test-slow,$(PY) -m pytest -q -m "slow and not torch")
+	$(call loud,test-slow,$(PY) -m pytest -q -m "slow and not torch and not servers")
 
 test-torch: torch ## tests that need torch, on a CPU: the torchcpu engine; a GPU's kernels compiled and interpreted
 	$(call loud,test-torch,$(PY) -m pytest -q -m torch)
@@ -123,6 +129,34 @@ $(TORCHED): | $(READY)
 	$(call quiet,torch,$(PY) -m pip install -q --disable-pip-version-check $(TORCH) && \
 	$(PY) -m pip install -q --disable-pip-version-check $(KERNELS) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
+
+test-servers: llamacpp vllm sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
+	$(call loud,test-servers,$(PY) -m pytest -q -m servers)
+
+llamacpp: $(LLAMACPP) ## .venv-llamacpp: llama.cpp's server (210 MB, 10 s)
+
+vllm: $(VLLM) ## .venv-vllm: vLLM for CPUs (2.3 GB, 2 to 3 min)
+
+sglang: $(SGLANG) ## .venv-sglang: SGLang, to check command lines with, over .venv-vllm (0.9 GB more, 1 to 2 min)
+
+$(LLAMACPP): | $(READY)
+	$(call quiet,llamacpp,$(PYTHON) -m venv --clear .venv-llamacpp && \
+	.venv-llamacpp/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/llamacpp.txt && \
+	.venv-llamacpp/bin/python -c 'import gguf, xllamacpp' && touch $@)
+
+$(VLLM): | $(READY)
+	$(call quiet,vllm,$(PYTHON) -m venv --clear .venv-vllm && \
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check $(TORCH) && \
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/vllm.txt && \
+	.venv-vllm/bin/python -c 'import vllm' && touch $@)
+
+# It finds vLLM's packages by a .pth file, and has triton alone: vLLM would take to it.
+$(SGLANG): $(VLLM) | $(READY)
+	$(call quiet,sglang,$(PYTHON) -m venv --clear .venv-sglang && \
+	site='import sysconfig; print(sysconfig.get_path("purelib"))' && \
+	.venv-vllm/bin/python -c "$$site" >"$$(.venv-sglang/bin/python -c "$$site")/vllm.pth" && \
+	.venv-sglang/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/sglang.txt && \
+	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
 	@$(PYTHON) -m harness.engines.probes --minutes $(MINUTES)
@@ -163,13 +197,15 @@ ci: ## what .ci/run runs
 	$(call stage,240,smoke)
 	$(call stage,480,torch)
 	$(call stage,600,test-torch)
+	$(call stage,900,sglang)
+	$(call stage,900,test-servers)
 
 lock: ## resolve requirements.lock anew (needs uv)
 	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
 	--custom-compile-command 'make lock' -o requirements.lock pyproject.toml
 
 clean: ## remove .venv, caches and logs; results/ stays
-	@rm -rf .venv .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
+	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu lint types smoke bench gallery fit validate ci lock clean

@@ -100,7 +100,7 @@ class Swap:
         "llama-swap": {"spread": "rate"},
         "llama-swap-fifo": {"queue": "fifo", "spread": "rate"},
         "router": {"most": 4, "slots": 4, "spread": "rate"},
-        "ollama": {"most": 3, "victim": "name", "pools": "one", "slots": 4, "keep_s": 300.0},
+        "ollama": {"most": 3, "victim": "name", "pools": "one", "slots": 4, "keep_s": 300.0, "spread": "rate"},
         "sleep": {"queue": "fifo", "stay_s": 5.0, "way": "sleep", "spread": "rate"},
         "sleep-2": {"queue": "fifo", "stay_s": 5.0, "way": "sleep2", "spread": "rate"},
     }

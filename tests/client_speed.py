@@ -2,8 +2,8 @@
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
 its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
-With GuideLLM or AIPerf in an environment of its own (GUIDELLM, AIPERF: the path of the command), a row of each on the
-same mock; their lag is at the mock, against the ideal grid laid through the least late request.
+With AIPerf in an environment of its own (AIPERF: the path of its command) rows of it on the same mock; its lag is at
+the mock, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
@@ -139,37 +139,66 @@ def bursts(url: str, pid: int) -> Row:
                f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
 
 
-def peer(name: str, command: list[str], url: str, pid: int, rate: float) -> Row:
-    """Another tool at a constant rate, judged by what the mock saw."""
+def aiperf(command: str, url: str, pid: int, rate: float) -> Row:
+    """AIPerf at a constant rate, judged by what the mock saw."""
+    n = int(rate * SECONDS)
     reset(url)
-    load, peak, since = OtherLoad([pid, os.getpid()]), 0, time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        tool = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        spent: dict[int, float] = {}
-        while tool.poll() is None and time.monotonic() - since < 20 * SECONDS:
-            family = [psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)]
-            now = 0
-            for one in family:
-                try:
-                    now += one.memory_info().rss
-                    spent[one.pid] = sum(one.cpu_times()[:2])
-                except psutil.NoSuchProcess:
-                    continue
-            peak = max(peak, now)
-            time.sleep(0.2)
-        if tool.poll() is None:
-            for one in [*psutil.Process(tool.pid).children(recursive=True), psutil.Process(tool.pid)]:
-                one.kill()
-        tool.wait()
+        tokenizer(Path(folder))
+        load = OtherLoad([pid, os.getpid()])
+        tool = subprocess.Popen(
+            [command, "profile", "-m", "m", "--url", url, "--endpoint-type", "completions", "--streaming",
+             "--request-rate", f"{rate:g}", "--arrival-pattern", "constant", "--request-count", f"{n}",
+             "--isl", f"{PROMPT_TOKENS}", "--isl-stddev", "0", "--osl", f"{TOKENS}", "--osl-stddev", "0",
+             "--extra-inputs", "ignore_eos:true", "--tokenizer", folder, "--no-server-metrics", "--no-gpu-telemetry",
+             "--ui", "none"],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        spent_s, peak = watched(tool, 12 * SECONDS)
+        other = load.cores()
     rows = told(url)
     read_ns = np.sort(np.array(rows["read_ns"], float))
     if len(read_ns) < 2:
-        raise RuntimeError(f"the mock saw {len(read_ns)} requests")
+        raise RuntimeError(f"{command}: the mock saw {len(read_ns)} requests")
     span_s = (read_ns[-1] - read_ns[0]) / 1e9
-    late = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
-    return Row(name, rate, (len(read_ns) - 1) / span_s, late - late.min(), np.array([]),
-               sum(spent.values()) / max(SECONDS, span_s), peak / 1e6, load.cores(),
-               f"{len(read_ns)} requests of {rate * SECONDS:.0f} came; cores include its start")  # fmt: skip
+    late_ms = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
+    return Row("AIPerf", rate, (len(read_ns) - 1) / span_s, late_ms - late_ms.min(), np.array([]),
+               spent_s / span_s, peak / 1e6, other,
+               f"{len(read_ns)} requests of {n} came; cores include its start and its report")  # fmt: skip
+
+
+def watched(tool: subprocess.Popen[bytes], limit_s: float) -> tuple[float, int]:
+    """Processor seconds of a tool and its children, and the most memory that they held together, until it ends."""
+    since_s, spent_s, peak = time.monotonic(), dict[int, float](), 0
+    while tool.poll() is None:
+        held = 0
+        with suppress(psutil.NoSuchProcess):
+            for one in (psutil.Process(tool.pid), *psutil.Process(tool.pid).children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    held += one.memory_info().rss
+                    spent_s[one.pid] = sum(one.cpu_times()[:2])
+                    if time.monotonic() - since_s > limit_s:
+                        one.kill()
+        peak = max(peak, held)
+        time.sleep(0.2)
+    return sum(spent_s.values()), peak
+
+
+def tokenizer(folder: Path) -> None:
+    """A tokenizer of one word a token, which needs no download."""
+    vocab = {"<unk>": 0, **{f"w{i}": i for i in range(1, 1000)}}
+    model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
+    none = dict.fromkeys(("truncation", "padding", "normalizer", "post_processor", "decoder"))
+    whole: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": {"type": "Whitespace"},
+        "model": model,
+        **none,
+    }
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "<unk>", "eos_token": "<unk>"}
+    (folder / "tokenizer.json").write_text(json.dumps(whole), "utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(about), "utf-8")
 
 
 def main() -> None:
@@ -180,17 +209,12 @@ def main() -> None:
         for rate in RATES:
             print(ours(url, pid, rate).text, flush=True)
         print(bursts(url, pid).text, flush=True)
-        for name, variable, words in PEERS:
-            path = os.environ.get(variable, "")
-            if not path or not Path(path).is_file():
-                print(f"{name:12} skipped: {variable} does not name its command")
-                continue
-            for rate in RATES[:2]:
-                command = [path, *(word.format(url=url, rate=f"{rate:g}", n=int(rate * SECONDS)) for word in words)]
-                print(peer(name, command, url, pid, rate).text, flush=True)
-
-
-PEERS: list[tuple[str, str, list[str]]] = []
+        command = os.environ.get("AIPERF", "")
+        if not Path(command).is_file():
+            print("AIPerf       skipped: the environment variable AIPERF does not name its command")
+            return
+        for rate in RATES[:2]:
+            print(aiperf(command, url, pid, rate).text, flush=True)
 
 
 if __name__ == "__main__":

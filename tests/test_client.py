@@ -367,6 +367,15 @@ def gone(pid: int) -> bool:
     return True
 
 
+def test_short_turns_leave_priority_and_policy_alone() -> None:
+    code = (
+        "import os; os.nice(3); from harness.client.slice import shorten\n"
+        "about = lambda: (os.getpriority(os.PRIO_PROCESS, 0), getattr(os, 'sched_getscheduler', int)(0))\n"
+        "before = about(); shorten(); assert about() == before, (before, about())"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_close_leaves_no_process_and_may_be_repeated() -> None:
     with client(jobs([0.0])) as one:
         pid = one.pid

@@ -275,6 +275,7 @@ def test_constants_of_the_releases() -> None:
     assert presets["ollama"]["slots"] == 4  # defaultParallel
     assert presets["ollama"]["keep_s"] == 5 * 60  # KeepAlive
     assert presets["sleep"]["stay_s"] == 5  # default_min_active_secs
+    assert all("spread" in fields for fields in Swap.presets.values())  # tuning the defaults moves no preset
     assert "f2dc72b" in (inspect.getdoc(inspect.getmodule(Swap)) or "")
 
 

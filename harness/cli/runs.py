@@ -20,9 +20,7 @@ from harness.report.commands import explain_command, short_path
 @ATTACH
 @LIMIT
 @OUT
-def run(
-    *, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: str | None, out: Path | None
-) -> None:
+def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: str | None, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from dataclasses import replace
 
@@ -34,6 +32,7 @@ def run(
     from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
     from harness.report import explain as words
+    from harness.report.table import by_model
     from harness.rows import record
 
     folder = (out or RESULTS).resolve()
@@ -53,7 +52,8 @@ def run(
                 path = recorded(task.spec, folder, task.code)
             else:
                 (path,) = sweep.sweep([wanted], folder, teller=teller)
-            comparison.scored([(comparison.Entry(asked.label, wanted), task)], under, folder)  # says who judged it
+            # says who judged it
+            _, scored = comparison.scored([(comparison.Entry(asked.label, wanted), task)], under, folder)
     except UserError as error:
         raise UserError(f"{spec}: {error}") from None
     about = record.meta(path)
@@ -63,7 +63,10 @@ def run(
         counts = ", ".join(f"{n} {state}" for state, n in sorted(about["counts"].items()))
         met = f"attainment {100 * score.attained(path, under, [under.definition])[under.definition]:.1f} %"
         click.echo(f"{asked.label}: {counts}; {met} ({under.definition}, {rule})")
-    click.echo("".join(f"{line}\n" for line in words.verdict(about)), nl=False)
+    lines = list(words.verdict(about))
+    if about.get("served"):
+        lines += by_model(scored, wanted.rate_scale, under.definition)
+    click.echo("".join(f"{line}\n" for line in lines), nl=False)
     click.echo(short_path(path))
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
 

@@ -45,7 +45,7 @@ STYLES = {
     "vllm": Style(min_tokens=True, counts=True),
     "sglang": Style(min_tokens=True, counts=True),
     # A thread of it serves a connection until that is closed, so idle ones could keep requests waiting. It holds a
-    # token's bytes back until they are a character: of random weights up to a sixth of all tokens have no chunk.
+    # token's bytes back until they are a character: of 720 tokens of random weights 29 had no chunk of their own.
     "llamacpp": Style(
         counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0
     ),

@@ -91,7 +91,7 @@ class Client:
         self.precise = message[1]
 
     def begin(self, zero_ns: int, hears: bool) -> None:
-        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals too, and later routes."""
+        """Let time run: CLOCK_MONOTONIC shows `zero_ns` at the window's 0 s. `hears`: tell arrivals and routes too."""
         self._ask(("begin", zero_ns, hears))
 
     def fileno(self) -> int:

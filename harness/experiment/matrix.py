@@ -23,7 +23,8 @@ WORDS = {
     "Run.phase": "turns", "Run.for_s": "turns", "Run.steps": "turns", "event TurnEnded": "turns",
     "Run.sms": "SM shares", "Run.op_s": "cut kernels", "Run.slice_layers": "cut prefills",
     "Run.seqs": "batch sizes", "Run.chunk_tokens": "chunk sizes",
-    "Move.attend": "attention elsewhere", "Move": "KV moves", "Evict.drain": "eviction at once", "Evict": "eviction",
+    "Move.attend": "attention elsewhere", "Move": "KV moves", "event Move": "KV moves",
+    "Evict.drain": "eviction at once", "Evict": "eviction", "event Evict": "eviction",
     "view.oracle_tokens": "true lengths", "Load.way:": "load by ", "option kv=": "KV ", "option memory=": "memory ",
     "option sharing=": "sharing ", "option process=": "process ",
 }  # fmt: skip

@@ -83,6 +83,7 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     yield from departures(found.table)
     yield from invalid(found.table)
+    yield from served(found, shown)
     yield from _refused(found, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
@@ -105,6 +106,16 @@ def failures(failed: Mapping[str, str]) -> list[str]:
 def invalid(rows: pa.Table) -> list[str]:
     """One line a label of which runs on real servers measured something else, and why."""
     return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
+
+
+def served(found: Compared, shown: View) -> list[str]:
+    """Which server served which model, and results by model; nothing where no servers were attached."""
+    if not found.reference.attach:
+        return []
+    runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
+    by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
+    own = found.judge.definition
+    return [*(f"{model}: {how}" for model, how in by.items()), *table.by_model(found.table, shown.rate_scale, own)]
 
 
 def departures(rows: pa.Table) -> list[str]:

@@ -174,8 +174,12 @@ def find(name: str) -> Make:
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        sys.modules[spec.name] = module
+        sys.modules[spec.name] = module  # dataclasses look for it there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[spec.name]
+            raise
     if not hasattr(module, "make"):
         raise UserError(f"{file}: no function `make`, so it is no engine")
     found: Make = module.make

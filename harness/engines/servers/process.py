@@ -30,7 +30,7 @@ import psutil
 from harness.engines.servers import guard
 from harness.policy.types import UserError
 
-ASK_S = 0.02  # between two questions whether it is ready
+ASK_S, ASK = 0.02, 0.01  # between two questions whether it is ready: seconds, or a part of the time gone by
 ANSWER_S = 1.0  # for an answer to each
 LAST_LINES = 12
 # The command waits until the guard knows it: it starts with a line on its standard input, and never without.
@@ -67,7 +67,7 @@ class Process:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._logged_before = log.tell()
-            self._child = child = subprocess.Popen(
+            child = subprocess.Popen(
                 [*HELD, *self.command],
                 env=self.env,
                 stdin=subprocess.PIPE,
@@ -78,6 +78,7 @@ class Process:
         self._leader = psutil.Process(child.pid)
         self._pidfd = os.pidfd_open(child.pid)
         self._ended.register(self._pidfd, select.POLLIN)
+        self._child = child
         _tell(watch, f"+{child.pid}")
         assert child.stdin is not None
         with suppress(BrokenPipeError), child.stdin:
@@ -85,11 +86,12 @@ class Process:
 
     def wait_ready(self, timeout_s: float) -> None:
         """Return once `ready_url` answers 200; stop the server and raise UserError where it does not."""
-        deadline = time.monotonic() + timeout_s
-        while not self._answers(min(ANSWER_S, max(ASK_S, deadline - time.monotonic()))):
-            if self._wait(ASK_S):
+        began = time.monotonic()
+        while not self._answers(min(ANSWER_S, max(ASK_S, began + timeout_s - time.monotonic()))):
+            gone_s = time.monotonic() - began
+            if self._wait(max(ASK_S, ASK * gone_s)):
                 self._fail(f"ended before it was ready ({self._exit()})")
-            if time.monotonic() > deadline:
+            if gone_s > timeout_s:
                 self._fail(f"was not ready within {timeout_s:g} s")
         if not self._listens():
             self._fail(f"is not what answers at {self.ready_url}", PortTaken)
@@ -194,7 +196,8 @@ def free_port() -> int:
     and the client's connections, thousands of them, would get in between.
     """
     lowest_outgoing = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(LOWEST_PORT, max(lowest_outgoing, LOWEST_PORT)), 100):
+    ports = range(LOWEST_PORT, lowest_outgoing)
+    for port in random.sample(ports, min(100, len(ports))):
         with socket.socket() as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -1,0 +1,69 @@
+"""Interpreters of the servers' environments: without one a test skips, but in CI it fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from harness.engines.servers import environments
+from harness.engines.servers.commands import Command
+from harness.engines.servers.process import Process, launch
+from harness.policy.types import UserError
+
+
+def interpreter(name: str) -> Path:
+    """Of a server's environment."""
+    try:
+        return environments.python(name)
+    except UserError as absent:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
+        raise
+
+
+@pytest.fixture(scope="session")
+def llamacpp() -> Path:
+    """The interpreter of .venv-llamacpp."""
+    return interpreter("llamacpp")
+
+
+@pytest.fixture(scope="session")
+def vllm() -> Path:
+    """The interpreter of .venv-vllm."""
+    return interpreter("vllm")
+
+
+@pytest.fixture(scope="session")
+def sglang() -> Path:
+    """The interpreter of .venv-sglang."""
+    return interpreter("sglang")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints are written."""
+    return tmp_path_factory.mktemp("models")
+
+
+Start = Callable[[str, Callable[[int], Command]], Process]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a server that a function of its port describes, wait until it is ready, and stop it after the test."""
+    started: list[Process] = []
+
+    def run(name: str, of: Callable[[int], Command], ours: Mapping[str, str] = os.environ) -> Process:
+        def make(port: int) -> Process:
+            command = of(port)
+            env = environments.variables(ours, command.env)
+            started.append(Process(command.argv, env, tmp_path / f"{name}.log", command.ready_url))
+            return started[-1]
+
+        return launch(make, 600.0)
+
+    yield run
+    for one in started:
+        one.stop()

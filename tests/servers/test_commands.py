@@ -1,0 +1,115 @@
+"""Command lines and checkpoints of servers: what is said, and that nothing says what cannot be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.engines.servers import commands
+from harness.engines.servers.commands import Command, Cpu, Gpu, PdMux, Serve
+from harness.engines.servers.folder import TINY, dummy
+from harness.policy.types import UserError
+
+SERVE = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
+PYTHON = Path("/venv/bin/python")
+EVERY = [
+    commands.vllm(PYTHON, SERVE, Gpu()),
+    commands.vllm(PYTHON, SERVE, Cpu(1, 1 << 26), sleep=True),
+    commands.sglang(PYTHON, SERVE, Gpu()),
+    commands.llamacpp(PYTHON, SERVE, Cpu(1, 0), context=2048),
+]
+
+
+@pytest.mark.parametrize("command", EVERY, ids=lambda command: command.argv[2])
+def test_a_server_is_asked_where_it_was_told_to_listen(command: Command) -> None:
+    assert command.ready_url == "http://127.0.0.1:12345/health"
+    assert command.argv[0] == str(PYTHON)
+    assert command.argv[command.argv.index("--port") + 1] == "12345"
+    assert "0.0.0.0" not in command.argv
+
+
+def test_a_gpu_is_shared_by_memory_then_sms_then_pages() -> None:
+    def env(on: Gpu) -> dict[str, str]:
+        found = [dict(of(PYTHON, SERVE, on).env) for of in (commands.vllm, commands.sglang)]
+        names = [name for name in found[0] if name.startswith(("CUDA", "KVCACHED", "ENABLE"))]
+        assert [found[1].get(name) for name in names] == [found[0][name] for name in names]
+        return {name: found[0][name] for name in names}
+
+    assert env(Gpu(2, 0.4)) == {"CUDA_VISIBLE_DEVICES": "2"}
+    assert env(Gpu(0, 0.4, sm_percent=30)) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "30",
+    }
+    assert env(Gpu(0, 0.4, elastic="bench-a")) == {
+        "CUDA_VISIBLE_DEVICES": "0",
+        "ENABLE_KVCACHED": "true",
+        "KVCACHED_AUTOPATCH": "1",
+        "KVCACHED_IPC_NAME": "bench-a",
+    }
+    limit = commands.kvcached_limit(PYTHON, "bench-a", 3 << 30)
+    assert limit == (str(PYTHON), "-m", "kvcached.cli.kvctl", "limit", "bench-a", "3221225472")
+
+
+def test_sleep_waits_for_running_requests() -> None:
+    assert commands.vllm_sleep(1).path == "/sleep?level=1&mode=wait"
+    assert commands.vllm_sleep(2).path == "/sleep?level=2&mode=wait"
+
+
+def test_weights_that_were_thrown_away_are_read_before_kv_is_taken() -> None:
+    assert [order.path for order in commands.vllm_wake(1)] == ["/wake_up"]
+    paths = [order.path for order in commands.vllm_wake(2)]
+    assert paths == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
+
+
+@pytest.mark.parametrize("of", [commands.vllm, commands.sglang])
+def test_weights_are_drawn_unless_the_folder_has_them(of: Callable[[Path, Serve, Gpu], Command]) -> None:
+    argv = of(PYTHON, SERVE, Gpu()).argv
+    assert argv[argv.index("--load-format") + 1] == "dummy"
+    assert "--load-format" not in of(PYTHON, replace(SERVE, drawn=False), Gpu()).argv
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65])
+def test_an_account_keeps_its_name(name: str) -> None:
+    with pytest.raises(ValueError, match="would rename the account"):
+        Gpu(elastic=name)
+
+
+def test_vllms_development_routes_are_open_only_for_sleep() -> None:
+    assert "VLLM_SERVER_DEV_MODE" not in commands.vllm(PYTHON, SERVE, Gpu()).env
+    assert commands.vllm(PYTHON, SERVE, Gpu(), sleep=True).env["VLLM_SERVER_DEV_MODE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("groups", "divisions", "why"),
+    [
+        (2, (), "2 groups of SMs take 0 divisions"),
+        (4, ((96, 36, 1),), "take 2 divisions, not 1"),
+        (3, ((96, 36, 2),), "rise from 1"),
+        (4, ((96, 36, 1), (80, 52, 1)), "rise from 1"),
+        (5, ((96, 36, 1), (80, 52, 9), (64, 68, 5)), "rise from 1"),
+    ],
+)
+def test_a_split_that_would_crash_sglang_is_refused(
+    groups: int, divisions: tuple[tuple[int, int, int], ...], why: str
+) -> None:
+    with pytest.raises(ValueError, match=why):
+        PdMux(Path("split.yaml"), groups, divisions)
+
+
+def test_a_dummy_folder_is_made_once_for_each_shape(tmp_path: Path) -> None:
+    first = dummy(TINY, tmp_path)
+    stamp = (first / "config.json").stat().st_mtime_ns
+    assert dummy(TINY._replace(name="another name"), tmp_path) == first
+    assert (first / "config.json").stat().st_mtime_ns == stamp
+    assert dummy(TINY._replace(layers=2), tmp_path) != first
+    assert len(list(tmp_path.iterdir())) == 2
+    config = json.loads((first / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]) == (4, 256, 1000)
+    vocab = json.loads((first / "tokenizer.json").read_text())["model"]["vocab"]
+    assert sorted(vocab.values()) == list(range(TINY.vocab))
+    with pytest.raises(UserError, match="no gate"):
+        dummy(TINY._replace(gated=False), tmp_path)

@@ -1,0 +1,168 @@
+"""SGLang, which cannot serve on a CPU: its own parser, loader and schemas read what we would send it."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.engines.servers.commands import SGLANG_RELEASE, SGLANG_RESUME, Command, Gpu, PdMux, Serve
+from harness.engines.servers.commands import sglang as command
+from harness.engines.servers.environments import variables
+from tests.servers.ask import body
+
+pytestmark = pytest.mark.servers
+# The divisions of an H200 that SGLang's documentation of PD-multiplexing shows.
+H200 = ((112, 20, 1), (104, 28, 5), (96, 36, 10), (80, 52, 15), (64, 68, 20), (56, 76, 25))
+SPLITS: list[dict[str, Any]] = [
+    {},
+    {"groups": 3, "divisions": ((96, 36, 1),)},
+    {"groups": 8, "divisions": H200},
+    {"groups": 5, "split_forward_token_budget": 4096, "decode_bs_divisor": 8},
+]
+# Runs in SGLang's environment: reads command lines, files and requests; writes what SGLang made of them.
+READ = """
+import argparse, json, sys, warnings
+warnings.simplefilter("ignore")
+asked = json.load(sys.stdin)
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.multiplex.pdmux_context import load_pdmux_config
+from sglang.srt.entrypoints.openai import protocol
+parser = argparse.ArgumentParser()
+ServerArgs.add_cli_args(parser)
+parsed = [vars(parser.parse_args(argv)) for argv in asked["argv"]]
+splits = [vars(load_pdmux_config(path)) for path in asked["splits"]]
+request = protocol.CompletionRequest.model_validate(asked["body"])
+choice = protocol.CompletionResponseStreamChoice(index=0, text=" w300")
+last = protocol.CompletionResponseStreamChoice(index=0, text="", finish_reason="length")
+usage = protocol.UsageInfo(prompt_tokens=3, completion_tokens=2, total_tokens=5)
+chunks = [
+    protocol.CompletionStreamResponse(id="0", model="a", choices=choices, usage=used)
+    for choices, used in (([choice], None), ([last], None), ([], usage))
+]
+print("read:" + json.dumps({
+    "parsed": [{k: v for k, v in one.items() if isinstance(v, (str, int, float, type(None)))} for one in parsed],
+    "splits": splits, "request": request.model_dump(mode="json"), "unknown": request.model_extra,
+    "chunks": [chunk.model_dump(mode="json") for chunk in chunks],
+}))
+"""
+
+
+def commands(folder: Path) -> list[tuple[Command, dict[str, Any]]]:
+    """Every command line that we can write for it, with what it shall mean."""
+    serve = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
+    cases = []
+    splits = [None, *(PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS))]
+    for split, saver, elastic in itertools.product(splits, (False, True), (None, "a")):
+        on = Gpu(index=1, fraction=0.45, elastic=elastic)
+        meant = {
+            "model_path": "/models/a",
+            "served_model_name": "a",
+            "load_format": "dummy",
+            "host": "127.0.0.1",
+            "port": 12_345,
+            "context_length": 2048,
+            "max_running_requests": 64,
+            "mem_fraction_static": 0.45,
+            "disable_radix_cache": True,
+            "enable_memory_saver": saver,
+            "chunked_prefill_size": -1 if split else 512,
+            "enable_pdmux": bool(split),
+            "disable_overlap_schedule": bool(split),
+            "pdmux_config_path": str(split.file) if split else None,
+            "sm_group_num": split.groups if split else 8,
+        }
+        cases.append((command(Path("python"), serve, on, saver=saver, pdmux=split), meant))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def read(sglang: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What SGLang read, and beside it what was meant."""
+    folder = tmp_path_factory.mktemp("splits")
+    cases = commands(folder)
+    splits = [PdMux(folder / f"{k}.yaml", **said) for k, said in enumerate(SPLITS)]
+    for split in splits:
+        split.file.write_text(split.text())
+    asked = {
+        "argv": [one.argv[3:] for one, _ in cases],
+        "splits": [str(split.file) for split in splits],
+        "body": body("a", [300, 301, 302], 2),
+    }
+    run = subprocess.run(
+        [str(sglang), "-c", READ],
+        input=json.dumps(asked),
+        env=variables({"PATH": "/usr/bin:/bin", "HOME": str(folder)}, {}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2000:]
+    said = next(line for line in run.stdout.splitlines() if line.startswith("read:"))
+    found: dict[str, Any] = json.loads(said.removeprefix("read:"))
+    return found | {"meant": [meant for _, meant in cases]}
+
+
+def test_its_parser_reads_every_command_line_as_meant(read: dict[str, Any]) -> None:
+    assert len(read["parsed"]) == 20
+    for parsed, meant in zip(read["parsed"], read["meant"], strict=True):
+        assert {name: parsed[name] for name in meant} == meant
+
+
+def test_its_loader_reads_every_split_as_meant(read: dict[str, Any]) -> None:
+    default = {"sm_group_num": 8, "manual_divisions": [], "split_forward_token_budget": 65_536, "decode_bs_divisor": 36}
+    names = {"groups": "sm_group_num", "divisions": "manual_divisions"}
+    for loaded, said in zip(read["splits"], SPLITS, strict=True):
+        meant = default | {names.get(name, name): value for name, value in said.items()}
+        assert loaded == json.loads(json.dumps(meant))
+
+
+def test_its_schema_knows_every_field_of_a_request(read: dict[str, Any]) -> None:
+    asked = body("a", [300, 301, 302], 2)
+    assert not read["unknown"]
+    assert {name: read["request"][name] for name in asked if name != "stream_options"} == {
+        name: value for name, value in asked.items() if name != "stream_options"
+    }
+    assert read["request"]["stream_options"]["include_usage"] is True
+
+
+def test_its_chunks_are_tokens_then_an_end_then_usage_alone(read: dict[str, Any]) -> None:
+    token, last, usage = read["chunks"]
+    assert [choice["text"] for choice in token["choices"]] == [" w300"]
+    assert [(choice["text"], choice["finish_reason"]) for choice in last["choices"]] == [("", "length")]
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 2
+
+
+def test_its_memory_saver_has_our_orders(sglang: Path) -> None:
+    """Read in its sources, which do not import without torchvision: the routes, and fields that all have defaults."""
+    find = "import importlib.util; print(importlib.util.find_spec('sglang').submodule_search_locations[0])"
+    run = subprocess.run([str(sglang), "-c", find], capture_output=True, text=True, check=True)
+    root = Path(run.stdout.strip()) / "srt"
+    server = ast.parse((root / "entrypoints" / "http_server.py").read_text())
+    routes = {
+        ast.literal_eval(decorator.args[0]): (handler, ast.literal_eval(decorator.keywords[0].value))
+        for handler in ast.walk(server)
+        if isinstance(handler, ast.AsyncFunctionDef)
+        for decorator in handler.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "app.api_route"
+    }
+    structs = {
+        node.name: node
+        for node in ast.walk(ast.parse((root / "managers" / "io_struct.py").read_text()))
+        if isinstance(node, ast.ClassDef)
+    }
+    for order in (SGLANG_RELEASE, SGLANG_RESUME):
+        handler, methods = routes[order.path]
+        assert "POST" in methods
+        assert handler.args.args[0].annotation is not None
+        (struct,) = (name for name in structs if name in ast.unparse(handler.args.args[0].annotation))
+        fields = [line for line in structs[struct].body if isinstance(line, ast.AnnAssign)]
+        assert [ast.unparse(line.target) for line in fields] == ["tags"]
+        assert [ast.unparse(line.value) for line in fields if line.value] == ["None"]  # all of its memory
+        assert json.loads(order.body) == {}

@@ -1,0 +1,295 @@
+"""The engine before processes that serve and compute nothing: its laws, faults, and servers that run already."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from harness.check.engine import check
+from harness.client.body import Server
+from harness.engines import attach
+from harness.engines.machine import Config, Served
+from harness.engines.servers import engine as module
+from harness.engines.servers.engine import CLIENT, Servers
+from harness.loop import system
+from harness.loop.replay import replay
+from harness.loop.system import ROOT
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
+from harness.policy.types import Batch, Inst, Jobs, UserError
+from harness.policy.view import View
+from harness.rows import record
+from tests import mocked
+from tests.test_cli import bench, ok
+from workloads.models import shape
+
+ENGINE = str(Path(mocked.__file__))
+QUICK = ("--ttft-ms", "3", "--itl-ms", "0")
+SPEC = """
+system = "dedicated"
+models = "llama-3.2-1b*2"
+trace = "sample"
+window_s = 3
+warmup_s = 0
+slo = "absolute:ttft=9,tpot=9"
+"""
+
+
+@contextmanager
+def mock(*options: str) -> Iterator[str]:
+    """A mock server that runs already; its URL."""
+    command = [sys.executable, "-m", "harness", "mock", "--port", "0", "--with-parent", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[-1]
+        finally:
+            process.terminate()
+
+
+def jobs(n: int, span_s: float, tokens: int) -> Jobs:
+    """Requests of two models by turns."""
+    none = np.full(n, np.inf)
+    sizes = np.full(n, 8, np.int32), np.full(n, tokens, np.int32)
+    return Jobs(("a", "b"), np.linspace(0.0, span_s, n), np.arange(n, dtype=np.int32) % 2, *sizes, none, none)
+
+
+def batch(model: str) -> Batch:
+    """Where a model is served."""
+    return Batch(Inst(model, (0,)))
+
+
+def fails(*args: object) -> str:
+    """The words of a command that ends with a user's mistake."""
+    result = bench(*args)
+    assert result.exit_code == 2, result.output
+    return str(result.stderr)
+
+
+class Script:
+    """A policy of a test."""
+
+    uses = frozenset({"Load", "Run", "Admit"})
+    hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished})
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Everything is up, and routed."""
+        if event == Woke("start"):
+            for m in "ab":
+                yield from (Load(batch(m).inst), Run(batch(m)), Admit(m, batch(m)))
+
+
+def served(kind: Any, script: Any, work: Jobs) -> tuple[Servers, list[dict[str, Any]]]:
+    """A run on servers of a kind, which are gone after it: the engine, and its rows."""
+    one = Servers(kind.config, kind)
+    try:
+        replay(script, one, work)
+        rows = [row for part in one.rows() for row in part.to_pylist()]
+    finally:
+        one.close()
+    for row in rows:
+        assert sum(row[f"{wait}_ns"] for wait in record.WAITS) == row["done_ns"] - row["arrival_ns"]
+    for process in kind.processes:
+        assert not psutil.pid_exists(process.pid) or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
+    return one, rows
+
+
+def config(**said: Any) -> Config:
+    """Two models."""
+    return Config(tuple(Served(m, shape("llama-3.2-1b")) for m in ("a", "b")), **said)
+
+
+def test_an_engine_of_mock_servers_conforms() -> None:
+    assert check(ENGINE) == []
+
+
+def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> None:
+    kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo"})
+    one, rows = served(kind, policy, jobs(5, 0.2, 4))
+    assert [row["state"] for row in rows] == ["done"] * 5
+    assert (one.stats()["loads"], one.stats()["evicts"]) == (4.0, 4.0)
+    done_ns = [row["done_ns"] for row in rows]
+    assert done_ns == sorted(done_ns)  # one at a time
+    assert all(row["load_ns"] + row["held_ns"] > 0 for row in rows[1:])
+    starts = [one["model"] for one in one.side()["servers"] if one["what"] == "start"]
+    assert starts == ["a", "b", "a", "b", "a"]
+
+
+def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    kind = mocked.Mocked(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
+
+    class Kills(Script):
+        def on(self, event: Event, view: View) -> Iterable[Action]:
+            yield from super().on(event, view)
+            if isinstance(event, Prefilled) and event.batch == batch("a"):
+                os.kill(kind.processes[0].pid, signal.SIGKILL)
+
+    one, rows = served(kind, Kills(), jobs(8, 0.4, 8))
+    assert [row["state"] for row in rows] == ["failed", "done"] * 4
+    (fault,) = one.side()["faults"]
+    assert fault.startswith("the server of a on GPU 0 ended by itself")
+    assert capsys.readouterr().err == f"{fault}\n"
+    assert all(row["made_tokens"] < row["output_tokens"] for row in rows[::2])
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("fail", "HTTP 500: "),
+        ("reject", "HTTP 429: "),
+        ("hang", "no bytes for 1 s"),
+        ("cut", "connection closed early"),
+        ("malformed", "malformed chunk: "),
+    ],
+)
+def test_a_servers_faults_are_rows_with_their_reason(
+    fault: str, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(module, "SILENT_S", 1.0)
+    options = ("--ttft-ms", "4", "--itl-ms", "1", "--seed", "3")
+    one, rows = served(mocked.Mocked(config(), (*options, f"--{fault}", "0.4")), Script(), jobs(24, 0.2, 6))
+    assert {row["state"] for row in rows} == {"done", "failed"}
+    (tmp_path / CLIENT).write_bytes(b"".join(one.files()[CLIENT]))
+    seen = pq.read_table(tmp_path / CLIENT).to_pylist()
+    for row, about in zip(rows, seen, strict=True):
+        assert about["error"].startswith(said) if row["state"] == "failed" else about["error"] == ""
+        assert row["made_tokens"] == (6 if row["state"] == "done" else sum(about["chunk_tokens"]))
+        assert row["state"] == "failed" or about["status"] == 200
+
+
+def test_a_server_that_cannot_start_is_told_with_the_last_lines_of_its_log() -> None:
+    with pytest.raises(UserError, match=r"(?s)ended before it was ready \(exit code 2\).*No such option.*--no-such"):
+        served(mocked.Mocked(config(), ("--no-such-option",)), Script(), jobs(2, 0.1, 4))
+
+
+# ------------------------------------------------------------------ servers that run already
+
+
+def test_models_are_matched_by_name_and_else_in_order() -> None:
+    at = [Server("u", "x"), Server("u", "b"), Server("v", "y")]
+    assert attach.match(["a", "b", "c"], at) == {
+        "a": (at[0], "order"), "b": (at[1], "name"), "c": (at[2], "order"),
+    }  # fmt: skip
+    with pytest.raises(UserError, match="4 models, and the servers have 3"):
+        attach.match(["a", "b", "c", "d"], at)
+
+
+def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    with mock("--models", "x", *QUICK) as one, mock("--models", "llama-3.2-1b/1", *QUICK) as two:
+        said = ok("run", tmp_path / "spec.toml", "--attach", f"{one},{two}/v1/", "-o", tmp_path)
+        table = json.loads(ok("compare", "--systems", "dedicated,static", "--attach", f"{one},{two}", "--models",
+                              "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
+                              "--rate-scale", "1", "--no-plot", "--set", "window_s=2", "--set", "warmup_s=0", "--json",
+                              "-o", tmp_path))  # fmt: skip
+    assert f"llama-3.2-1b/1: served as llama-3.2-1b/1 at {two}, matched by name" in said
+    assert f"llama-3.2-1b/2: served as x at {one}, matched by order" in said
+    head, *by_model = (line.split() for line in said.splitlines() if line.startswith(("system ", "dedicated ")))
+    assert head[:3] == ["system", "model", "offered"]
+    assert [line[1] for line in by_model] == ["llama-3.2-1b/1", "llama-3.2-1b/2"]
+    assert sum(int(line[2]) for line in by_model) > 3
+    (folder,) = (one for one in tmp_path.glob("dedicated-*") if record.meta(one)["spec"]["window_s"] == 3)
+    rows = record.read(folder).to_pylist()
+    assert {row["state"] for row in rows} == {"done"}
+    assert all(row["made_tokens"] == row["output_tokens"] for row in rows)
+    about = record.meta(folder)
+    assert (about["fidelity"], about["stats"]["loads"]) == ("real", 0.0)
+    assert about["verdict"]["text"] in said
+    assert table["skipped"] == ["skipped: static, Limit"]
+    explained = ok("explain", folder)
+    assert explained.startswith(about["verdict"]["text"])
+
+
+def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
+    from harness.experiment.sentences import invalid
+    from harness.report import table
+    from harness.rows import tidy
+    from plots import style
+
+    spec = {"system": "one", "trace": "t", "models": "m", "gpu": "h100", "gpus": 1, "engine": "attach", "seed": 0,
+            "rate_scale": 1.0, "scaling": "rotate", "slo": "s", "window_s": 3.0}  # fmt: skip
+    bad = {
+        "spec": spec,
+        "tier": "t",
+        "fidelity": "real",
+        "verdict": {"valid": False, "reasons": ["too late", "too few"]},
+    }
+    good = {**bad, "spec": {**spec, "system": "two"}, "verdict": {"valid": True, "reasons": []}}
+    rows = record.SCHEMA.empty_table()
+    scored = tidy.scores(tidy.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
+    assert invalid(scored) == ["invalid: one: too late; too few"]
+    shown = table.view(scored, ["one", "two"], "both", 0.99)
+    assert [table.name(row, shown) for row in shown.rows] == ["one (invalid)", "two"]
+    assert [one["invalid"] for one in table.records(shown)] == [True, False]
+    assert table.best(shown, shown.columns[0]) <= {"two"}
+    frame = scored.to_pandas()
+    assert "INVALID: one (too late; too few)." in style.caption(frame, [1])
+    assert "INVALID" not in style.caption(frame[frame["label"] == "two"], [1])
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", 'is no http://HOST:PORT')],
+)  # fmt: skip
+def test_a_server_that_is_not_there_is_one_line(url: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    assert said in fails("run", tmp_path / "spec.toml", "--attach", url, "-o", tmp_path)
+
+
+def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    (tmp_path / "other.toml").write_text(SPEC + 'engine = "sim"\nattach = "http://127.0.0.1:1"\n')
+    (tmp_path / "none.toml").write_text(SPEC + 'engine = "attach"\n')
+    assert "--attach http://HOST:PORT" in fails("run", tmp_path / "none.toml", "-o", tmp_path)
+    assert 'engine "attach", not "sim"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
+
+
+def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-very-secret")
+    (tmp_path / "spec.toml").write_text(SPEC)
+    with mock("--models", "x,y", *QUICK) as url:
+        ok("run", tmp_path / "spec.toml", "--attach", url, "--key-env", "MY_KEY", "-o", tmp_path / "out")
+        fails("run", tmp_path / "spec.toml", "--attach", url, "--key-env", "NO_KEY", "-o", tmp_path / "out")
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    assert len(files) > 3
+    assert all(b"sk-very-secret" not in path.read_bytes() for path in files)
+
+
+# ------------------------------------------------------------------ however it ends
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_server_outlives_a_run_that_is_ended(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text(
+        SPEC.replace("window_s = 3", "window_s = 60") + f'engine = "{ENGINE}"\ngpus = 2\n'
+    )
+    command = [sys.executable, "-m", "harness", "run", str(tmp_path / "spec.toml"), "-o", str(tmp_path / "out")]
+    env = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True) as run:
+        own = psutil.Process(run.pid)
+        while True:  # until two servers and the client are there
+            family = own.children(recursive=True)
+            words = [" ".join(one.cmdline()) for one in family]
+            if sum("harness mock" in word for word in words) >= 2 and any("client.sender" in word for word in words):
+                break
+            assert run.poll() is None
+        run.send_signal(number)
+        run.wait()
+    gone, alive = psutil.wait_procs(family, timeout=30.0)
+    assert not alive
+    assert len(gone) >= 3
+    assert not list((tmp_path / "out").glob("dedicated-*/requests.parquet"))
