@@ -9,7 +9,7 @@ rows that are held out are in no fit, and have errors of their own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,16 +121,13 @@ def ramps(m: int, grid: Sequence[int]) -> F8:
 
 def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
     """Errors of the fitted and of the held-out rows, and of each kind of step in both."""
-    groups: Mapping[str, Callable[[Step], bool]] = {
-        "fit": lambda s: not s.held,
-        "held": lambda s: s.held,
-        **{
-            f"{what} {which}": lambda s, what=what, held=held: s.what == what and s.held == held
-            for what in ("prefill", "decode")
-            for which, held in (("fit", False), ("held", True))
-        },
+    groups = {
+        which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
+        for which in ("fit", "held")
     }
-    found = {name: error([(s.seconds, x) for s, x in points if has(s)]) for name, has in groups.items()}
+    found = {which: error([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
+    for what in ("prefill", "decode"):
+        found |= {f"{what} {k}": error([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
     there = {name: one for name, one in found.items() if one["n"]}
     whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
     return whole | {"held_parts": there}

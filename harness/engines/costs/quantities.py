@@ -141,7 +141,8 @@ def machine(table: str | None) -> Toml | None:
 
 def settings(table: str | None) -> Toml:
     """What of a spec a table's machine was measured under."""
-    return (machine(table) or {}).get("settings", {})
+    found: Toml = (machine(table) or {}).get("settings", {})
+    return found
 
 
 def quantities(kind: str, table: str | None = None) -> Toml:

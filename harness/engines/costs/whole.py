@@ -50,7 +50,7 @@ def check(file: Toml, path: str, fields: Sequence[str]) -> None:
     def section(at: Any, where: str) -> Mapping[str, Any]:
         if not isinstance(at, Mapping):
             bad(where, "is missing" if at is None else "must be a table")
-        return at  # type: ignore[no-any-return]
+        return at
 
     def number(at: Mapping[str, Any], key: str, where: str, least: float = 0.0) -> None:
         value = at.get(key)
