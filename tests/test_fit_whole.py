@@ -48,7 +48,7 @@ def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Step]:
 
 
 def table_of(fitted: fit_whole.Fitted) -> dict[str, Any]:
-    return {"kind": "desk", "host": fitted.host, "steps": fitted.steps}
+    return {"kind": "desk", "host": fitted.host, "steps": fitted.steps, "co_run": {"share": 1.0}}
 
 
 def predicted(file: dict[str, Any], name: str) -> profile.Row:
@@ -100,15 +100,26 @@ def test_too_few_rows_are_refused() -> None:
         fit_whole.fit([Step("m", 0.1, prompt=10), Step("m", 0.2, prompt=20)], "by hand")
     with pytest.raises(UserError, match="m was measured with one token a step alone"):
         fit_whole.fit([Step("m", 0.1, 1, 10.0)], "by hand")
-    with pytest.raises(UserError, match="no two servers were measured side by side"):
+    with pytest.raises(UserError, match="no servers were measured side by side"):
         fit_whole.co_run([], "by hand")
 
 
-def test_two_servers_slow_each_other_down_by_the_median() -> None:
-    found = fit_whole.co_run([Beside(2.0, 1.0), Beside(4.4, 2.0), Beside(0.9, 0.3)], "by hand")
-    assert found["slowdown"] == 2.2
-    assert found["fit"] == {"median": 0.1, "p95": 0.25, "n": 3}
-    assert fit_whole.co_run([Beside(0.9, 1.0)], "by hand")["slowdown"] == 1.0  # none makes the other faster
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
+def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
+    """Two of half a machine each do not slow each other down, four of them take twice as long."""
+    measured = [
+        Beside(k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)
+    ]
+    found = fit_whole.co_run(measured, "by hand")
+    assert (found["share"], found["factor"]) == pytest.approx((share, factor), rel=0.01)
+    assert found["fit"]["p95"] < 0.01
+
+
+def test_what_servers_do_side_by_side_has_an_error() -> None:
+    found = fit_whole.co_run([Beside(2, 1.8, 1.0), Beside(2, 2.2, 1.0)], "by hand")
+    assert 1.8 < 2 * found["share"] < 2.2
+    assert found["fit"]["n"] == 2
+    assert found["fit"]["median"] == pytest.approx(0.1, abs=0.02)
 
 
 def test_a_journals_lines_become_a_table() -> None:
@@ -121,7 +132,7 @@ def test_a_journals_lines_become_a_table() -> None:
             facts = {"ctx_tokens": s.ctx_tokens}
             lines.append({"what": "decode", "params": at | {"seqs": s.seqs}, "p50": s.seconds, "facts": facts})
     lines += [
-        {"what": "beside", "params": {}, "p50": 0.3, "facts": {"alone_s": 0.1}},
+        {"what": "beside", "params": {"servers": 2}, "p50": 0.2, "facts": {"alone_s": 0.1}},
         {"what": "start", "params": {}, "p50": 0.6, "facts": {}},
         {"what": "start", "params": {}, "p50": 0.8, "facts": {}},
         {"what": "stop", "params": {}, "p50": 0.1, "facts": {}},
@@ -130,7 +141,7 @@ def test_a_journals_lines_become_a_table() -> None:
     about = fit_whole.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"])
     file, fitted = fit_whole.table(lines, about)
     assert fitted.steps == fit_whole.fit(list(rows()), "by hand").steps
-    assert file["co_run"]["slowdown"] == 3.0
+    assert (file["co_run"]["share"], file["co_run"]["factor"]) == (1.0, 1.0)
     assert {way: rung["fixed_s"] for way, rung in file["ladder"].items()} == {"cold": 0.7, "host": 0.7}
     assert file["spec"] == {"sms": {"value": 2.0, "source": "cores"}}
     whole.check(file, "desk.toml", ["sms"])

@@ -26,8 +26,8 @@ from harness.policy.types import Inst, UserError
 from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
 
 ROOT = Path(__file__).resolve().parents[1]
-KNOWN, SLOWDOWN = Known(1.0), 2.5
-PAIR = Inst("m/1", (0,)), Inst("m/2", (0,))
+KNOWN, SHARE = Known(1.0), 0.6
+SERVERS = [Inst(f"m/{k}", (0,)) for k in (1, 2, 3, 4)]
 ABOUT = {"host": "here"}
 
 
@@ -36,12 +36,12 @@ def seat(inst: Inst, log: Path) -> Seat:
 
 
 def subject(**changed: Any) -> Subject:
-    return Subject({"m": PAIR}, seat, lambda: (), STYLES["openai"], 4, 1000, ABOUT)._replace(**changed)
+    return Subject({"m": SERVERS}, seat, lambda: (), STYLES["openai"], 4, 1000, ABOUT)._replace(**changed)
 
 
 def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
     """A log of servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
-    n, slow = len(sizes), SLOWDOWN if len(insts) > 1 else 1.0
+    n, slow = len(sizes), max(1.0, SHARE * len(insts))
     prompt, output = np.array(sizes).T
     write_ns, at = np.empty(n, np.int64), 10**9
     chunks: list[list[int]] = [[] for _ in range(n)]
@@ -97,9 +97,7 @@ def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None
     assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
     assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
     assert file["host"]["api_in_s"] == pytest.approx(API_S, rel=1e-2)
-    assert file["co_run"]["slowdown"] == pytest.approx(
-        SLOWDOWN, rel=0.05
-    )  # a prompt's first token also waits for its API
+    assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)  # first tokens also wait for the API
     assert file["ladder"]["host"]["fixed_s"] == 0.0  # they ran already
     assert {step.what for step, _ in fitted.points} == {"prefill", "decode"}
     assert q["held"]["p95"] < 1e-3
@@ -117,7 +115,12 @@ def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(Rig, "_take", take)
     with pytest.raises(KeyboardInterrupt):
         profiled(tmp_path)
-    monkeypatch.setattr(Rig, "_take", lambda self, one: taken.append(one) or real(self, one))
+
+    def on(self: Rig, one: Probe) -> Any:
+        taken.append(one)
+        return real(self, one)
+
+    monkeypatch.setattr(Rig, "_take", on)
     lines, said = profiled(tmp_path)
     steps = [one.key for one in taken if one.what not in {"start", "stop"}]  # of servers that run there is none
     assert len(steps) == len(set(steps)) == len(lines) == len(probe.plan(subject())) - 2
@@ -173,7 +176,7 @@ def mock() -> Iterator[str]:
         "harness",
         "mock",
         "--models",
-        "llama-tiny/1,llama-tiny/2",
+        ",".join(f"llama-tiny/{k}" for k in (1, 2, 3, 4)),
         "--ttft-ms",
         "20",
         "--itl-ms",
@@ -208,4 +211,4 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
             at = line["params"]
             assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
     assert len(found.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
-    assert any(note.startswith("beside another server") for note in found.notes)
+    assert any(note.startswith("a step asks for") for note in found.notes)

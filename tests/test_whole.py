@@ -91,12 +91,20 @@ def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "models", "times"), [(2.5, 2, 2.5), (2.5, 3, 4.0), (1.25, 2, 1.25), (1.0, 3, 1.0)]
+    ("share", "factor", "models", "times"),
+    [
+        (1.0, 1.0, 3, 3.0),
+        (1.0, 1.5, 2, 2.5),
+        (1.0, 1.5, 3, 4.0),
+        (0.5, 1.0, 2, 1.0),
+        (0.5, 1.0, 3, 1.5),
+        (0.625, 1, 2, 1.25),
+    ],
 )
 def test_servers_side_by_side_slow_each_other_down_as_measured(
-    tmp_path: Path, slowdown: float, models: int, times: float
+    tmp_path: Path, share: float, factor: float, models: int, times: float
 ) -> None:
-    path = whole_table.write(tmp_path, co_run={"slowdown": slowdown, **whole_table.SAID})
+    path = whole_table.write(tmp_path, co_run={"share": share, "factor": factor, **whole_table.SAID})
     rows = ran(path, [(0.0, k, 100, 1) for k in range(models)], models)
     assert rows.ttft_s == pytest.approx([API_S + times * step_s(0, 0, [100])] * models, abs=2e-9)
 
@@ -145,7 +153,8 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"settings": {"seed": 1}}, "settings.seed is none of block_tokens"),
     (without("spec", "disk"), "spec.disk is missing"),
     (without("host", "sigma"), "host.sigma is missing"),
-    ({"co_run": {"slowdown": 0.5, **whole_table.SAID}}, "co_run.slowdown = 0.5 must be a number from 1 up"),
+    ({"co_run": {"share": 1.5, "factor": 1.0, **whole_table.SAID}}, "co_run.share = 1.5 must be above 0"),
+    ({"co_run": {"share": 1.0, **whole_table.SAID}}, "co_run.factor is missing"),
     ({"steps": {}}, "steps is of no model"),
     ({"steps": {MODEL: whole_table.STEPS | {"ctx_s": -1.0}}}, 'steps."llama-tiny".ctx_s = -1.0 must be'),
     ({"steps": {MODEL: whole_table.STEPS | {"tokens": [2, 8, 512]}}}, 'tokens must be whole numbers from 1'),

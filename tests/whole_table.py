@@ -31,7 +31,7 @@ def file(**changed: Any) -> dict[str, Any]:
         "spec": {name: {"value": value, "source": "by hand"} for name, value in numbers.items()},
         "host": {"api_in_s": 0.0005, "sigma": 0.0, **SAID},
         "steps": {MODEL: STEPS},
-        "co_run": {"slowdown": 2.5, **SAID},
+        "co_run": {"share": 1.0, "factor": 1.5, **SAID},
         "ladder": {
             "host": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},
             "cold": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},

@@ -126,11 +126,11 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
     "bench calibrate --from results/h200",
     "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
-@click.option("--engine", metavar="NAME", help="Measure the servers of an engine, each model's alone and two beside "
-              "each other.")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
+              )  # fmt: skip
 @click.option("--models", default="llama-tiny", show_default=True, metavar="SHAPES",
               help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
-@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already, two of "
+@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already, four of "
               "each model.")  # fmt: skip
 @click.option("--slots", type=click.IntRange(1), metavar="N",
               help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
@@ -209,6 +209,8 @@ def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> N
 )
 @click.option("--window-s", type=click.FloatRange(0, min_open=True), metavar="S", default=10.0, show_default=True,
               help="Of --engine: length of a run.")  # fmt: skip
+@click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
+              help="Of --engine: how often a run is made again that did not measure its servers.")  # fmt: skip
 @click.option(
     "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
 )
@@ -279,7 +281,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         tuple(asked["systems"].split(",")) if asked["systems"] else predicted.SYSTEMS,
         tuple(map(int, _numbers("--counts", asked["counts"]))),
         tuple(load / 100 for load in _numbers("--loads", asked["loads"])),
-        asked["seeds"], asked["window_s"], asked["attach"],
+        asked["seeds"], asked["window_s"], asked["attach"], asked["again"],
     )  # fmt: skip
     with Terminal() as teller:
         teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")

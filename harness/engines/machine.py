@@ -103,7 +103,7 @@ def machine(config: Config) -> Machine:
         host,
         quantities.quantum_s(),
         quantities.poll_s(),
-        quantities.slowdown(c.table) - 1.0,
+        quantities.co_run(c.table),
     )
 
 

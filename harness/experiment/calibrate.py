@@ -38,7 +38,7 @@ def calibrate(engine: str, models: Sequence[str], folder: Path, say: Callable[[s
 
     `given`: further fields of the engine's configuration. UserError where they cannot be measured.
     """
-    members = model_set(",".join(f"{model}*2" for model in models)).serving(SERVED).members
+    members = model_set(",".join(f"{model}*{max(probe.BESIDE)}" for model in models)).serving(SERVED).members
     served = tuple(machine.Served(member.name, member.shape) for member in members)
     config = machine.Config(served, **given)
     found = _servers(engine, config)
@@ -67,13 +67,12 @@ def _servers(name: str, config: machine.Config) -> Servers:
 
 
 def _subject(kind: Kind, config: machine.Config, about: Mapping[str, str]) -> probe.Subject:
-    names: dict[str, list[str]] = {}
+    servers: dict[str, list[Inst]] = {}
     for model in config.models:
-        names.setdefault(model.shape.name, []).append(model.name)
-    pairs = {shape: (Inst(one, (0,)), Inst(other, (0,))) for shape, (one, other) in names.items()}
+        servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
     longest = min(model.max_tokens for model in kind.cluster.models.values())
     most = min(config.chunk_tokens or config.prefill_tokens, longest - 1)
-    return probe.Subject(pairs, seats(kind), kind.roots, kind.style, config.batch_cap, most, dict(about))
+    return probe.Subject(servers, seats(kind), kind.roots, kind.style, config.batch_cap, most, dict(about))
 
 
 def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
@@ -131,15 +130,16 @@ def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[s
         found += [
             f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
         ]
-    found.append(f"beside another server a step takes {co_run['slowdown']:.3g} x: {quantities.error(co_run)}")
+    said = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
+    found.append(f"a step asks for {said}: {quantities.error(co_run)}")
     for what in ("start", "stop"):
         if seconds := [line["p50"] for line in lines if line["what"] == what]:
             found.append(f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s")
-    noisy = [line for line in lines if line["other_cores"] > probe.OTHER_CORES]
+    noisy = [line for line in lines if line["other_cores"] > probe.MOST_OTHERS]
     if noisy:
         worst = max(line["other_cores"] for line in noisy)
         found.append(
-            f"{len(noisy)} of {len(lines)} measurements while others took more than {probe.OTHER_CORES:g} cores "
+            f"{len(noisy)} of {len(lines)} measurements while others took more than {probe.MOST_OTHERS:g} cores "
             f"(at most {worst:.2f}): measure again on a quiet machine"
         )
     return [*found, "sleep and wake were not measured: no engine here orders them"]

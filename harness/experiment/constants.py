@@ -108,9 +108,11 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
-        "co_run": ("as demands tell", SOURCES["co_run"])
-        if priced.co_run == 1.0
-        else (f"{1 + priced.co_run:g} times as long beside one other", said[f"{card.kind}.co_run"]),
+        "co_run": (
+            ("as demands tell", SOURCES["co_run"])
+            if quantities.machine(spec.table) is None
+            else (f"{priced.co_run:g} x what shares tell", said[f"{card.kind}.co_run"])
+        ),
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())

@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from harness.experiment import compare
+from harness.experiment import score
 from harness.experiment.compare import Entry
 from harness.experiment.lookup import machine_of
 from harness.experiment.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 from harness.experiment.resolve import resolve
+from harness.experiment.run import execute
 from harness.experiment.slo import TUNING_SEEDS, Judge, judge
 from harness.experiment.spec import Spec, another
-from harness.experiment.sweep import Teller, sweep, tasks
+from harness.experiment.sweep import Task, Teller, sweep, tasks
 from harness.policy.types import UserError
-from harness.rows import record, requests
+from harness.rows import record, requests, tidy
 
 # What servers that are started and stopped can run (bench list --matrix).
 SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
@@ -56,6 +57,7 @@ class Plan(NamedTuple):
     repeats: int = 5
     window_s: float = 10.0
     attach: str = ""
+    again: int = 0  # how often an invalid run is made again
 
     def spec(self, count: int, engine: str) -> Spec:
         """So many models on an engine, whose rate and seed are still to be set."""
@@ -84,8 +86,9 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             cells = list(grid(plan, count, engine, rates, under))
             sweep([spec for _, spec in cells], out, teller=teller, what=f"{count} models on {engine}")
             found = tasks(spec for _, spec in cells)
-            pairs = [(entry, task) for (entry, _), task in zip(cells, found, strict=True)]
-            table = compare.scored(pairs, under, out)[1].to_pandas()
+            _again(found, out, plan.again, teller)
+            runs = [(entry.label, out / task.spec.folder) for (entry, _), task in zip(cells, found, strict=True)]
+            table = tidy.scores(score.scorable(label, run, under) for label, run in runs).to_pandas()
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
     frame = pd.concat(frames, ignore_index=True)
@@ -101,6 +104,15 @@ def grid(plan: Plan, count: int, engine: str, rates: dict[float, float], under: 
                 spec = another(base, text)
                 entry = Entry(spec.label, spec)
                 yield entry, under.spec(replace(spec, rate_scale=rate, seed=seed))
+
+
+def _again(found: Sequence[Task], out: Path, times: int, teller: Teller) -> None:
+    """Make invalid runs again, the last one of which is kept."""
+    for _ in range(times):
+        invalid = [task for task in found if (record.meta(out / task.spec.folder).get("verdict") or {}).get("reasons")]
+        for done, task in enumerate(invalid):
+            teller.progress("invalid runs again", done, len(invalid))
+            execute(task.spec, out, task.code)
 
 
 def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:

@@ -87,23 +87,22 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
     kept, found = valid(frame), list[Pair]()
     kept = kept[kept["measure"] == measure]
     for condition, own in frame[frame["measure"] == measure].groupby("condition", sort=False):
-        runs = dict(iter(kept[kept["condition"] == condition].groupby("label", sort=False)))
-        for one, other in combinations(dict.fromkeys(own["label"]), 2):
-            if one not in runs or other not in runs:
+        seeds = {label: set(rows["seed"]) for label, rows in own.groupby("label", sort=False)}
+        runs = {
+            (label, side): dict(zip(rows["seed"].tolist(), rows[side].tolist(), strict=True))
+            for label, rows in kept[kept["condition"] == condition].groupby("label", sort=False)
+            for side in (SERVERS, SIMULATOR)
+        }
+        for one, other in combinations(seeds, 2):
+            common = runs.get((one, SERVERS), {}).keys() & runs.get((other, SERVERS), {}).keys()
+            if not common:
                 continue
-            by_seed = [runs[label].set_index("seed") for label in (one, other)]
-            common = by_seed[0].index.intersection(by_seed[1].index)
-            seeds = {seed for label in (one, other) for seed in own.loc[own["label"] == label, "seed"]}
-            if not len(common):
-                continue
-            told = [
-                paired(*({int(s): float(rows.at[s, side]) for s in common} for rows in by_seed))
-                for side in (SERVERS, SIMULATOR)
-            ]
-            names = one, other
-            if told[0].mean < 0.0:
-                told, names = [_turned(x) for x in told], (other, one)
-            found.append(Pair(str(condition), *names, *told, len(seeds) - len(common)))
+            theirs, ours = (paired(runs[one, side], runs[other, side]) for side in (SERVERS, SIMULATOR))
+            first, second = str(one), str(other)
+            if theirs.mean < 0.0:
+                theirs, ours, first, second = _turned(theirs), _turned(ours), second, first
+            left_out = len(seeds[one] | seeds[other]) - len(common)
+            found.append(Pair(str(condition), first, second, theirs, ours, left_out))
     return found
 
 

@@ -26,6 +26,8 @@ KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 LINE = ("seq_s", "ctx_s", "area_s")
 LEAST_S = 1e-9  # of a step
+SHARES = np.linspace(1.0, 0.01, 100)  # of those that explain the same the largest
+FACTORS = np.geomspace(1.01, 100.0, 400)
 
 
 class Step(NamedTuple):
@@ -50,8 +52,9 @@ class Step(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """A step beside one of another server, and alone."""
+    """A step while so many servers do the same, itself among them, and alone."""
 
+    servers: int
     seconds: float
     alone_s: float
 
@@ -143,13 +146,25 @@ def error(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
 
 
 def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
-    """How two servers slow each other down: the median over what they did, with the error of that."""
+    """How servers slow each other down: the one number with the least squared relative error, of SHARES or FACTORS.
+
+    Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
+    """
     if not measured:
-        raise UserError("no two servers were measured side by side")
-    slowdown = max(1.0, float(np.median([one.seconds / one.alone_s for one in measured])))
-    own = error([(one.seconds, slowdown * one.alone_s) for one in measured])
-    formula = "seconds beside one other server that does the same / seconds alone, the median"
-    return {"slowdown": _sig(slowdown), **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+        raise UserError("no servers were measured side by side")
+    y = np.array([one.seconds / one.alone_s for one in measured])
+    k = np.array([float(one.servers) for one in measured])
+    candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
+    share, factor = min(candidates, key=lambda one: float(((slowdown(k, *one) / y - 1) ** 2).sum()))
+    own = error([(float(a), float(b)) for a, b in zip(y, slowdown(k, share, factor), strict=True)])
+    formula = "seconds beside k - 1 servers that do the same / seconds alone = 1 + factor (max(1, k share) - 1)"
+    numbers = {"share": _sig(share), "factor": _sig(factor)}
+    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+
+
+def slowdown(servers: F8, share: float, factor: float) -> F8:
+    """How many times as long steps take of so many servers side by side."""
+    return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
 
 
 class About(NamedTuple):
@@ -178,7 +193,11 @@ def steps(lines: Iterable[Line]) -> list[Step]:
 def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
     """The table of what the lines of a journal tell, and the fit behind it."""
     fitted = fit(steps(lines), about.source)
-    beside = [Beside(line["p50"], line["facts"]["alone_s"]) for line in lines if line["what"] == "beside"]
+    beside = [
+        Beside(line["params"]["servers"], line["p50"], line["facts"]["alone_s"])
+        for line in lines
+        if line["what"] == "beside"
+    ]
     starts = [line["p50"] for line in lines if line["what"] == "start"]
     rung = {
         "fixed_s": _sig(float(np.median(starts))) if starts else 0.0,

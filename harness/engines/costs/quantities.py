@@ -220,10 +220,10 @@ def _ladder(table: str | None) -> Toml:
     return ways
 
 
-def slowdown(table: str | None) -> float:
-    """How many times as long a step takes beside another one where no demands tell; 2: the two share the machine."""
+def co_run(table: str | None) -> float:
+    """How much of what steps on a GPU slow each other down by their demands holds on a machine: 1, unless measured."""
     measured = machine(table)
-    return 2.0 if measured is None else float(measured["co_run"]["slowdown"])
+    return 1.0 if measured is None else float(measured["co_run"]["factor"])
 
 
 def hosts() -> tuple[str, ...]:

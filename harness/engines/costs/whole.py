@@ -7,14 +7,15 @@ Its table carries all that a run is priced by, and stands for the GPU kind and t
     [spec.FIELD]         `value` and `source` of every number of `GpuSpec`
     [host]               `api_in_s` before a request is queued, `sigma` of steps around the table
     [steps."SHAPE"]      steps of a model
-    [co_run]             `slowdown` of a step beside one of another server
+    [co_run]             `share` of the machine that a step asks for; `factor`: below
     [ladder.WAY]         `fixed_s` of a start or wake, and its `link`
 
     step = seconds(m) + seq_s (B + n) + ctx_s C + area_s area                  (m, B, n, C, area: coef.py)
 
 `seconds` is a table over `tokens`, linear between them and beyond the last two. What of a step is the host's, or is
-hidden behind it, cannot be told from outside; so nothing is hidden. A step asks for all of the machine, and beside
-those of k other servers takes 1 + (slowdown - 1) k times as long.
+hidden behind it, cannot be told from outside; so nothing is hidden. Of k servers that step side by side each takes
+1 + factor (max(1, k share) - 1) times as long: a factor above 1 is of servers that disturb each other beyond their
+shares, each of which is then all of the machine.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ SECTIONS = ("kind", "name", "settings", "spec", "host", "steps", "co_run", "ladd
 SETTINGS = ("block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "pool_bytes", "sharing")
 SAID = ("source", "formula")
 NUMBERS = {"seq_s": 0.0, "ctx_s": 0.0, "area_s": 0.0}  # of a model's steps, and the least that each may be
-BUSY = 1e-9  # FLOP/s: so few that every step asks for the whole machine
 
 
 def is_whole(file: Toml) -> bool:
@@ -77,7 +77,10 @@ def check(file: Toml, path: str, fields: Sequence[str]) -> None:
     for name in ("api_in_s", "sigma"):
         number(host, name, "host")
     co_run = section(file.get("co_run"), "co_run")
-    number(co_run, "slowdown", "co_run", 1.0)
+    number(co_run, "share", "co_run")
+    if not 0 < co_run["share"] <= 1:
+        bad("co_run.share", f"= {co_run['share']!r} must be above 0, and at most 1")
+    number(co_run, "factor", "co_run")
     steps = section(file.get("steps"), "steps")
     if not steps:
         bad("steps", "is of no model")
@@ -122,7 +125,7 @@ def tables(rows: Sequence[tuple[Shape, int]], file: Toml) -> Tables:
         own, c = steps[shape.name], cost[i]
         gemm[i] = _lines(grid, own["tokens"], own["seconds"])
         c["host1"], c["serial"], c["dec2"], c["pre2"] = own["seq_s"], 1, own["ctx_s"], own["area_s"]
-        c["fl_tok"], c["flops"], c["hbm"] = 1.0, BUSY, 1.0
+        c["share"], c["flops"], c["hbm"] = file["co_run"]["share"], 1.0, 1.0
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
         c["result_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * shape.q_heads

@@ -2,12 +2,12 @@
 
     prefill     seconds to a first token, of a prompt alone on its server
     decode      seconds of a step in which all streams of a server make a token
-    beside      either of them while a server of the same shape does the same, and alone
+    beside      either of them while further servers of the same shape do the same, and alone
     start,stop  seconds until a server answers, and until it is gone
 
 Each measurement has a client of its own, and is a median over its repeats. One during which other processes kept more
-than OTHER_CORES busy is made again, up to TRIES times, and then kept with what it suffered. A second call on the same
-folder goes on: what stands in its journal is not measured again.
+than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it suffered. A second call on the
+same folder goes on: what stands in its journal is not measured again.
 """
 
 from __future__ import annotations
@@ -45,8 +45,10 @@ HELD_CONTEXT = 1  # of a third of the longest, with several streams
 REPEATS = 5
 WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
+BESIDE = (2, 4)  # servers side by side
 STARTS = 3
 TRIES = 3
+MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 SILENT_S = 120.0
 READY_S = 300.0
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
@@ -65,9 +67,9 @@ class Probe(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Servers to measure: two of each shape."""
+    """Servers to measure."""
 
-    pairs: Mapping[str, tuple[Inst, Inst]]  # by the name of their shape
+    servers: Mapping[str, Sequence[Inst]]  # by the name of their shape, as many of each as BESIDE says at most
     seat: Callable[[Inst, Path], Seat]
     roots: Callable[[], Sequence[int]]  # processes of servers that are not ours
     style: Style
@@ -82,17 +84,19 @@ def plan(subject: Subject) -> list[Probe]:
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})
     contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
-    for shape in subject.pairs:
+    for shape in subject.servers:
         found += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
         found += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
         for n in seqs:
             for k, ctx in enumerate(contexts):
                 held = n in HELD_SEQS or (k == HELD_CONTEXT and n > 1)
                 found.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
-        for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
-            found.append(Probe("beside", {"shape": shape, "tokens": tokens, "seqs": 0, "ctx": 0}))
-        for n in sorted({1, seqs[-1]}):
-            found.append(Probe("beside", {"shape": shape, "tokens": 0, "seqs": n, "ctx": contexts[0]}))
+        for k in BESIDE:
+            for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
+                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
+            for n in sorted({1, seqs[-1]}):
+                ctx = contexts[0]
+                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
     return found
 
 
@@ -113,7 +117,7 @@ def profile(subject: Subject, folder: Path, say: Callable[[str], None]) -> list[
                 if line is not None:
                     book.add({"what": probe.what, "params": dict(probe.params), **line})
                     said = ", ".join(f"{name} {value}" for name, value in probe.params.items() if value)
-                    noisy = "" if line["other_cores"] <= OTHER_CORES else f" (others took {line['other_cores']} cores)"
+                    noisy = "" if line["other_cores"] <= MOST_OTHERS else f" (others took {line['other_cores']} cores)"
                     say(f"{count}/{len(left)} {probe.what} {said}: {1e3 * line['p50']:.3g} ms{noisy}")
     finally:
         book.close()
@@ -156,7 +160,7 @@ class Rig:
             again = load.cores()
             if tries == 1 or again < others:
                 (values, facts), others = got, again
-            if others <= OTHER_CORES:
+            if others <= MOST_OTHERS:
                 break
         return {
             "p50": float(np.median(values)), "all": [round(x, 9) for x in values], "facts": facts,
@@ -165,8 +169,9 @@ class Rig:
 
     def _prepare(self, probe: Probe) -> None:
         """Have the servers up that the probe needs, before its time counts."""
-        pair = self._subject.pairs[str(probe.params["shape"])]
-        needed = {"prefill": pair[:1], "decode": pair[:1], "beside": pair}.get(probe.what, ())
+        every = self._subject.servers[str(probe.params["shape"])]
+        count = {"prefill": 1, "decode": 1, "beside": int(probe.params.get("servers", 0))}.get(probe.what, 0)
+        needed = every[:count]
         for inst in [inst for inst in self._up if inst not in needed]:
             self._stop(inst)
         for inst in needed:
@@ -175,7 +180,8 @@ class Rig:
 
     def _take(self, probe: Probe) -> tuple[list[float], dict[str, Any]] | None:
         shape = str(probe.params["shape"])
-        one, other = self._subject.pairs[shape]
+        every = self._subject.servers[shape]
+        one = every[0]
         number = {name: int(value) for name, value in probe.params.items() if name != "shape"}
         match probe.what:
             case "start" | "stop":
@@ -188,13 +194,13 @@ class Rig:
             case "decode":
                 seconds, ctx = self._decodes([one], number["seqs"], number["ctx"])
                 return seconds, {"ctx_tokens": ctx}
-        both, facts = [one, other], dict[str, Any]()
+        some, facts = every[: number["servers"]], dict[str, Any]()
         if number["tokens"]:
             alone = self._prefills([one], number["tokens"])
-            beside = self._prefills(both, number["tokens"])
+            beside = self._prefills(some, number["tokens"])
         else:
             alone, _ = self._decodes([one], number["seqs"], number["ctx"])
-            beside, _ = self._decodes(both, number["seqs"], number["ctx"])
+            beside, _ = self._decodes(some, number["seqs"], number["ctx"])
         facts["alone_s"] = float(np.median(alone))
         return beside, facts
 
@@ -241,17 +247,20 @@ class Rig:
         """Seconds of steps while all streams of all servers decode, and the tokens of context of one server's."""
         log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
         streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
-        counts = [np.cumsum(log.chunk_tokens[a:b]) for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
+        counts = [
+            np.cumsum(log.chunk_tokens[a:b], dtype=np.int64)
+            for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)
+        ]
         since_ns, until_ns = max(int(ns[0]) for ns in streams), min(int(ns[-1]) for ns in streams)
         steps, contexts = list[float](), list[float]()
         for k in range(len(insts)):
             mine = range(k, len(streams), len(insts))
             last = max(mine, key=lambda i: int(streams[i][0]))
-            ns, made = streams[last], counts[last]
-            for a in range(len(ns) - 1):
-                if ns[a] >= since_ns and ns[a + 1] <= until_ns and ns[a + 1] > ns[a]:
-                    steps.append(1e-9 * float(ns[a + 1] - ns[a]) / float(made[a + 1] - made[a]))
-                    contexts.append(sum(ctx + _made(streams[i], counts[i], int(ns[a])) for i in mine))
+            ns, made = streams[last].tolist(), counts[last].tolist()
+            for a, b, tokens in zip(ns[:-1], ns[1:], np.diff(made).tolist(), strict=True):
+                if a >= since_ns and b <= until_ns and b > a:
+                    steps.append(1e-9 * (b - a) / tokens)
+                    contexts.append(sum(ctx + _made(streams[i], counts[i], a) for i in mine))
         if not steps:
             raise UserError(
                 f"{insts[0].model}: {seqs} streams never decode together; it has fewer slots, or is too fast"
