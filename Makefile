@@ -142,7 +142,7 @@ sglang: $(SGLANG) ## .venv-sglang: SGLang, to check command lines with, over .ve
 $(LLAMACPP): | $(READY)
 	$(call quiet,llamacpp,$(PYTHON) -m venv --clear .venv-llamacpp && \
 	.venv-llamacpp/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/llamacpp.txt && \
-	.venv-llamacpp/bin/python -c 'import gguf, xllamacpp' && touch $@)
+	.venv-llamacpp/bin/python -c 'import gguf; import xllamacpp' && touch $@)
 
 $(VLLM): | $(READY)
 	$(call quiet,vllm,$(PYTHON) -m venv --clear .venv-vllm && \

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -116,7 +117,9 @@ def ours(url: str, pid: int, rate: float) -> Row:
     """A constant rate."""
     log, other, overhead_ms = run(url, pid, np.arange(int(rate * SECONDS)) / rate)
     one = verdict(log, other)
-    lost = int((log.state != DONE).sum()) + int((log.tokens != TOKENS).sum())
+    lost = str(int(((log.state != DONE) | (log.tokens != TOKENS)).sum()))
+    if why := Counter(filter(None, log.error)).most_common(1):
+        lost = f"{lost} ({why[0][1]}: {why[0][0]})"
     return Row("this client", one.offered_per_s, one.achieved_per_s, (log.write_ns - log.due_ns) / 1e6, overhead_ms,
                log.cpu_s / log.wall_s, log.peak_bytes / 1e6, other,
                f"{lost} lost; {one.chunks_per_read:.3f} chunks a read; {one.text}")  # fmt: skip

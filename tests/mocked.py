@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.client.body import Server, Style
 from harness.engines.machine import Config, Machine
+from harness.engines.servers import commands
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Seat
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.loop.system import ROOT
@@ -28,14 +29,19 @@ class Mocked:
     options: tuple[str, ...] = ("--ttft-ms", "4", "--itl-ms", "1")
     name: str = "mocked"
     can: frozenset[str] = frozenset(
-        {"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"}
+        {"Load", "Load.way:cold", "Load.way:sleep", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"}
     )
-    ways: frozenset[str] = frozenset({"host", "cold"})
+    ways: frozenset[str] = frozenset({"host", "cold", "sleep"})
+    sleeps: Mapping[str, Sleep] = field(
+        default_factory=lambda: {
+            "sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1)),
+        }
+    )
     slots: int = 4
     style: Style = field(default_factory=Style)
     facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "bench mock"})
     offers: Mapping[str, tuple[Option, ...]] = field(
-        default_factory=lambda: {"kv": ("paged",), "process": ("gpu", "model")}
+        default_factory=lambda: {"kv": ("paged",), "process": ("gpu", "model", "kept")}
     )
     processes: list[Process] = field(default_factory=list)
 

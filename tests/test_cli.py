@@ -455,11 +455,16 @@ def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path
 
 def test_list_shows_systems_engines_and_gaps() -> None:
     text = ok("list")
-    assert text.splitlines()[0].split()[:3] == ["system", "presets", "sim"]
+    head, *lines = (re.split("  +", line) for line in text.splitlines())
+    engines = ["attach", "llamacpp", "sglang", "sim", "torchcpu", "vllm"]  # listed without torch and servers, too
+    assert head[:8] == ["system", "presets", *engines]
+    rows = {line[0]: dict(zip(head[1:8], line[1:8], strict=True)) for line in lines if len(line) > 8}
     for name, presets in (("static", "rate, equal, oracle"), ("ideal", "-")):
-        assert re.search(rf"^{name} +{presets} +yes", text, re.MULTILINE)
-    assert text.splitlines()[0].split()[3] == "torchcpu"  # listed without torch, too
+        assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
+    assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
+    assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert "qlm on torchcpu: no cost table" in text.splitlines()
+    assert "static on attach: no Limit" in text.splitlines()
     assert "heavy8, light8" in text
 
 

@@ -173,7 +173,7 @@ def test_a_late_request_leaves_at_once_and_its_lag_is_kept() -> None:
 
 
 def test_connections_are_used_again() -> None:
-    with scripted(lambda _: tokens(1)) as server:
+    with scripted(lambda _: [b"".join(tokens(1))]) as server:  # free at once: the end of the body comes with [DONE]
         work = jobs([0.0, *[np.inf] * 9], after=list(range(-1, 9)))
         _, log = replayed(work, server.url)
         assert (states(log), server.connections) == (["done"] * 10, 1)

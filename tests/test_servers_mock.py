@@ -129,6 +129,17 @@ def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> No
     assert starts == ["a", "b", "a", "b", "a"]
 
 
+def test_servers_that_sleep_keep_their_processes() -> None:
+    kind = mocked.Mocked(config(pool_bytes=mocked.WEIGHT_BYTES + 2 * mocked.TOKENS * mocked.TOKEN_BYTES))
+    policy = system.build(system.find("swap"), kind.cluster, {"queue": "fifo", "way": "sleep"})
+    one, rows = served(kind, policy, jobs(5, 0.2, 4))
+    assert [row["state"] for row in rows] == ["done"] * 5
+    did = [span["what"] for span in one.side()["servers"]]
+    assert did == ["start", "sleep", "start", "sleep", "wake", "sleep", "wake", "sleep", "wake"]
+    assert len(kind.processes) == 2
+    assert (one.stats()["loads"], one.stats()["evicts"]) == (4.0, 4.0)
+
+
 def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     kind = mocked.Mocked(config(), ("--ttft-ms", "4", "--itl-ms", "50"))
 

@@ -133,7 +133,7 @@ def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[s
     said = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
     found.append(f"a step asks for {said}: {quantities.error(co_run)}")
     for what in ("start", "stop"):
-        if seconds := [line["p50"] for line in lines if line["what"] == what]:
+        if seconds := [s for line in lines if line["what"] == what for s in line["all"]]:
             found.append(f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s")
     noisy = [line for line in lines if line["other_cores"] > probe.MOST_OTHERS]
     if noisy:

@@ -14,9 +14,7 @@ DONE = b"data: [DONE]\n\n"
 BROKEN = b'data: {"id": "broken", "choices": [{"text"\n\n'
 
 
-def compact(value: object) -> str:
-    """JSON without spaces, as both servers write it."""
-    return json.dumps(value, separators=(",", ":"))
+compact = json.JSONEncoder(separators=(",", ":")).encode  # JSON without spaces, as both servers write it
 
 
 def text_of(made: int) -> str:
@@ -67,8 +65,10 @@ class Answer:
 
     def last(self, sequences: list[Sequence], now_ns: int) -> bytes:
         """The events that follow when all sequences have ended."""
-        events, ask = [], self.ask
-        about = json.loads(f"{self._head}]}}")
+        ask = self.ask
+        if not (self._llama or ask.usage):
+            return DONE
+        events, about = [], json.loads(f"{self._head}]}}")
         if self._llama:  # the end is a chunk of its own: 17f5f8a, tools/server/server-task.cpp, to_json_oaicompat*
             for sequence in sequences:
                 empty: dict[str, Any] = {"delta": {}} if ask.chat else {"text": "", "logprobs": None}

@@ -59,6 +59,7 @@ class Exchange:
             for k in range(ask.n)
         ]
         self._left = len(self._sequences)  # that go on
+        self._light = ask.stream and order.fault is None
         wanted = sum(sequence.output_tokens for sequence in self._sequences)
         self._half = max(1, wanted // 2) if order.fault in {"cut", "malformed"} else 0  # at this token it goes wrong
 
@@ -75,6 +76,10 @@ class Exchange:
     def _token(self, sequence: Sequence, at_ns: int) -> None:
         """A sequence made a token, or was aborted."""
         now_ns, row = time.monotonic_ns(), self._row
+        if self._light and sequence.finish is None and sequence.made > 1:  # most tokens: nothing but a chunk
+            row.tokens += 1
+            self._connection.send(self._answer.chunk(sequence, now_ns))
+            return
         if sequence.finish != "abort":
             row.tokens += 1
             if row.first_ns < 0:

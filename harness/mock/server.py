@@ -147,8 +147,9 @@ class Mock:
         queue = self.settings.queue
         if order.fault == "429" or (queue is not None and model.waiting + len(ask.prompts) * ask.n > queue):
             raise ApiError(429, f"{row.model} has too many requests waiting", code="rate_limit_exceeded")
-        stamps = ask.stamps or headers.get("x-mock-stamps") == "1"
-        return Exchange(connection, row, replace(ask, stamps=stamps), model, order, self.settings, self)
+        if headers.get("x-mock-stamps") == "1":
+            ask = replace(ask, stamps=True)
+        return Exchange(connection, row, ask, model, order, self.settings, self)
 
     def end(self, row: Row, end: str) -> None:
         """A request is over."""

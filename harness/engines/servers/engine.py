@@ -1,6 +1,7 @@
 """Real servers behind the protocol of engines: one server a model and place, and one open-loop client before them all.
 
-`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. The requests of a
+`Load` starts a server, and is done when it answers; `Evict` stops it once its requests have ended. One that came by a
+way of sleeping sleeps instead, and wakes at its next Load. The requests of a
 model that is routed (`Admit(model, batch)`) leave the client at their time, and nobody else has a hand in it. Others
 leave when they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
 
@@ -397,7 +398,7 @@ class Servers(WallClock):
             if failed:
                 return failed
             self.fleet.dead.pop(inst, None)
-            up = self.fleet.up[inst] = Up(inst, kv_bytes, [action])
+            up = self.fleet.up[inst] = Up(inst, kv_bytes, [action], action.way)
             if self.begun:
                 self.loads += 1
                 self.fleet.start(up)

@@ -5,6 +5,7 @@ A thread waits for each server that starts or stops, and leaves word; nothing el
 
 from __future__ import annotations
 
+import http.client
 import os
 import re
 import select
@@ -16,15 +17,17 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
 from harness.engines.machine import Refusal
+from harness.engines.servers.commands import Ask
 from harness.engines.servers.process import PortTaken, Process
 from harness.policy.actions import Action
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
-READY_S = 300.0  # within which a server must answer
+READY_S = 300.0  # within which a server must answer, fall asleep or wake
 TRIES = 3  # of a start whose port somebody else takes
 
 
@@ -35,12 +38,20 @@ class Seat(NamedTuple):
     process: Process | None  # not started yet; None: it is not ours, and runs
 
 
+class Sleep(NamedTuple):
+    """How a server gives its memory back, and takes it again, while its process goes on."""
+
+    down: tuple[Ask, ...]
+    up: tuple[Ask, ...]
+
+
 class Kind(Protocol):
     """What differs between servers."""
 
     name: str
     can: frozenset[str]
     ways: frozenset[str]  # of Load: how a server comes
+    sleeps: Mapping[str, Sleep]  # by way: who came by it sleeps when evicted, and wakes when loaded again
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
     slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
@@ -71,12 +82,14 @@ class Up:
     inst: Inst
     kv_bytes: int
     asked: list[Action]  # Loads, later Evicts, whose end is to be told
+    way: str = "host"  # by which it came
     state: Weights = "loading"
     seat: Seat | None = None
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
     stopping: bool = False
+    woken: bool = False
 
     @property
     def process(self) -> Process | None:
@@ -84,7 +97,7 @@ class Up:
         return self.seat.process if self.seat is not None else None
 
 
-What = Literal["ready", "stopped", "dead"]
+What = Literal["ready", "stopped", "dead"]  # stopped: or asleep
 
 
 class Change(NamedTuple):
@@ -96,7 +109,7 @@ class Change(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How long a start or a stop took."""
+    """How long a start, a stop, a sleep or a wake took."""
 
     what: str
     model: str
@@ -111,11 +124,12 @@ class Fleet:
     def __init__(self, kind: Kind) -> None:
         self.kind, self.gpus, self.models = kind, kind.cluster.gpus, kind.cluster.models
         self.up: dict[Inst, Up] = {}  # in order of Load
+        self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
         self.faults: list[str] = []  # in order of time
         self.spans: list[Span] = []
-        self.logs: list[Path] = []
+        self.logs: dict[Path, None] = {}  # of each server that was ever started; a later start goes on in it
         self._folder = Path()
         self._bell: tuple[int, int] | None = None  # a pipe by which threads wake who waits
         self._word: SimpleQueue[Change | tuple[Up, UserError]] = SimpleQueue()
@@ -128,12 +142,13 @@ class Fleet:
 
     def close(self) -> None:
         """Stop all servers at once, whatever they do."""
-        stops = [Thread(target=up.process.stop) for up in self.up.values() if up.process is not None]
+        every = (*self.up.values(), *self.asleep.values())
+        stops = [Thread(target=up.process.stop) for up in every if up.process is not None]
         for stop in stops:
             stop.start()
         for thread in (*stops, *self._threads):
             thread.join()
-        self.up, self._threads = {}, []
+        self.up, self.asleep, self._threads = {}, {}, []
         for end in self._bell or ():
             os.close(end)
         self._bell = None
@@ -192,9 +207,13 @@ class Fleet:
     # ------------------------------------------------------------ starts and stops
 
     def start(self, up: Up) -> None:
-        """Start a server; `changes` says when it answers."""
-        log = self._folder / f"{len(self.logs):03d}-{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}.log"
-        self.logs.append(log)
+        """Start a server, or wake the one that sleeps; `changes` says when it answers."""
+        if (slept := self.asleep.pop(up.inst, None)) is not None:
+            up.seat, up.way, up.woken, up.since_s = slept.seat, slept.way, True, time.monotonic()
+            self._attend(up, lambda process: _tell(process, self.kind.sleeps[up.way].up), "ready")
+            return
+        log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
+        self.logs[log] = None
         up.since_s = time.monotonic()
         try:
             up.seat = self.kind.seat(up.inst, up.kv_bytes, log)
@@ -206,9 +225,12 @@ class Fleet:
         self._attend(up, lambda process: process.wait_ready(READY_S), "ready")
 
     def stop(self, up: Up) -> None:
-        """Stop a server; `changes` says when it has ended."""
+        """Stop a server, or put it to sleep; `changes` says when it has ended."""
         up.stopping, up.since_s = True, time.monotonic()
-        self._attend(up, lambda process: process.stop(), "stopped")
+        if (sleep := self.kind.sleeps.get(up.way)) is not None:
+            self._attend(up, lambda process: _tell(process, sleep.down), "stopped")
+        else:
+            self._attend(up, lambda process: process.stop(), "stopped")
 
     def _attend(self, up: Up, work: Callable[[Process], None], what: What) -> None:
         """Do something lengthy with a server's process in a thread, which leaves word of its end."""
@@ -244,8 +266,8 @@ class Fleet:
             if fd is not None:
                 poll.register(fd, select.POLLIN)
         try:
-            for up in self.up.values():
-                if up.process is not None and up.state != "loading" and not up.stopping:
+            for up in (*self.up.values(), *self.asleep.values()):
+                if up.process is not None and up.state != "loading" and not (up.stopping and up.inst in self.up):
                     with suppress(ProcessLookupError):
                         ends.append(os.pidfd_open(up.process.pid))
                         poll.register(ends[-1], select.POLLIN)
@@ -256,6 +278,10 @@ class Fleet:
 
     def changes(self) -> Iterator[Change]:
         """What became of servers since the last call; those that are no more are not in `up`."""
+        for inst, up in list(self.asleep.items()):
+            if up.process is not None and not up.process.alive():
+                del self.asleep[inst]  # its next Load starts it
+                self.faults.append(f"the server of {inst.model} on GPU {_said(inst)} ended in its sleep")
         for up in list(self.up.values()):
             process = up.process
             if up.state != "loading" and not up.stopping and process is not None and not process.alive():
@@ -285,12 +311,15 @@ class Fleet:
         if what == "dead":
             return self._dead(up, why)
         taken_s = time.monotonic() - up.since_s
-        self.spans.append(Span("start" if what == "ready" else "stop", up.inst.model, list(_gpus(up.inst)),
-                               up.since_s, taken_s))  # fmt: skip
+        sleeps = up.way in self.kind.sleeps
+        did = ("wake" if up.woken else "start") if what == "ready" else "sleep" if sleeps else "stop"
+        self.spans.append(Span(did, up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         if what == "ready":
             up.state = "in"
         else:
             del self.up[up.inst]
+            if sleeps:
+                self.asleep[up.inst] = up
         return change
 
     def _dead(self, up: Up, why: str) -> Change:
@@ -305,6 +334,23 @@ class Fleet:
     def about(self, zero_s: float) -> list[dict[str, Any]]:
         """Starts and stops as plain values, from the window's start."""
         return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
+
+
+def _tell(process: Process, asks: tuple[Ask, ...]) -> None:
+    """Order something of a running server, one thing after the other. Raises UserError where it does not obey."""
+    url = urlsplit(process.ready_url)
+    for ask in asks:
+        connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=READY_S)
+        try:
+            connection.request("POST", ask.path, ask.body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            said = answer.read(200).decode(errors="replace")
+        except (OSError, http.client.HTTPException) as error:
+            raise UserError(f"server {process.name} does not answer {ask.path}: {error}") from None
+        finally:
+            connection.close()
+        if answer.status != http.HTTPStatus.OK:
+            raise UserError(f"server {process.name} answers {ask.path} with HTTP {answer.status}: {said}")
 
 
 def _gpus(inst: Inst) -> tuple[int, ...]:
