@@ -64,14 +64,9 @@ ARCHITECTURE = {
         "click numpy pandas pyarrow tqdm",
     ),
 }
-<<<<<<< HEAD
 MOST_ARROWS = 55
-OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp")}  # they lie where engines are found by their names
-=======
-MOST_ARROWS = 53
 # Engines in front of servers lie where engines are found by their names.
 OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "vllm")}
->>>>>>> engine
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"experiment", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
