@@ -81,6 +81,19 @@ def test_a_request_alone_takes_its_prefill_and_a_step_a_token(tmp_path: Path) ->
     assert rows.e2e_s == pytest.approx([ttft_s + decodes_s], abs=2e-9)
 
 
+def test_blocks_of_256_tokens_are_counted_one_by_one(tmp_path: Path) -> None:
+    """More of them than a record of the kernel has room for are refused: they would be counted in other memory."""
+    path = whole_table.write(tmp_path)
+    config = Config((Served("m", shape("llama-tiny")),), table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28)
+    engine = sim.make(config, {"kv": "paged"}, machine(config))
+    never = np.full(1, np.inf)
+    one = np.ones(1, np.int32)
+    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * one, 300 * one, one, never, never))  # type: ignore[arg-type]
+    assert engine.stats()["kv_byte_s"] == pytest.approx(2 * 256 * 4096 * step_s(0, 0, [300]), rel=1e-6)
+    with pytest.raises(UserError, match="block_tokens is 257: the simulator takes at most 256"):
+        sim.make(replace(config, block_tokens=257), {}, machine(config))
+
+
 def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
     """The second one comes within the first one's first decode step, and joins the next."""
     first_s = API_S + step_s(0, 0, [100])

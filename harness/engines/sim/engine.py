@@ -50,6 +50,7 @@ from harness.policy.types import (
     Phase,
     Prefix,
     Request,
+    UserError,
 )
 from harness.policy.view import BatchState, KvState, RequestState, Transit, View, Weights
 
@@ -82,6 +83,7 @@ ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAIL
 STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
+MOST_BLOCK_TOKENS = records.BATCH["residues"].shape[0]
 SOURCES: Mapping[quantities.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
@@ -101,6 +103,8 @@ class Sim:
     def __init__(
         self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
     ) -> None:
+        if config.block_tokens > MOST_BLOCK_TOKENS:
+            raise UserError(f"block_tokens is {config.block_tokens}: the simulator takes at most {MOST_BLOCK_TOKENS}")
         options, self._machine = options or {}, priced or machine(config)
         self.config = config
         self.offers: Mapping[str, tuple[Option, ...]] = {
