@@ -245,7 +245,7 @@ def price(
         gpu += poll_s * (sum(many for _, many in kernels) if polls is None else polls)
     host = k["host0"] + k["host1"] * (B + n)
     step = gpu + host if k["serial"] else max(gpu, host)
-    compute = (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
+    compute = k["share"] or (k["fl_tok"] * (B + p) + k["fl_area"] * area) / (k["flops"] * step)
     hbm = (k["wbytes"] + k["kbytes"] * here[1]) / (k["hbm"] * step)
     lent = {i: (attention(*far[i][:2]) / step, (longest - back[i]) / L) for i in far}
     return Price(step, (min(1.0, compute), min(1.0, hbm)), L, kernels, lent)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from harness.cli.options import FIGURES, complete, examples, gpu_names, system_names
+from harness.cli.options import FIGURES, RESULTS, complete, examples, gpu_names, system_names
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
@@ -120,44 +121,135 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
 
 
 @click.command(epilog=examples(
+    "bench calibrate --engine llamacpp --models llama-tiny -o results/cpu",
+    "bench calibrate --engine attach --attach http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
     "bench calibrate --from results/h200",
     "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
-@click.option("--from", "folder", required=True, type=click.Path(path_type=Path), metavar="FOLDER",
-              help="Results of `make gpu`.")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
+              )  # fmt: skip
+@click.option("--models", default="llama-tiny", show_default=True, metavar="SHAPES",
+              help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
+@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already, four of "
+              "each model.")  # fmt: skip
+@click.option("--slots", type=click.IntRange(1), metavar="N",
+              help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
+@click.option("--from", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Instead: results of `make gpu`.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
               help="The table to start from.  [default: by the card's name]")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE.toml",
-              help="[default: FOLDER/KIND-measured.toml]")  # fmt: skip
-def calibrate(folder: Path, kind: str | None, out: Path | None) -> None:
-    """A cost table from what `make gpu` measured, with its errors."""
-    from harness.engines.costs import calibrate as calibration
+@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="PATH",
+              help="With --from a file, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
+              )  # fmt: skip
+def calibrate(
+    *,
+    engine: str | None,
+    models: str,
+    attach: str,
+    slots: int | None,
+    folder: Path | None,
+    kind: str | None,
+    out: Path | None,
+) -> None:
+    """A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.
 
+    Servers are measured now, and what stands in the folder is not measured again.
+    """
+    from harness.engines.costs import calibrate as calibration
+    from harness.policy.types import UserError
+
+    if (engine is None) == (folder is None):
+        raise UserError("bench calibrate takes one of --engine NAME and --from FOLDER")
+    if engine is not None:
+        urls = tuple(url for text in attach.split(",") if (url := text.strip()))
+        _servers(engine, models, out or RESULTS / engine, {"attach": urls, "batch_cap": slots, "gpu": kind})
+        return
+    assert folder is not None
     path, notes = calibration.write(folder, kind, out)
     for note in notes:
         click.echo(note)
     click.echo(f"wrote {short_path(path)} (--table takes it)")
 
 
-@click.command(epilog=examples("bench validate", "bench validate mine.csv -o /tmp/validate"))
+def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> None:
+    """Measure the servers of an engine, and say what was found."""
+    from harness.experiment.calibrate import calibrate
+    from plots import fig_calibrate
+
+    fields = {name: value for name, value in given.items() if value}
+    names = tuple(dict.fromkeys(name.strip() for name in models.split(",")))
+    with Terminal("measurement") as teller:
+        found = calibrate(engine, names, folder, teller.say, **fields)
+    for note in found.notes:
+        click.echo(note)
+    stem = folder / "calibrate"
+    paths = fig_calibrate.render(found.points, stem, f"bench calibrate --engine {engine} -o {short_path(folder)}")
+    click.echo(" · ".join(short_path(path) for path in paths))
+    click.echo(f"wrote {short_path(found.table)} (--table takes it)")
+    click.echo(f"next: bench validate --engine {engine} --table {short_path(found.table)}")
+
+
+@click.command(epilog=examples(
+    "bench validate", "bench validate mine.csv -o /tmp/validate",
+    "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
+))  # fmt: skip
 @click.argument("folder", type=click.Path(path_type=Path), required=False, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]")  # fmt: skip
+@click.option("--engine", metavar="NAME", help="Instead: run the same specs on the servers of an engine and on the "
+              "simulator.")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Of --engine: the servers' cost table, by bench calibrate.")
+@click.option("--models", metavar="SHAPE", default="llama-tiny", show_default=True, help="Of --engine: every model is "
+              "this one.")  # fmt: skip
+@click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="Of --engine: numbers of models.")
+@click.option("--systems", metavar="LIST", help="Of --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
+@click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
+              help="Of --engine: per cent of the saturated rate.")  # fmt: skip
+@click.option(
+    "--seeds", type=click.IntRange(1), metavar="N", default=5, show_default=True, help="Of --engine: repeats."
+)
+@click.option("--window-s", type=click.FloatRange(0, min_open=True), metavar="S", default=10.0, show_default=True,
+              help="Of --engine: length of a run.")  # fmt: skip
+@click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
+              help="Of --engine: how often a run is made again that did not measure its servers.")  # fmt: skip
+@click.option(
+    "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
+)
+@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already.")
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
+@click.option("--runs", type=click.Path(path_type=Path), metavar="FOLDER",
+              help="Of --engine: where runs are kept.  [default: results]")  # fmt: skip
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
-def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
-    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns)."""
+def validate(
+    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, no_plot: bool, **asked: Any
+) -> None:
+    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).
+
+    Or against servers that run now: how both rank systems, then attainment, then latencies.
+    """
+    from harness.policy.types import UserError
+
+    stem = (out.with_suffix("") if out else FIGURES / "validate").resolve()
+    if engine is not None:
+        _predicted(engine, stem, (runs or RESULTS).resolve(), plot=not no_plot, **asked)
+    elif folder is None:
+        raise UserError(
+            "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
+        )
+    else:
+        _measured(folder, out, stem, plot=not no_plot)
+
+
+def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None:
+    """Hold the simulator against files of measured runs."""
     from harness.experiment import staggered
     from harness.experiment import validate as judge
     from harness.experiment.measured import cases
-    from harness.policy.types import UserError
     from harness.report import table
 
-    if folder is None:
-        raise UserError("bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs")
     shared = staggered.files(folder)
     for path in shared:
-        _staggered(path, out if path == folder else None, plot=not no_plot)
+        _staggered(path, out if path == folder else None, plot=plot)
     if folder in shared:
         return
     found = cases(folder)
@@ -168,13 +260,67 @@ def validate(folder: Path | None, out: Path | None, *, no_plot: bool) -> None:
     for note in judge.notes(frame):
         click.echo(note)
     sys.stdout.flush()
-    if not no_plot:
+    if plot:
         from plots import fig_validate
 
-        stem = (out.with_suffix("") if out else FIGURES / "validate").resolve()
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = fig_validate.render(frame, stem, f"bench validate {short_path(folder)}")
         click.echo(" · ".join(short_path(path) for path in paths))
+
+
+def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | None, **asked: Any) -> None:
+    """Hold the simulator against servers, on the same specs."""
+    from harness.experiment import predicted, ranks
+    from harness.policy.types import UserError
+    from harness.report import table
+
+    if asked["table"] is None:
+        raise UserError(f"--engine {engine} needs the servers' cost table: --table FILE (bench calibrate writes one)")
+    plan = predicted.Plan(
+        engine, asked["table"], asked["models"],
+        tuple(asked["systems"].split(",")) if asked["systems"] else predicted.SYSTEMS,
+        tuple(map(int, _numbers("--counts", asked["counts"]))),
+        tuple(load / 100 for load in _numbers("--loads", asked["loads"])),
+        asked["seeds"], asked["window_s"], asked["attach"], asked["again"],
+    )  # fmt: skip
+    with Terminal() as teller:
+        teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")
+        found = predicted.predict(plan, runs, teller, slo)
+    click.echo(f"SLO {found.rule}; attainment: {found.attainment}")
+    frame = found.frame
+    for line in (*found.notes, *ranks.summary(ranks.pairs(frame, found.attainment))):
+        click.echo(line)
+    if not len(ranks.valid(frame)):
+        click.echo("no run on the servers is valid: what follows is of invalid runs, and judges nothing")
+        frame = frame.assign(invalid=False)
+    pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
+    click.echo("\n".join(table.aligned(list(ranks.pair_rows(pairs)))))
+    click.echo("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
+    click.echo("\n".join(table.aligned(list(ranks.cell_rows(cells, found.attainment)))))
+    for line in ranks.aims(cells):
+        click.echo(line)
+    sys.stdout.flush()
+    if plot and cells:
+        import pandas as pd
+
+        from plots import fig_predicted
+
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, f"bench validate --engine {engine}")
+        click.echo(" · ".join(short_path(path) for path in paths))
+
+
+def _numbers(option: str, text: str) -> list[float]:
+    """Numbers above 0 of an option's list."""
+    from harness.policy.types import UserError
+
+    try:
+        found = [float(part) for part in text.split(",")]
+    except ValueError:
+        found = []
+    if not found or min(found) <= 0:
+        raise UserError(f'{option} "{text}" is not a list of numbers above 0')
+    return found
 
 
 def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:

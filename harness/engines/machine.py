@@ -86,22 +86,24 @@ class Machine(NamedTuple):
     host: quantities.HostProfile
     quantum_s: float = 0.0  # of a process's slice of a GPU, where processes take turns
     poll_s: float = 0.0  # of a look for others' attention behind a kernel, of orders with `op_s`
+    co_run: float = 1.0  # of what steps on a GPU slow each other down: 1 as their demands tell
 
 
 def machine(config: Config) -> Machine:
     """The machine that a configuration names."""
     rows = [(m.shape, m.tp) for m in priced_models(config)]
-    c, spec = config, quantities.gpu(config.gpu)
+    c, spec = config, quantities.gpu(config.gpu, config.table)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
-    q, host = quantities.quantities(c.gpu, c.table), constants.host(quantities.host(c.host, c.gpu), c.scaled)
+    q, host = quantities.quantities(c.gpu, c.table), constants.host(quantities.host(c.host, c.gpu, c.table), c.scaled)
     return Machine(
         coefficients.coefficients(rows, q, spec, host),
         constants.links(spec._replace(**links), c.scaled),
-        constants.ladder(quantities.ladder(c.gpu), c.scaled),
+        constants.ladder(quantities.ladder(c.gpu, c.table), c.scaled),
         host,
         quantities.quantum_s(),
         quantities.poll_s(),
+        quantities.co_run(c.table),
     )
 
 

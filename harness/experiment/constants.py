@@ -85,7 +85,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for one in _policies(specs) for what in one.uses}
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
-    why = quantities.ladder_sources()
+    why = quantities.ladder_sources(spec.table)
     held = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
     span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (held[0], held[-1])))
     hidden = "added" if host.serial else "hidden where the GPU takes longer"
@@ -108,7 +108,11 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
         ),
         "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
         "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
-        "co_run": ("as demands tell", SOURCES["co_run"]),
+        "co_run": (
+            ("as demands tell", SOURCES["co_run"])
+            if quantities.machine(spec.table) is None
+            else (f"{priced.co_run:g} x what shares tell", said[f"{card.kind}.co_run"])
+        ),
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.engines import machine
-from harness.engines.costs import shapes
+from harness.engines.costs import quantities, shapes
 from harness.experiment.spec import LINKS, Spec, meant
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
 from harness.policy.fields import Domain, domains
-from harness.policy.types import Cluster, Infeasible, Option, Plan, Unsupported, UserError
+from harness.policy.types import Cluster, Infeasible, Option, Plan, Shape, Unsupported, UserError
 
 if TYPE_CHECKING:
     from traces.load import Trace
@@ -122,7 +122,7 @@ def config_of(spec: Spec) -> machine.Config:
     models = served_of(spec)
     slo = {model: pair for model, *pair in spec.slo_s}
     served = (
-        machine.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=shapes.degrees(m.shape))
+        machine.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=_degrees(m.shape, spec.table))
         for m in models.members
     )
     return machine.Config(
@@ -155,6 +155,11 @@ def config_of(spec: Spec) -> machine.Config:
     )
 
 
+def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
+    """The degrees at which a model may be served beside its own; none on a machine that was measured whole."""
+    return shapes.degrees(shape) if quantities.machine(table) is None else ()
+
+
 @lru_cache(16)
 def _plan(
     trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
@@ -180,7 +185,7 @@ def _machine(
     scaled: tuple[tuple[str, float], ...],
 ) -> machine.Machine:
     members = models_of(models).members
-    served = tuple(machine.Served(m.name, m.shape, m.tp, degrees=shapes.degrees(m.shape)) for m in members)
+    served = tuple(machine.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table)) for m in members)
     rates: dict[str, Any] = dict(links)
     return machine.machine(machine.Config(models=served, gpu=gpu, host=host, table=table, scaled=dict(scaled), **rates))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -97,8 +98,8 @@ def resolve(spec: Spec) -> Spec:
         trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),
-        gpu=quantities.gpu(spec.gpu).kind,
     )
+    spec = _measured(spec)
     if (policy := Path(spec.system)).is_absolute() and policy.is_file():
         sources.imported(policy)  # one line for a file that is not Python
     trace = trace_of(spec.trace)
@@ -113,7 +114,7 @@ def resolve(spec: Spec) -> Spec:
     measured_on = ", ".join(f"{key} {value}" for key, value in known.measured_on.items())
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
-    host = quantities.host(spec.host, spec.gpu)
+    host = quantities.host(spec.host, spec.gpu, spec.table)
     plan = "trace" if spec.workload == "base" else KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
     span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
@@ -139,9 +140,27 @@ def resolve(spec: Spec) -> Spec:
         slo_s=spec.slo_s if reads else (),
         decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
         control_s=host.api_in_s if spec.control_s is None else spec.control_s,
-        noise=quantities.noise(spec.gpu, spec.host) if spec.noise is None else spec.noise,
+        noise=quantities.noise(spec.gpu, spec.host, spec.table) if spec.noise is None else spec.noise,
         measured_on=measured_on,
     )
+
+
+def _measured(spec: Spec) -> Spec:
+    """The spec on its GPU kind, or on the machine that its table carries, as that was measured.
+
+    UserError where the spec names another machine than its table's.
+    """
+    from harness.engines.costs import quantities
+
+    kind = quantities.gpu(spec.gpu, spec.table).kind
+    if quantities.machine(spec.table) is None:
+        return replace(spec, gpu=kind)
+    given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
+    open_ = {one.name for one in dataclasses.fields(Spec) if getattr(spec, one.name) in (one.default, None)}
+    for name in ("gpu", "host"):
+        if name not in open_ and getattr(spec, name) != kind:
+            raise UserError(f'{name} is "{getattr(spec, name)}", and cost table {spec.table} is of {kind}')
+    return replace(spec, **{name: value for name, value in given.items() if name in open_})
 
 
 def _timed(spec: Spec) -> Spec:

@@ -90,7 +90,7 @@ def solo_s(spec: Spec, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple
     from harness.policy.types import Inst
 
     profile = cluster_of(replace(spec, scaled=())).profile
-    host = quantities.host(spec.host, spec.gpu)
+    host = quantities.host(spec.host, spec.gpu, spec.table)
     insts = [Inst(m.name, tuple(range(m.tp))) for m in models_of(spec.models).members]
     keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
     unique, back = np.unique(keys, axis=0, return_inverse=True)

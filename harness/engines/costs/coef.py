@@ -20,6 +20,7 @@ query_bytes B' go out and result_bytes B' come back; `kernels` divides gemm(m) /
 
 Demands of a step on each of its GPUs, both <= 1 (the fluid sharing of the simulator):
     compute = min(1, (fl_tok m + fl_area area) / (flops step)),   hbm = min(1, (wbytes + kbytes C) / (hbm step))
+    compute = share, whatever is in the step, where that is above 0
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ COST = record(
     fl_area        f8  FLOP/token^2  of area, of a step
     flops          f8  FLOP/s        that the GPU achieves
     hbm            f8  bytes/s       that the GPU achieves from HBM
+    share          f8  ratio         of each of its GPUs' compute that any step asks for; 0: as FLOPs tell
     layers         i8  count         of the model
     query_bytes    f8  bytes/sequence that a step sends to where KV is attended: a token's query, key and value
     result_bytes   f8  bytes/sequence that come back

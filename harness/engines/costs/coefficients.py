@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from harness.engines.costs import shapes
+from harness.engines.costs import shapes, whole
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import (
     BF16,
@@ -48,11 +48,13 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
     `table`: path of a TOML that replaces committed quantities. Raises `UserError` for unknown names.
     """
-    return coefficients(rows, quantities(kind, table), gpu(kind), host_profile(host, kind))
+    return coefficients(rows, quantities(kind, table), gpu(kind, table), host_profile(host, kind, table))
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
     """`tables` from quantities in hand: what a fit evaluates before it writes them."""
+    if "steps" in q:
+        return whole.tables(rows, q)
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))

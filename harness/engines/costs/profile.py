@@ -12,7 +12,7 @@ import numpy as np
 from harness.engines.costs.coef import COST, Tables
 from harness.engines.costs.kernels import decode_s, layer_kernels_s, part_of
 from harness.engines.costs.quantities import F8, GpuSpec, Toml, Way
-from harness.policy.types import Host, Inst, Shape, UserError
+from harness.policy.types import Host, Inst, Shape, Unsupported, UserError
 
 
 class Row(NamedTuple):
@@ -104,7 +104,10 @@ class TableProfile:
         """Seconds of each kernel of such a step, layer by layer, then of the LM head; see `layer_kernels_s`.
 
         The row has the sum of a layer's kernels, scaled to its engine; what each takes of it is by the quantities.
+        Raises Unsupported on a machine that was measured whole.
         """
+        if "steps" in self.quantities:
+            raise Unsupported("seconds of kernels: it was measured whole")
         if seqs == 0:
             return ()
         r, shape = self._row(inst), self.shapes[inst.model]

@@ -3,7 +3,8 @@
 One file a GPU kind (`h100.toml`: specification, kernels, ladder) and one for engines (`hosts.toml`). Times are seconds,
 sizes bytes per GPU. A quantity is a TOML table with a `source` and a `formula`; `fit` and `held` are its errors, and
 without them it is a roofline whose error is unknown. `python -m harness.engines.costs.fit` writes what is fitted; a
-calibration on a GPU writes the same format, passed as `table`.
+calibration on a GPU writes the same format, passed as `table`. A table that carries a machine of its own (`whole.py`)
+stands for kind and host, whatever these are.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.engines.costs import whole
 from harness.policy.types import Shape, UserError
 
 F8 = NDArray[np.float64]
@@ -103,6 +105,7 @@ def forget() -> None:
     """Read the files anew after they were rewritten."""
     _read.cache_clear()
     _aliases.cache_clear()
+    machine.cache_clear()
 
 
 @cache
@@ -125,8 +128,27 @@ def _kind(kind: str) -> str:
         raise UserError(f"unknown GPU kind {kind!r}; {hint}") from None
 
 
+@cache
+def machine(table: str | None) -> Toml | None:
+    """A user's table that carries a machine of its own, checked; None where a table has none, or there is none."""
+    if table is None or not whole.is_whole(file := _read(Path(table))):
+        return None
+    whole.check(file, table, GpuSpec._fields[2:])
+    if file["kind"].lower() in _aliases():
+        raise UserError(f"cost table {table}: kind is {file['kind']!r}, which is a GPU kind; it carries its own [spec]")
+    return file
+
+
+def settings(table: str | None) -> Toml:
+    """What of a spec a table's machine was measured under."""
+    found: Toml = (machine(table) or {}).get("settings", {})
+    return found
+
+
 def quantities(kind: str, table: str | None = None) -> Toml:
     """A kind's file, over the kind it is `like`, under the user's own table."""
+    if (measured := machine(table)) is not None:
+        return measured
     own = _read(TABLES / f"{_kind(kind)}.toml")
     q = over(_read(TABLES / f"{own['like']}.toml"), own) if "like" in own else own
     if table is None:
@@ -174,23 +196,34 @@ def over(base: Toml, own: Toml) -> Toml:
     return merged
 
 
-def gpu(kind: str) -> GpuSpec:
+def gpu(kind: str, table: str | None = None) -> GpuSpec:
     """The specification of a GPU kind; `UserError` names the nearest one that exists."""
-    file = _read(TABLES / f"{_kind(kind)}.toml")
+    file = machine(table) or _read(TABLES / f"{_kind(kind)}.toml")
     spec = file["spec"]
-    return GpuSpec(_kind(kind), file["name"], **{k: spec[k]["value"] for k in GpuSpec._fields[2:]})
+    return GpuSpec(file["kind"], file["name"], **{k: spec[k]["value"] for k in GpuSpec._fields[2:]})
 
 
-def ladder(kind: str) -> Mapping[str, Way]:
+def ladder(kind: str, table: str | None = None) -> Mapping[str, Way]:
     """The ways to load a model on this kind of GPU, with the seconds that do not depend on its size."""
-    ways = _read(TABLES / "hosts.toml")["ladder"]
-    _kind(kind)
-    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in ways.items()}
+    if machine(table) is None:
+        _kind(kind)
+    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in _ladder(table).items()}
 
 
-def ladder_sources() -> Mapping[str, str]:
+def ladder_sources(table: str | None = None) -> Mapping[str, str]:
     """Where the fixed seconds of each way to load come from."""
-    return {name: str(way["source"]) for name, way in _read(TABLES / "hosts.toml")["ladder"].items()}
+    return {name: str(way["source"]) for name, way in _ladder(table).items()}
+
+
+def _ladder(table: str | None) -> Toml:
+    ways: Toml = (machine(table) or _read(TABLES / "hosts.toml"))["ladder"]
+    return ways
+
+
+def co_run(table: str | None) -> float:
+    """How much of what steps on a GPU slow each other down by their demands holds on a machine: 1, unless measured."""
+    measured = machine(table)
+    return 1.0 if measured is None else float(measured["co_run"]["factor"])
 
 
 def hosts() -> tuple[str, ...]:
@@ -206,8 +239,11 @@ def _host(name: str, kind: str) -> Toml:
     return {**profile, **profile.get("on", {}).get(_kind(kind), {})}
 
 
-def host(name: str, kind: str) -> HostProfile:
-    """An engine's host costs on a GPU kind."""
+def host(name: str, kind: str, table: str | None = None) -> HostProfile:
+    """An engine's host costs on a GPU kind; those of a machine that was measured whole are in its steps."""
+    if (measured := machine(table)) is not None:
+        api_in_s = float(measured["host"]["api_in_s"])
+        return HostProfile(api_in_s, 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0)
     q = _host(name, kind)
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
@@ -227,8 +263,10 @@ def held(name: str) -> Mapping[str, Mapping[str, float]]:
     return {part.removesuffix(" held"): error for part, error in parts.items() if part.endswith(" held")}
 
 
-def noise(kind: str, host: str) -> float:
+def noise(kind: str, host: str, table: str | None = None) -> float:
     """Relative spread of a step's seconds around its prediction (1 sigma)."""
+    if (measured := machine(table)) is not None:
+        return float(measured["host"]["sigma"])
     sigma = _read(TABLES / "hosts.toml")["sigma"]
     return float(_host(host, kind).get("sigma", sigma.get(_kind(kind), sigma["other"])["value"]))
 
@@ -245,6 +283,8 @@ def poll_s() -> float:
 
 def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str | None = None) -> list[Source]:
     """Every quantity that `tables` with the same arguments rests on."""
+    if (measured := machine(table)) is not None:
+        return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
     own = _read(TABLES / f"{name}.toml")
     user = _read(Path(table)) if table else {}
@@ -260,6 +300,17 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     if "sigma" not in h:
         out.append(Source("noise", sigma.get(name, sigma["other"])["source"], f"sigma {noise(kind, host)}", "-"))
     spec = q["spec"]
+    return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
+
+
+def _measured_sources(file: Toml) -> list[Source]:
+    name, spec = file["kind"], file["spec"]
+    parts = {
+        f"host {name}": file["host"],
+        f"{name}.co_run": file["co_run"],
+        **{f'{name}.steps."{model}"': steps for model, steps in file["steps"].items()},
+    }
+    out = [Source(what, q["source"], q["formula"], error(q)) for what, q in parts.items()]
     return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
 
 

@@ -50,6 +50,7 @@ from harness.policy.types import (
     Phase,
     Prefix,
     Request,
+    UserError,
 )
 from harness.policy.view import BatchState, KvState, RequestState, Transit, View, Weights
 
@@ -82,6 +83,7 @@ ENDS: dict[int, Any] = {state.DONE: "done", state.DROPPED: "dropped", state.FAIL
 STATES = np.array(
     ["unfinished"] * state.DONE + ["done", "dropped", "failed"],
 )
+MOST_BLOCK_TOKENS = records.BATCH["residues"].shape[0]
 SOURCES: Mapping[quantities.Link, int] = {"pcie": state.PCIE, "spread": state.SPREAD, "disk": state.DISK}
 WEIGHTS: tuple[Weights, ...] = ("out", "waiting", "loading", "in", "leaving", "leaving")
 TRANSIT: tuple[Transit, ...] = ("none", "waiting", "moving")
@@ -101,6 +103,8 @@ class Sim:
     def __init__(
         self, config: Config, options: Mapping[str, Option] | None = None, priced: Machine | None = None
     ) -> None:
+        if config.block_tokens > MOST_BLOCK_TOKENS:
+            raise UserError(f"block_tokens is {config.block_tokens}: the simulator takes at most {MOST_BLOCK_TOKENS}")
         options, self._machine = options or {}, priced or machine(config)
         self.config = config
         self.offers: Mapping[str, tuple[Option, ...]] = {
@@ -177,7 +181,7 @@ class Sim:
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
         w["poll_s"] = self._machine.poll_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
-        w["co_run"] = constants.of(c.scaled, "co_run")
+        w["co_run"] = constants.of(c.scaled, "co_run") * self._machine.co_run
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus

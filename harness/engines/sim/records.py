@@ -239,7 +239,7 @@ BATCH = record(
     parked_context i8   tokens   of its parked members
     remote         i8   row      of REMOTE: the first account elsewhere whose KV it may attend; -1: none
     far            i8   count    running members whose KV is elsewhere
-    residues       64i8 count    those with KV here by (length - tick) mod `block_tokens`; at a tick, 1 - tick need one
+    residues       256i8 count    those with KV here by (length - tick) mod `block_tokens`; at a tick, 1 - tick need one
     ends           8i8  row      of REQUEST: head and tail of each list (WAITING ... ELSEWHERE)
     count          4i8  count    members in each list
     """
@@ -326,7 +326,7 @@ REMOTE = record(
     context        i8   tokens   of theirs, at the batch's tick
     brought        i8   blocks   for the next step that they brought when they joined
     ahead          i8   steps    for which a span in the making holds blocks
-    residues       64i8 count    of them by (length - tick) mod `block_tokens`; at a tick, 1 - tick need a block
+    residues       256i8 count    of them by (length - tick) mod `block_tokens`; at a tick, 1 - tick need a block
     """
 )
 

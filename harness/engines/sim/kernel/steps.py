@@ -293,7 +293,7 @@ def form(S: int, T: Tables, lane: int) -> None:
             gpu += W.poll_s * cut_kernels(S, lane, c, run + tokens, out, near + pre)
         host = k.host0 + k.host1 * (run + pieces)
         solo = gpu + host if k.serial else max(gpu, host)
-        compute = (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
+        compute = k.share if k.share > 0.0 else (k.fl_tok * (run + tokens) + k.fl_area * area) / (k.flops * solo)
         hbm = (k.wbytes + k.kbytes * C) / (k.hbm * solo)
         layers = model_at(S, inst_at(S, i).model).layers
         left = n.layers_left if n.layers_left > 0 else layers
@@ -379,7 +379,7 @@ def span(S: int, T: Tables, lane: int, run: int, c: int, once: int) -> None:
         steps = min(steps, NOISE_TICKS - B.tick % NOISE_TICKS)
     solo = base + decode
     solo = solo + host if k.serial else max(solo, host)
-    compute = (k.fl_tok * run) / (k.flops * solo)
+    compute = k.share if k.share > 0.0 else (k.fl_tok * run) / (k.flops * solo)
     ask(S, lane, solo, min(1.0, compute), min(1.0, (k.wbytes + k.kbytes * near_context) / (k.hbm * solo)))
     steps = min(steps, (2 * q - B.context + run - 1) // run)
     if n.turn != NO_TURN:

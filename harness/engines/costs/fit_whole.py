@@ -1,0 +1,221 @@
+"""From what was measured of servers from outside to the table of a machine that was measured whole (`whole.py`).
+
+A step's seconds are linear in numbers that are not negative: those of a step of one token, those of each token more by
+segment of KNOTS, and those of a sequence, a token of context and of area. `api_in_s` is common to all models. Whoever
+waits for a prompt's first token sees it and a step, whoever decodes a step alone. Relative errors are squared; the
+rows that are held out are in no fit, and have errors of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.engines.costs.coefficients import nonnegative
+from harness.engines.costs.whole import SAID
+from harness.policy.types import UserError
+
+F8 = NDArray[np.float64]
+Line = Mapping[str, Any]  # of a journal (engines/servers/probe.py)
+# Where the seconds of a token more may change: a product with a vector, small matrices, large ones.
+KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
+FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
+LINE = ("seq_s", "ctx_s", "area_s")
+LEAST_S = 1e-9  # of a step
+SHARES = np.linspace(1.0, 0.01, 100)  # of those that explain the same the largest
+FACTORS = np.geomspace(1.01, 100.0, 400)
+
+
+class Step(NamedTuple):
+    """A measured step: the median of its seconds, and what was in it."""
+
+    model: str
+    seconds: float
+    seqs: int = 0  # that decode
+    ctx_tokens: float = 0.0  # of all that decode, on average
+    prompt: int = 0  # tokens of a prompt of which it is the whole prefill; its seconds are then those of a first token
+    held: bool = False  # in no fit
+
+    @property
+    def tokens(self) -> int:
+        """All tokens of the step."""
+        return self.seqs + self.prompt
+
+    @property
+    def what(self) -> str:
+        """Whether it is a prefill or a decode."""
+        return "prefill" if self.prompt else "decode"
+
+
+class Beside(NamedTuple):
+    """A step while so many servers do the same, itself among them, and alone."""
+
+    servers: int
+    seconds: float
+    alone_s: float
+
+
+class Fitted(NamedTuple):
+    """Sections of a table, and each step with the seconds that they say."""
+
+    host: dict[str, Any]
+    steps: dict[str, dict[str, Any]]
+    points: list[tuple[Step, float]]
+
+
+def knots(most: int) -> list[int]:
+    """Those below the most tokens of a step that were measured, and these."""
+    return [*(k for k in KNOTS if k < most), most]
+
+
+def fit(steps: Sequence[Step], source: str) -> Fitted:
+    """The host and the steps of each model. UserError where too few steps were measured to tell the numbers apart."""
+    models = list(dict.fromkeys(step.model for step in steps))
+    grids = {model: knots(max(s.tokens for s in steps if s.model == model)) for model in models}
+    if short := next((model for model, grid in grids.items() if len(grid) < 2), None):
+        raise UserError(f"{short} was measured with one token a step alone")
+    starts = np.cumsum([1, *(len(grids[m]) + len(LINE) for m in models)])  # of each model's columns, behind the first
+
+    def features(rows: Sequence[Step]) -> F8:
+        X = np.zeros((len(rows), starts[-1]))
+        for row, step in zip(X, rows, strict=True):
+            at, grid = starts[models.index(step.model)], grids[step.model]
+            area = step.prompt**2 / 2
+            own = [*ramps(step.tokens, grid), step.seqs + (step.prompt > 0), step.ctx_tokens, area]
+            row[0], row[at : at + len(own)] = step.prompt > 0, own
+        return X
+
+    used = [step for step in steps if not step.held]
+    y = np.array([step.seconds for step in used])
+    if np.linalg.matrix_rank(features(used) / y[:, None]) < starts[-1]:
+        raise UserError(f"{len(used)} measured steps do not tell {starts[-1]} numbers apart")
+    found = nonnegative(features(used), y, 1 / y)
+    points = list(zip(steps, (features(steps) @ found).tolist(), strict=True))
+    said = {"source": source, "formula": FORMULA}
+    sections = {}
+    for at, model in zip(starts[:-1], models, strict=True):
+        grid, own = grids[model], [pair for pair in points if pair[0].model == model]
+        slopes, line = found[at : at + len(grid)], found[at + len(grid) : at + len(grid) + len(LINE)]
+        seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
+        numbers = {name: _sig(x) for name, x in zip(LINE, line.tolist(), strict=True)}
+        sections[model] = {
+            "tokens": grid, "seconds": [_sig(s) for s in np.maximum.accumulate(seconds)], **numbers, **said,
+            **errors(own),
+        }  # fmt: skip
+    off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
+    host = {
+        "api_in_s": _sig(float(found[0])),
+        "sigma": _sig(1.4826 * float(np.median(off)), 2),
+        "source": source,
+        "formula": "first token of a prompt - its step; sigma: 1.4826 x median |ln error| of the steps",
+    }
+    return Fitted(host, sections, points)
+
+
+def ramps(m: int, grid: Sequence[int]) -> F8:
+    """What a step of m tokens has of each number: its first token's, then tokens of each segment; the last is open."""
+    ends = [*grid[1:-1], math.inf]
+    return np.array([1.0, *(min(max(0.0, m - a), b - a) for a, b in zip(grid[:-1], ends, strict=True))])
+
+
+def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
+    """Errors of the fitted and of the held-out rows, and of each kind of step in both."""
+    groups = {
+        which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
+        for which in ("fit", "held")
+    }
+    found = {which: error([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
+    for what in ("prefill", "decode"):
+        found |= {f"{what} {k}": error([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
+    there = {name: one for name, one in found.items() if one["n"]}
+    whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
+    return whole | {"held_parts": there}
+
+
+def error(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
+    """Of (measured, predicted): median and P95 of the relative error."""
+    if not pairs:
+        return {"n": 0}
+    y, x = np.array(pairs).T
+    off = np.abs(x / y - 1)
+    return {"median": round(float(np.median(off)), 4), "p95": round(float(np.quantile(off, 0.95)), 4), "n": len(off)}
+
+
+def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
+    """How servers slow each other down: the one number with the least squared relative error, of SHARES or FACTORS.
+
+    Up to a share of 1 it is the share of the machine that a step asks for; beyond, servers disturb each other more.
+    """
+    if not measured:
+        raise UserError("no servers were measured side by side")
+    y = np.array([one.seconds / one.alone_s for one in measured])
+    k = np.array([float(one.servers) for one in measured])
+    candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
+    share, factor = min(candidates, key=lambda one: float(((slowdown(k, *one) / y - 1) ** 2).sum()))
+    own = error([(float(a), float(b)) for a, b in zip(y, slowdown(k, share, factor), strict=True)])
+    formula = "seconds beside k - 1 servers that do the same / seconds alone = 1 + factor (max(1, k share) - 1)"
+    numbers = {"share": _sig(share), "factor": _sig(factor)}
+    return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
+
+
+def slowdown(servers: F8, share: float, factor: float) -> F8:
+    """How many times as long steps take of so many servers side by side."""
+    return np.asarray(1.0 + factor * (np.maximum(1.0, servers * share) - 1.0), np.float64)
+
+
+class About(NamedTuple):
+    """What a table says of its machine beside what was measured."""
+
+    kind: str
+    name: str
+    source: str
+    settings: Mapping[str, Any]
+    spec: Mapping[str, tuple[float, str]]  # value and source by field
+    ways: Sequence[str]  # rungs of the ladder that are a start of the server
+
+
+def steps(lines: Iterable[Line]) -> list[Step]:
+    """The steps of a journal's lines."""
+    found = []
+    for line in lines:
+        at, seconds = line["params"], line["p50"]
+        if line["what"] == "prefill":
+            found.append(Step(at["shape"], seconds, prompt=at["tokens"], held=at["held"]))
+        elif line["what"] == "decode":
+            found.append(Step(at["shape"], seconds, at["seqs"], line["facts"]["ctx_tokens"], held=at["held"]))
+    return found
+
+
+def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
+    """The table of what the lines of a journal tell, and the fit behind it."""
+    fitted = fit(steps(lines), about.source)
+    beside = [
+        Beside(line["params"]["servers"], line["p50"], line["facts"]["alone_s"])
+        for line in lines
+        if line["what"] == "beside"
+    ]
+    starts = [line["p50"] for line in lines if line["what"] == "start"]
+    rung = {
+        "fixed_s": _sig(float(np.median(starts))) if starts else 0.0,
+        "link": "pcie",
+        "source": f"{about.source}: from the start to the first answer" if starts else "servers that ran already",
+    }
+    found = {
+        "kind": about.kind,
+        "name": about.name,
+        "settings": dict(about.settings),
+        "spec": {name: {"value": value, "source": source} for name, (value, source) in about.spec.items()},
+        "host": fitted.host,
+        "steps": fitted.steps,
+        "co_run": co_run(beside, about.source),
+        "ladder": dict.fromkeys(about.ways, rung),
+    }
+    return found, fitted
+
+
+def _sig(x: float, digits: int = 5) -> float:
+    return float(f"{x:.{digits}g}")

@@ -1,0 +1,300 @@
+"""Servers are timed from outside: what `bench calibrate --engine E` measures, a line a measurement.
+
+    prefill     seconds to a first token, of a prompt alone on its server
+    decode      seconds of a step in which all streams of a server make a token
+    beside      either of them while further servers of the same shape do the same, and alone
+    start,stop  seconds until a server answers, and until it is gone
+
+Each measurement has a client of its own, and is a median over its repeats. One during which other processes kept more
+than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it suffered. A second call on the
+same folder goes on: what stands in its journal is not measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.client.body import Style
+from harness.client.client import Client
+from harness.client.load import OtherLoad
+from harness.client.log import DONE, Log
+from harness.client.verdict import OTHER_CORES
+from harness.engines.probes.conduct import HOST, RAW, Journal
+from harness.engines.probes.worker import Key, key
+from harness.engines.servers.fleet import Seat
+from harness.engines.servers.process import PortTaken
+from harness.policy.types import Inst, Jobs, UserError
+from harness.rows.record import write_bytes
+
+I8 = NDArray[np.int64]
+
+PROMPTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, 8192)
+HELD_PROMPTS = frozenset({3, 12, 24, 96, 192, 768, 1536})
+SEQS = (1, 2, 3, 4, 8, 16, 32, 64)
+HELD_SEQS = frozenset({3})
+CONTEXTS = (0.02, 0.3, 0.85)  # of the longest
+HELD_CONTEXT = 1  # of a third of the longest, with several streams
+REPEATS = 5
+WARM_UPS = 1  # before the repeats, and not counted
+STEPS = 24  # tokens of a stream
+BESIDE = (2, 4)  # servers side by side
+STARTS = 3
+TRIES = 3
+MOST_OTHERS = OTHER_CORES  # as in a run's verdict
+SILENT_S = 120.0
+READY_S = 300.0
+LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
+
+
+class Probe(NamedTuple):
+    """A measurement that is to be made."""
+
+    what: str
+    params: Mapping[str, int | str | bool]
+
+    @property
+    def key(self) -> Key:
+        """What equal measurements have in common."""
+        return key(self.what, dict(self.params))
+
+
+class Subject(NamedTuple):
+    """Servers to measure."""
+
+    servers: Mapping[str, Sequence[Inst]]  # by the name of their shape, as many of each as BESIDE says at most
+    seat: Callable[[Inst, Path], Seat]
+    roots: Callable[[], Sequence[int]]  # processes of servers that are not ours
+    style: Style
+    slots: int  # requests that a server steps together
+    most: int  # tokens of a step, and of a prompt
+    about: Mapping[str, str]  # machine and versions
+
+
+def plan(subject: Subject) -> list[Probe]:
+    """Every measurement, in order: a shape after the other, steps of one server first."""
+    found, most = list[Probe](), subject.most
+    seqs = [n for n in SEQS if n <= subject.slots]
+    prompts = sorted({*(p for p in PROMPTS if p < most), most})
+    contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
+    for shape in subject.servers:
+        found += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
+        found += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
+        for n in seqs:
+            for k, ctx in enumerate(contexts):
+                held = n in HELD_SEQS or (k == HELD_CONTEXT and n > 1)
+                found.append(Probe("decode", {"shape": shape, "seqs": n, "ctx": ctx, "held": held}))
+        for k in BESIDE:
+            for tokens in sorted({max(1, most // 16), max(1, most // 4)}):
+                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": tokens, "seqs": 0, "ctx": 0}))
+            for n in sorted({1, seqs[-1]}):
+                ctx = contexts[0]
+                found.append(Probe("beside", {"shape": shape, "servers": k, "tokens": 0, "seqs": n, "ctx": ctx}))
+    return found
+
+
+def profile(subject: Subject, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Make what of the plan is not in the folder's journal yet; all that is. UserError where a server fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _same_machine(folder / HOST, subject.about)
+    book = Journal(folder / RAW)
+    made = {key(line["what"], line["params"]) for line in book.known if "what" in line}
+    probes = plan(subject)
+    left = [probe for probe in probes if probe.key not in made]
+    if len(left) < len(probes):
+        say(f"{len(probes) - len(left)} of {len(probes)} measurements stand in {folder / RAW}")
+    try:
+        with Rig(subject, folder) as rig:
+            for count, probe in enumerate(left, 1):
+                line = rig.measured(probe)
+                if line is not None:
+                    book.add({"what": probe.what, "params": dict(probe.params), **line})
+                    said = ", ".join(f"{name} {value}" for name, value in probe.params.items() if value)
+                    noisy = "" if line["other_cores"] <= MOST_OTHERS else f" (others took {line['other_cores']} cores)"
+                    say(f"{count}/{len(left)} {probe.what} {said}: {1e3 * line['p50']:.3g} ms{noisy}")
+    finally:
+        book.close()
+    return [line for line in book.known if "what" in line]
+
+
+def _same_machine(path: Path, about: Mapping[str, str]) -> None:
+    """Write down the machine, or refuse another one than that of the folder."""
+    if path.exists():
+        known = json.loads(path.read_text("utf-8"))
+        if known != dict(about):
+            other = next(name for name in {**known, **about} if known.get(name) != about.get(name))
+            raise UserError(f"{path}: measured with {other} {known.get(other)!r}, here it is {about.get(other)!r}: -o")
+    write_bytes(path, (json.dumps(dict(about), indent=1) + "\n").encode())
+
+
+class Rig:
+    """The servers of a subject as measurements need them: each is started when it is first asked for."""
+
+    def __init__(self, subject: Subject, folder: Path) -> None:
+        self._subject, self._logs = subject, folder / "logs"
+        self._up: dict[Inst, Seat] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for inst in list(self._up):
+            self._stop(inst)
+
+    def measured(self, probe: Probe) -> dict[str, Any] | None:
+        """One measurement; None where these servers have nothing to measure of the kind."""
+        values, facts, others = list[float](), dict[str, Any](), 0.0
+        for tries in range(1, TRIES + 1):
+            self._prepare(probe)
+            load = OtherLoad([os.getpid(), *self._subject.roots()])
+            got = self._take(probe)
+            if got is None:
+                return None
+            again = load.cores()
+            if tries == 1 or again < others:
+                (values, facts), others = got, again
+            if others <= MOST_OTHERS:
+                break
+        return {
+            "p50": float(np.median(values)), "all": [round(x, 9) for x in values], "facts": facts,
+            "other_cores": round(others, 3), "tries": tries,
+        }  # fmt: skip
+
+    def _prepare(self, probe: Probe) -> None:
+        """Have the servers up that the probe needs, before its time counts."""
+        every = self._subject.servers[str(probe.params["shape"])]
+        count = {"prefill": 1, "decode": 1, "beside": int(probe.params.get("servers", 0))}.get(probe.what, 0)
+        needed = every[:count]
+        for inst in [inst for inst in self._up if inst not in needed]:
+            self._stop(inst)
+        for inst in needed:
+            if inst not in self._up:
+                self._start(inst)
+
+    def _take(self, probe: Probe) -> tuple[list[float], dict[str, Any]] | None:
+        shape = str(probe.params["shape"])
+        every = self._subject.servers[shape]
+        one = every[0]
+        number = {name: int(value) for name, value in probe.params.items() if name != "shape"}
+        match probe.what:
+            case "start" | "stop":
+                spans = [self._cycle(one) for _ in range(STARTS)]
+                if any(span is None for span in spans):
+                    return None
+                return [span[probe.what == "stop"] for span in spans if span is not None], {}
+            case "prefill":
+                return self._prefills([one], number["tokens"]), {}
+            case "decode":
+                seconds, ctx = self._decodes([one], number["seqs"], number["ctx"])
+                return seconds, {"ctx_tokens": ctx}
+        some, facts = every[: number["servers"]], dict[str, Any]()
+        if number["tokens"]:
+            alone = self._prefills([one], number["tokens"])
+            beside = self._prefills(some, number["tokens"])
+        else:
+            alone, _ = self._decodes([one], number["seqs"], number["ctx"])
+            beside, _ = self._decodes(some, number["seqs"], number["ctx"])
+        facts["alone_s"] = float(np.median(alone))
+        return beside, facts
+
+    # ------------------------------------------------------------ servers
+
+    def _start(self, inst: Inst) -> float | None:
+        """Start a server: seconds until it answers; None where it runs already."""
+        for left in (2, 1, 0):
+            seat = self._subject.seat(inst, self._logs / f"{inst.model.replace('/', '-')}.log")
+            self._up[inst] = seat
+            if seat.process is None:
+                return None
+            begun_s = time.monotonic()
+            seat.process.start()
+            try:
+                seat.process.wait_ready(READY_S)
+            except PortTaken:
+                if not left:
+                    raise
+            else:
+                return time.monotonic() - begun_s
+        raise AssertionError
+
+    def _stop(self, inst: Inst) -> float:
+        process, begun_s = self._up.pop(inst).process, time.monotonic()
+        if process is not None:
+            process.stop()
+        return time.monotonic() - begun_s
+
+    def _cycle(self, inst: Inst) -> tuple[float, float] | None:
+        start_s = self._start(inst)
+        stop_s = self._stop(inst)
+        return None if start_s is None else (start_s, stop_s)
+
+    # ------------------------------------------------------------ requests
+
+    def _prefills(self, insts: Sequence[Inst], tokens: int) -> list[float]:
+        """Seconds to first tokens of prompts, one after the other on each server, side by side."""
+        rounds = WARM_UPS + REPEATS
+        log = self._log([(tokens, 1)] * (rounds * len(insts)), insts, rounds)
+        return [float(s) for s in 1e-9 * (log.first_ns - log.write_ns)[WARM_UPS * len(insts) :]]
+
+    def _decodes(self, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
+        """Seconds of steps while all streams of all servers decode, and the tokens of context of one server's."""
+        log = self._log([(ctx, STEPS)] * (seqs * len(insts)), insts, 1)
+        streams = [log.chunk_ns[a:b] for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)]
+        counts = [
+            np.cumsum(log.chunk_tokens[a:b], dtype=np.int64)
+            for a, b in zip(log.offsets[:-1], log.offsets[1:], strict=True)
+        ]
+        since_ns, until_ns = max(int(ns[0]) for ns in streams), min(int(ns[-1]) for ns in streams)
+        steps, contexts = list[float](), list[float]()
+        for k in range(len(insts)):
+            mine = range(k, len(streams), len(insts))
+            last = max(mine, key=lambda i: int(streams[i][0]))
+            ns, made = streams[last].tolist(), counts[last].tolist()
+            for a, b, tokens in zip(ns[:-1], ns[1:], np.diff(made).tolist(), strict=True):
+                if a >= since_ns and b <= until_ns and b > a:
+                    steps.append(1e-9 * (b - a) / tokens)
+                    contexts.append(sum(ctx + _made(streams[i], counts[i], a) for i in mine))
+        if not steps:
+            raise UserError(
+                f"{insts[0].model}: {seqs} streams never decode together; it has fewer slots, or is too fast"
+            )
+        return steps, float(np.median(contexts))
+
+    def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
+        """Send requests of (prompt, output) tokens, dealt over servers in turn, in rounds that wait for each other."""
+        models, n = tuple(inst.model for inst in insts), len(sizes)
+        prompt, output = np.array(sizes, np.int32).T
+        never = np.full(n, np.inf)
+        jobs = Jobs(models, np.zeros(n), np.arange(n, dtype=np.int32) % len(insts), prompt, output, never, never)
+        with Client(jobs, seed=0, timeout_s=SILENT_S, style=self._subject.style) as client:
+            client.begin(time.monotonic_ns() + LEAD_NS, False)
+            for batch in np.split(np.arange(n), rounds):
+                for rid in batch.tolist():
+                    client.send(rid, self._up[insts[rid % len(insts)]].at)
+                _wait(client, set(batch.tolist()))
+            log = client.log()
+        bad = np.flatnonzero((log.state != DONE) | (log.tokens != output))
+        if len(bad):
+            rid = int(bad[0])
+            why = log.error[rid] or f"{log.tokens[rid]} tokens came of {output[rid]}"
+            raise UserError(f"{models[rid % len(models)]}: a request of {prompt[rid]} tokens failed: {why}")
+        return log
+
+
+def _wait(client: Client, rids: set[int]) -> None:
+    """Until all of these have ended."""
+    while rids:
+        rids -= {told.rid for told in client.poll(SILENT_S) if told.kind in {"done", "failed", "dropped"}}
+
+
+def _made(ns: I8, tokens: I8, at_ns: int) -> int:
+    """Tokens of a stream that had come by a time."""
+    k = int(np.searchsorted(ns, at_ns, "right"))
+    return int(tokens[k - 1]) if k else 0

@@ -1,0 +1,145 @@
+"""Servers of an engine are timed, and become a cost table that carries its machine: `bench calibrate --engine E`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from harness.engines import machine
+from harness.engines.costs import fit, fit_whole, quantities
+from harness.engines.servers import probe
+from harness.engines.servers.engine import Servers
+from harness.engines.servers.fleet import Fleet, Kind
+from harness.loop import engine as engines
+from harness.policy.types import Inst, UserError
+from harness.rows.record import write_bytes
+from workloads.models import model_set
+
+SERVED = 1024  # longest prompt + output that is measured, unless models take less
+NOTHING = "not measured: nothing here reads it"
+COPIES = "not measured: on a processor no copy is timed apart, a start holds them; so large that it adds nothing"
+
+
+class Calibrated(NamedTuple):
+    """What came of it."""
+
+    table: Path
+    notes: list[str]
+    points: pd.DataFrame  # measured and fitted seconds: a line a step
+
+
+def calibrate(engine: str, models: Sequence[str], folder: Path, say: Callable[[str], None], **given: Any) -> Calibrated:
+    """Measure the servers of an engine for each of these shapes, as far as the folder has not, and write their table.
+
+    `given`: further fields of the engine's configuration. UserError where they cannot be measured.
+    """
+    members = model_set(",".join(f"{model}*{max(probe.BESIDE)}" for model in models)).serving(SERVED).members
+    served = tuple(machine.Served(member.name, member.shape) for member in members)
+    config = machine.Config(served, **given)
+    found = _servers(engine, config)
+    if slots := found.kind.slots:
+        config = replace(config, batch_cap=min(slots, config.batch_cap))
+        found = _servers(engine, config)
+    try:
+        found.kind.ready(folder)
+        subject = _subject(found.kind, config, found.measured_on)
+        lines = probe.profile(subject, folder, say)
+    finally:
+        found.close()
+    file, fitted = fit_whole.table(lines, _about(engine, found.kind, config, subject))
+    path = folder / f"{file['kind']}.toml"
+    write_bytes(path, fit.dumps(file).encode())
+    quantities.forget()
+    quantities.machine(str(path))  # it reads as any user's table
+    return Calibrated(path, notes(file, lines), points(fitted))
+
+
+def _servers(name: str, config: machine.Config) -> Servers:
+    engine = engines.find(name)(config, {}, machine.machine(config))
+    if not isinstance(engine, Servers):
+        raise UserError(f"engine {name} has no servers to measure; make gpu measures a GPU")
+    return engine
+
+
+def _subject(kind: Kind, config: machine.Config, about: Mapping[str, str]) -> probe.Subject:
+    servers: dict[str, list[Inst]] = {}
+    for model in config.models:
+        servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
+    longest = min(model.max_tokens for model in kind.cluster.models.values())
+    most = min(config.chunk_tokens or config.prefill_tokens, longest - 1)
+    return probe.Subject(servers, seats(kind), kind.roots, kind.style, config.batch_cap, most, dict(about))
+
+
+def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
+    """Servers of a kind, each with the KV memory that it takes where there is room for it."""
+    fleet, room = Fleet(kind), kind.cluster.gpus[0].mem_bytes
+    return lambda inst, log: kind.seat(inst, fleet.kv_bytes(inst, room), log)
+
+
+def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subject) -> fit_whole.About:
+    cluster = kind.cluster
+    gpu, model = cluster.gpus[0], next(iter(cluster.models.values()))
+    said = ", ".join(f"{key} {value}" for key, value in subject.about.items())
+    settings = {
+        "block_tokens": model.page_bytes // model.kv_token_bytes,
+        "batch_cap": config.batch_cap,
+        "chunk_tokens": config.chunk_tokens,
+        "prefill_tokens": config.prefill_tokens,
+        "pool_bytes": gpu.mem_bytes,
+        "sharing": "fluid",
+    }
+    numbers = _card(gpu.kind) if gpu.kind in quantities.gpu_kinds() else _processor()
+    numbers["mem_bytes"] = max(numbers["mem_bytes"], (gpu.mem_bytes, "what the engine gives to weights and KV"))
+    source = f"bench calibrate --engine {engine} on {said}"
+    return fit_whole.About(f"{engine}-{gpu.kind}", said, source, settings, numbers, sorted(kind.ways))
+
+
+def _card(kind: str) -> dict[str, tuple[float, str]]:
+    spec, said = quantities.gpu(kind), {s.quantity: s.source for s in quantities.sources([], kind, "none")}
+    return {name: (getattr(spec, name), said[f"{kind}.{name}"]) for name in quantities.GpuSpec._fields[2:]}
+
+
+def _processor() -> dict[str, tuple[float, str]]:
+    """A processor in the words of a GPU's specification."""
+    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
+    found |= dict.fromkeys(("flops", "hbm"), (1e15, NOTHING))
+    found |= dict.fromkeys(("mem_bytes", "host_bytes"), (memory, "the host's memory"))
+    found |= {"sms": (cores, "the host's cores"), "sm_step": (cores, "no part of them can be given to a server")}
+    return found
+
+
+def points(fitted: fit_whole.Fitted) -> pd.DataFrame:
+    """Measured beside fitted seconds."""
+    columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]
+    rows = [(s.model, s.what, s.seqs, s.prompt, s.ctx_tokens, s.held, s.seconds, ours) for s, ours in fitted.points]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What was found, with its errors, and what disturbed it."""
+    host, co_run = file["host"], file["co_run"]
+    found = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
+    for model, q in file["steps"].items():
+        found.append(f"{model}: {quantities.error(q)}")
+        found += [
+            f"  {part}: {quantities.error({'fit': e}).removeprefix('fit ')}" for part, e in q["held_parts"].items()
+        ]
+    said = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
+    found.append(f"a step asks for {said}: {quantities.error(co_run)}")
+    for what in ("start", "stop"):
+        if seconds := [s for line in lines if line["what"] == what for s in line["all"]]:
+            found.append(f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s")
+    noisy = [line for line in lines if line["other_cores"] > probe.MOST_OTHERS]
+    if noisy:
+        worst = max(line["other_cores"] for line in noisy)
+        found.append(
+            f"{len(noisy)} of {len(lines)} measurements while others took more than {probe.MOST_OTHERS:g} cores "
+            f"(at most {worst:.2f}): measure again on a quiet machine"
+        )
+    return [*found, "sleep and wake were not measured: no engine here orders them"]

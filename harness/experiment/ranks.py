@@ -1,0 +1,209 @@
+"""Whether the simulator predicts servers: how both rank systems, then how far attainment and latencies are off.
+
+Everything is judged on scored runs of the same specs on both: a condition is all of a spec but system and seed, and a
+repeat is a seed. A pair of systems counts where the servers themselves tell it apart: at least REPEATS valid repeats,
+and the 95 % interval of the paired difference in attainment has no 0. Runs that did not measure their servers
+(`invalid`) are in no number; a pair that lacks repeats for that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from harness.rows.statistics import Estimate, paired
+
+REPEATS = 5
+FAR = 0.10  # of attainment: a predicted difference that counts as large
+PAIRS = 8  # that the servers tell apart, at least
+QUANTILES = (50, 95, 99)
+METRICS = ("ttft", "tpot")
+AIMS = {50: 0.10, 95: 0.20}  # of the error of a quantile
+SERVERS, SIMULATOR = "servers", "sim"
+KEYS = ["condition", "label", "seed"]
+
+Verdict = Literal["alike", "wrong", "no difference", "not told apart", "too few"]
+
+
+class Pair(NamedTuple):
+    """Two systems under a condition, the better one on the servers first; differences of attainment, first - second."""
+
+    condition: str
+    first: str
+    second: str
+    servers: Estimate
+    simulator: Estimate
+    invalid: int  # repeats that are left out
+
+    @property
+    def verdict(self) -> Verdict:
+        """What the simulator says of what the servers tell apart."""
+        if self.servers.n < REPEATS:
+            return "too few"
+        if self.servers.low is None or not self.servers.low > 0.0:
+            return "not told apart"
+        if self.simulator.mean == 0.0:
+            return "no difference"
+        return "alike" if self.simulator.mean > 0.0 else "wrong"
+
+    @property
+    def far(self) -> bool:
+        """Whether a large difference was predicted."""
+        return abs(self.simulator.mean) >= FAR
+
+
+class Cell(NamedTuple):
+    """A measure of a system under a condition: what servers and simulator say, as means over repeats."""
+
+    condition: str
+    label: str
+    measure: str
+    n: int
+    servers: float
+    spread: float  # of the servers over repeats: standard deviation / mean; of attainment, standard deviation
+    simulator: float
+    error: float  # mean over repeats of simulator / servers - 1; of attainment, of simulator - servers
+
+
+def valid(frame: pd.DataFrame) -> pd.DataFrame:
+    """Runs of which there are rows on both sides, and that measured their servers.
+
+    `frame` has a line a run and measure: condition, label, seed, side, measure, value, invalid.
+    """
+    bad = {key for key, _ in frame[frame["invalid"]].groupby(KEYS)}
+    kept = frame[[key not in bad for key in frame[KEYS].itertuples(index=False, name=None)]]
+    wide = kept.pivot_table(index=[*KEYS, "measure"], columns="side", values="value", aggfunc="first", dropna=False)
+    return wide.reindex(columns=[SERVERS, SIMULATOR]).dropna().reset_index()
+
+
+def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
+    """Every pair of systems that ran under the same condition; `measure` is the attainment that is compared."""
+    kept, found = valid(frame), list[Pair]()
+    kept = kept[kept["measure"] == measure]
+    for condition, own in frame[frame["measure"] == measure].groupby("condition", sort=False):
+        seeds = {label: set(rows["seed"]) for label, rows in own.groupby("label", sort=False)}
+        runs = {
+            (label, side): dict(zip(rows["seed"].tolist(), rows[side].tolist(), strict=True))
+            for label, rows in kept[kept["condition"] == condition].groupby("label", sort=False)
+            for side in (SERVERS, SIMULATOR)
+        }
+        for one, other in combinations(seeds, 2):
+            common = runs.get((one, SERVERS), {}).keys() & runs.get((other, SERVERS), {}).keys()
+            if not common:
+                continue
+            theirs, ours = (paired(runs[one, side], runs[other, side]) for side in (SERVERS, SIMULATOR))
+            first, second = str(one), str(other)
+            if theirs.mean < 0.0:
+                theirs, ours, first, second = _turned(theirs), _turned(ours), second, first
+            left_out = len(seeds[one] | seeds[other]) - len(common)
+            found.append(Pair(str(condition), first, second, theirs, ours, left_out))
+    return found
+
+
+def _turned(x: Estimate) -> Estimate:
+    """The difference the other way round."""
+    low, high = (None if bound is None else -bound for bound in (x.high, x.low))
+    return replace(x, mean=-x.mean, low=low, high=high)
+
+
+def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
+    """Attainment, then quantiles of each latency, of every system under every condition.
+
+    A quantile that is infinite on either side, because so many requests never end, has no error.
+    """
+    kept, found = valid(frame), list[Cell]()
+    for measure in (attainment, *(f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES)):
+        for (condition, label), own in kept[kept["measure"] == measure].groupby(["condition", "label"], sort=False):
+            theirs, ours = own[SERVERS].to_numpy(np.float64), own[SIMULATOR].to_numpy(np.float64)
+            spread = error = math.nan
+            if np.isfinite(theirs).all() and np.isfinite(ours).all():
+                unit = 1.0 if measure == attainment else theirs
+                error = float(((ours - theirs) / unit).mean())
+                if len(theirs) > 1:
+                    spread = float(np.std(theirs, ddof=1)) / float(np.mean(unit))
+            values = float(theirs.mean()), spread, float(ours.mean()), error
+            found.append(Cell(str(condition), str(label), measure, len(own), *values))
+    return found
+
+
+# ------------------------------------------------------------------ in words
+
+
+def summary(found: Sequence[Pair]) -> list[str]:
+    """Whether both rank alike, and whether that was enough to tell."""
+    told = [pair for pair in found if pair.verdict in {"alike", "wrong", "no difference"}]
+    counts = {
+        verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("alike", "wrong", "no difference")
+    }
+    far = sum(pair.far for pair in told)
+    said = f"ranks {counts['alike']} alike, {counts['wrong']} wrongly, sees no difference in {counts['no difference']}"
+    lines = [f"{len(told)} of {len(found)} pairs are told apart by the servers: the simulator {said}"]
+    few = sum(pair.verdict == "too few" for pair in found)
+    if few:
+        lines.append(f"{few} pairs have fewer than {REPEATS} valid repeats, and count for nothing")
+    enough = len(told) >= PAIRS and 2 * far >= len(told)
+    lines.append(
+        f"{far} of these {len(told)} were predicted to differ by {100 * FAR:.0f} points or more: "
+        + (
+            "enough to judge by"
+            if enough
+            else f"too few to judge by (at least {PAIRS} pairs, half of them so far apart)"
+        )
+    )
+    return lines
+
+
+def pair_rows(found: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
+    """A table of all pairs, those that the servers tell apart by most first."""
+    yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
+    for pair in sorted(found, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
+        invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
+        yield (
+            pair.condition, pair.first, pair.second, f"{pair.servers.n}{invalid}", _points(pair.servers),
+            _points(pair.simulator), pair.verdict,
+        )  # fmt: skip
+
+
+def _points(x: Estimate) -> str:
+    bounds = "" if x.low is None or x.high is None else f" [{100 * x.low:+.1f}, {100 * x.high:+.1f}]"
+    return f"{100 * x.mean:+.1f}{bounds}"
+
+
+def cell_rows(found: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
+    """A table of each system under each condition: attainment, then errors in % with the servers' own spread."""
+    columns = [f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES]
+    heads = (f"{metric.upper()} P{q} %" for metric in METRICS for q in QUANTILES)
+    yield "condition", "system", "repeats", "servers", "simulator", "off", *heads
+    by = {(cell.condition, cell.label, cell.measure): cell for cell in found}
+    for cell in (cell for cell in found if cell.measure == attainment):
+        others = [by.get((cell.condition, cell.label, name)) for name in columns]
+        yield (
+            cell.condition, cell.label, str(cell.n), f"{100 * cell.servers:.1f}", f"{100 * cell.simulator:.1f}",
+            f"{100 * cell.error:+.1f} (±{100 * cell.spread:.1f})", *map(_error, others),
+        )  # fmt: skip
+
+
+def _error(cell: Cell | None) -> str:
+    if cell is None or math.isnan(cell.error):
+        return "-"
+    return f"{100 * cell.error:+.0f} (±{100 * cell.spread:.0f})"
+
+
+def aims(found: Sequence[Cell]) -> list[str]:
+    """How many cells are within the aim of each quantile, and the median error."""
+    lines = []
+    for metric in METRICS:
+        for q in QUANTILES:
+            off = np.abs([c.error for c in found if c.measure == f"{metric}_p{q}_s" and not math.isnan(c.error)])
+            if not len(off):
+                continue
+            aim = AIMS.get(q)
+            within = "no aim" if aim is None else f"{int((off <= aim).sum())} of {len(off)} within {100 * aim:.0f} %"
+            lines.append(f"P{q} of {metric.upper()}: error {100 * np.median(off):.0f} % in the median cell; {within}")
+    return lines

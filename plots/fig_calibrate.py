@@ -1,0 +1,64 @@
+"""Seconds of servers' steps, measured against fitted, log-log, a panel a model (`bench calibrate --engine`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from plots import style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+LOOKS = {"prefill": (style.BLUE, "o"), "decode": (style.ORANGE, "s")}  # colour, marker
+MEANS = {"prefill": "first token of a prompt", "decode": "step of a batch"}
+BAND = 1.1
+ACROSS = 3
+SIDE_IN = 2.3
+
+
+def draw(frame: pd.DataFrame) -> Figure:
+    """Draw the figure; call within `style.theme()`. `frame`: `points` of `harness.experiment.calibrate`."""
+    models = list(dict.fromkeys(frame["model"]))
+    across, down = min(ACROSS, len(models)), -(-len(models) // ACROSS)
+    figure = Figure(figsize=(max(style.COLUMN_IN, SIDE_IN * across), SIDE_IN * down + 0.45), layout="constrained")
+    cells = list(figure.subplots(down, across, squeeze=False).flat)
+    for axes, model in zip(cells, models, strict=False):
+        _panel(axes, frame[frame["model"] == model], model)
+    for axes in cells[len(models) :]:
+        axes.set_axis_off()
+    key = [
+        *(Line2D([], [], linestyle="", marker=mark, markersize=3.5, color=color, label=MEANS[what])
+          for what, (color, mark) in LOOKS.items()),
+        Line2D([], [], linestyle="", marker="o", markersize=3.5, color="#606060", markerfacecolor="white",
+               label="held out"),
+        Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
+    ]  # fmt: skip
+    figure.legend(handles=key, loc="outside upper center", ncols=2, frameon=False)
+    return figure
+
+
+def _panel(axes: Axes, own: pd.DataFrame, model: str) -> None:
+    both = 1e3 * own[["measured_s", "fitted_s"]].to_numpy(np.float64)
+    low, high = both.min() / 1.3, both.max() * 1.3
+    line = np.array([low, high])
+    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.1, linewidth=0)
+    axes.plot(line, line, color="#000000", linewidth=0.6)
+    for (what, held), rows in own.groupby(["what", "held"]):
+        color, mark = LOOKS[str(what)]
+        axes.plot(1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], mark, markersize=3.0, markeredgewidth=0.6,
+                  color=color, markerfacecolor="white" if held else color)  # fmt: skip
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=model)
+    axes.set(xlabel="measured (ms)", ylabel="fitted (ms)")
+    axes.set_box_aspect(1)
+
+
+def render(frame: pd.DataFrame, stem: Path, command: str) -> list[Path]:
+    """Draw points to `stem`.pdf, .png and .csv; returns their paths. Raises UserError where the disk refuses."""
+    with style.theme():
+        return style.save(draw(frame), stem, frame, command)

@@ -1,0 +1,147 @@
+"""What was measured from outside becomes a table: rows that a known table makes give that table back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.engines.costs import fit_whole, profile, whole
+from harness.engines.costs.fit_whole import Beside, Step
+from harness.policy.types import UserError
+from workloads.models import shape
+
+API_S = 0.0007
+MODELS = {"llama-tiny": 1.0, "llama-3.2-1b": 7.0}  # each a known table, so many times as slow
+MOST, SLOTS = 1000, 4
+SEQ_S, CTX_S, AREA_S = 2e-4, 1.5e-6, 3e-8
+
+
+@dataclass(frozen=True)
+class Known:
+    """A table of lines that bend at some of the fit's knots."""
+
+    times: float
+
+    def seconds(self, m: int) -> float:
+        """Of a step of m tokens without context."""
+        return self.times * (2e-3 + 5e-4 * min(m, 8) + 2e-4 * max(0, min(m, 128) - 8) + 1e-4 * max(0, m - 128))
+
+    def step_s(self, seqs: int, ctx: float, prompt: int = 0) -> float:
+        """Of any step."""
+        line = SEQ_S * (seqs + (prompt > 0)) + CTX_S * ctx + AREA_S * prompt**2 / 2
+        return self.seconds(seqs + prompt) + self.times * line
+
+
+def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Step]:
+    for name, times in MODELS.items():
+        known = Known(times)
+        for p in (1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 384, 512, 768, MOST):
+            yield Step(name, noise() * (API_S + known.step_s(0, 0, p)), prompt=p, held=p in {3, 64, 384})
+        for seqs in (1, 2, 3, SLOTS):
+            for ctx in (20, 300, 800):
+                C = seqs * (ctx + 12.0)
+                yield Step(name, noise() * known.step_s(seqs, C), seqs, C, held=seqs == 3)
+
+
+def table_of(fitted: fit_whole.Fitted) -> dict[str, Any]:
+    return {"kind": "desk", "host": fitted.host, "steps": fitted.steps, "co_run": {"share": 1.0}}
+
+
+def predicted(file: dict[str, Any], name: str) -> profile.Row:
+    return profile.row(whole.tables([(shape(name), 1)], file), 0)
+
+
+def test_rows_of_a_known_table_give_it_back() -> None:
+    fitted = fit_whole.fit(list(rows()), "by hand")
+    assert fitted.host["api_in_s"] == pytest.approx(API_S, rel=1e-4)
+    assert fitted.host["sigma"] < 1e-6
+    for name, times in MODELS.items():
+        q, known = fitted.steps[name], Known(times)
+        assert q["tokens"] == [1, 2, 4, 8, 32, 128, 512, MOST]
+        assert q["seconds"] == pytest.approx([known.seconds(m) for m in q["tokens"]], rel=1e-4)
+        assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx(
+            (times * SEQ_S, times * CTX_S, times * AREA_S), rel=1e-3
+        )
+        assert q["fit"]["p95"] == q["held"]["p95"] == 0.0
+        assert (q["fit"]["n"], q["held"]["n"]) == (21, 6)
+        row = predicted(table_of(fitted), name)
+        for p in (5, 77, MOST):
+            assert profile.step_s(row, p=p, n=1, area=p * p / 2) == pytest.approx(known.step_s(0, 0, p), rel=1e-3)
+        assert profile.step_s(row, B=3, C=900) == pytest.approx(known.step_s(3, 900), rel=1e-3)
+
+
+def test_noise_stays_within_its_own_bounds_on_what_was_held_out() -> None:
+    rng = np.random.default_rng(3)
+    fitted = fit_whole.fit(list(rows(lambda: float(np.exp(rng.normal(0, 0.03))))), "by hand")
+    for name, times in MODELS.items():
+        row, known = predicted(table_of(fitted), name), Known(times)
+        for p in (24, 200, 600):
+            assert profile.step_s(row, p=p, n=1, area=p * p / 2) == pytest.approx(known.step_s(0, 0, p), rel=0.06)
+        for seqs in (1, 2, 3, 4):
+            assert profile.step_s(row, B=seqs, C=300 * seqs) == pytest.approx(known.step_s(seqs, 300 * seqs), rel=0.06)
+        assert 0.0 < fitted.steps[name]["held"]["median"] < 0.06
+    assert 0.01 < fitted.host["sigma"] < 0.05
+
+
+def test_numbers_are_not_negative_and_seconds_never_fall() -> None:
+    falling = [Step("llama-tiny", 0.01 / s.tokens**0.1, s.seqs, s.ctx_tokens, s.prompt) for s in rows()]
+    q = fit_whole.fit(falling, "by hand").steps["llama-tiny"]
+    assert min(q["seq_s"], q["ctx_s"], q["area_s"]) >= 0.0
+    assert q["seconds"] == sorted(q["seconds"])
+    assert q["seconds"][0] > 0.0
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(UserError, match=r"2 measured steps do not tell \d+ numbers apart"):
+        fit_whole.fit([Step("m", 0.1, prompt=10), Step("m", 0.2, prompt=20)], "by hand")
+    with pytest.raises(UserError, match="m was measured with one token a step alone"):
+        fit_whole.fit([Step("m", 0.1, 1, 10.0)], "by hand")
+    with pytest.raises(UserError, match="no servers were measured side by side"):
+        fit_whole.co_run([], "by hand")
+
+
+@pytest.mark.parametrize(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
+def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
+    """Two of half a machine each do not slow each other down, four of them take twice as long."""
+    measured = [
+        Beside(k, alone_s * (1 + factor * (max(1, k * share) - 1)), alone_s) for k in (2, 4) for alone_s in (0.1, 2.0)
+    ]
+    found = fit_whole.co_run(measured, "by hand")
+    assert (found["share"], found["factor"]) == pytest.approx((share, factor), rel=0.01)
+    assert found["fit"]["p95"] < 0.01
+
+
+def test_what_servers_do_side_by_side_has_an_error() -> None:
+    found = fit_whole.co_run([Beside(2, 1.8, 1.0), Beside(2, 2.2, 1.0)], "by hand")
+    assert 1.8 < 2 * found["share"] < 2.2
+    assert found["fit"]["n"] == 2
+    assert found["fit"]["median"] == pytest.approx(0.1, abs=0.02)
+
+
+def test_a_journals_lines_become_a_table() -> None:
+    lines: list[dict[str, Any]] = []
+    for s in rows():
+        at: dict[str, Any] = {"shape": s.model, "held": s.held}
+        if s.prompt:
+            lines.append({"what": "prefill", "params": at | {"tokens": s.prompt}, "p50": s.seconds, "facts": {}})
+        else:
+            facts = {"ctx_tokens": s.ctx_tokens}
+            lines.append({"what": "decode", "params": at | {"seqs": s.seqs}, "p50": s.seconds, "facts": facts})
+    lines += [
+        {"what": "beside", "params": {"servers": 2}, "p50": 0.2, "facts": {"alone_s": 0.1}},
+        {"what": "start", "params": {}, "p50": 0.6, "facts": {}},
+        {"what": "start", "params": {}, "p50": 0.8, "facts": {}},
+        {"what": "stop", "params": {}, "p50": 0.1, "facts": {}},
+    ]
+    spec = {"sms": (2.0, "cores")}
+    about = fit_whole.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"])
+    file, fitted = fit_whole.table(lines, about)
+    assert fitted.steps == fit_whole.fit(list(rows()), "by hand").steps
+    assert (file["co_run"]["share"], file["co_run"]["factor"]) == (1.0, 1.0)
+    assert {way: rung["fixed_s"] for way, rung in file["ladder"].items()} == {"cold": 0.7, "host": 0.7}
+    assert file["spec"] == {"sms": {"value": 2.0, "source": "cores"}}
+    whole.check(file, "desk.toml", ["sms"])

@@ -1,0 +1,214 @@
+"""Servers timed from outside: in a world where a known table makes every stamp, then against bench mock."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.client.body import STYLES, Server
+from harness.client.log import DONE, Log
+from harness.engines.costs import fit_whole, quantities
+from harness.engines.probes.conduct import HOST, RAW
+from harness.engines.servers import probe
+from harness.engines.servers.fleet import Seat
+from harness.engines.servers.probe import Probe, Rig, Subject
+from harness.experiment import calibrate
+from harness.policy.types import Inst, UserError
+from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
+
+ROOT = Path(__file__).resolve().parents[1]
+KNOWN, SHARE = Known(1.0), 0.6
+SERVERS = [Inst(f"m/{k}", (0,)) for k in (1, 2, 3, 4)]
+ABOUT = {"host": "here"}
+
+
+def seat(inst: Inst, log: Path) -> Seat:
+    return Seat(Server("http://127.0.0.1:1", inst.model), None)
+
+
+def subject(**changed: Any) -> Subject:
+    return Subject({"m": SERVERS}, seat, lambda: (), STYLES["openai"], 4, 1000, ABOUT)._replace(**changed)
+
+
+def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
+    """A log of servers whose steps take what KNOWN says: all prompts of a round at once, then steps of all streams."""
+    n, slow = len(sizes), max(1.0, SHARE * len(insts))
+    prompt, output = np.array(sizes).T
+    write_ns, at = np.empty(n, np.int64), 10**9
+    chunks: list[list[int]] = [[] for _ in range(n)]
+    for batch in np.split(np.arange(n), rounds):
+        mine = batch[:: len(insts)]
+        write_ns[batch] = at
+        now_s = API_S + slow * KNOWN.step_s(0, 0, int(prompt[mine[0]]))
+        for made in range(int(output[mine[0]])):
+            if made:
+                now_s += slow * KNOWN.step_s(len(mine), float((prompt[mine] + made).sum()))
+            for rid in batch:
+                chunks[rid].append(at + round(1e9 * now_s))
+        at += 10**10
+    offsets = np.concatenate([[0], np.cumsum([len(one) for one in chunks])])
+    none = np.full(n, -1, np.int64)
+    every = np.array([ns for one in chunks for ns in one], np.int64)
+    return Log(
+        none, none, write_ns, none, none, none, np.full(n, 200, np.int16), np.full(n, DONE, np.int8), [""] * n,
+        np.ones(n, np.int32), output, offsets, every, np.ones(len(every), np.int32), np.zeros(len(every), bool), True,
+        0.0, 0.0, 0,
+    )  # fmt: skip
+
+
+class Quiet:
+    """The load of other processes, as a test says it."""
+
+    def __init__(self, cores: Callable[[], float] = lambda: 0.0) -> None:
+        self._cores = cores
+
+    def __call__(self, pids: Sequence[int]) -> Quiet:
+        return self
+
+    def cores(self) -> float:
+        return self._cores()
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rig, "_log", stamped)
+    monkeypatch.setattr(probe, "OtherLoad", Quiet())
+
+
+def profiled(folder: Path, **changed: Any) -> tuple[list[dict[str, Any]], list[str]]:
+    said = list[str]()
+    return probe.profile(subject(**changed), folder, said.append), said
+
+
+def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
+    lines, _ = profiled(tmp_path)
+    spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
+    file, fitted = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"]))
+    q = file["steps"]["m"]
+    assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
+    assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
+    assert file["host"]["api_in_s"] == pytest.approx(API_S, rel=1e-2)
+    assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)  # first tokens also wait for the API
+    assert file["ladder"]["host"]["fixed_s"] == 0.0  # they ran already
+    assert {step.what for step, _ in fitted.points} == {"prefill", "decode"}
+    assert q["held"]["p95"] < 1e-3
+
+
+def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, real = list[Probe](), Rig._take
+
+    def take(self: Rig, one: Probe) -> Any:
+        if len(taken) == 7:
+            raise KeyboardInterrupt
+        taken.append(one)
+        return real(self, one)
+
+    monkeypatch.setattr(Rig, "_take", take)
+    with pytest.raises(KeyboardInterrupt):
+        profiled(tmp_path)
+
+    def on(self: Rig, one: Probe) -> Any:
+        taken.append(one)
+        return real(self, one)
+
+    monkeypatch.setattr(Rig, "_take", on)
+    lines, said = profiled(tmp_path)
+    steps = [one.key for one in taken if one.what not in {"start", "stop"}]  # of servers that run there is none
+    assert len(steps) == len(set(steps)) == len(lines) == len(probe.plan(subject())) - 2
+    assert said[0].startswith("5 of ")
+    before = (tmp_path / RAW).read_bytes()
+    taken.clear()
+    assert profiled(tmp_path)[0] == lines
+    assert {one.what for one in taken} == {"start", "stop"}
+    assert (tmp_path / RAW).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("loads", "tries", "kept"), [((0.1,), 1, 0.1), ((0.9, 0.1), 2, 0.1), ((0.9, 0.4, 0.7), 3, 0.4)]
+)
+def test_what_others_disturbed_is_measured_again_and_then_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: tuple[float, ...], tries: int, kept: float
+) -> None:
+    left = list(loads)
+    monkeypatch.setattr(probe, "OtherLoad", Quiet(lambda: left.pop(0)))
+    line = Rig(subject(), tmp_path).measured(Probe("prefill", {"shape": "m", "tokens": 8, "held": False}))
+    assert line is not None
+    assert (line["tries"], line["other_cores"], left) == (tries, kept, [])
+    assert len(line["all"]) == probe.REPEATS
+    assert line["p50"] == pytest.approx(API_S + KNOWN.step_s(0, 0, 8), abs=1e-8)
+
+
+def test_another_machine_is_refused(tmp_path: Path) -> None:
+    profiled(tmp_path)
+    with pytest.raises(UserError, match=rf"{HOST}: measured with host 'here', here it is 'there'"):
+        profiled(tmp_path, about={"host": "there"})
+
+
+def test_the_plan_stays_within_what_servers_take() -> None:
+    for slots, most in ((1, 64), (4, 1000), (64, 8191)):
+        probes = probe.plan(subject(slots=slots, most=most))
+        assert len({one.key for one in probes}) == len(probes)
+        numbers = [{name: value for name, value in one.params.items() if isinstance(value, int)} for one in probes]
+        assert max(at.get("tokens", 0) for at in numbers) == most
+        assert all(at.get("ctx", 0) + probe.STEPS <= most + 1 for at in numbers)
+        assert max(at.get("seqs", 0) for at in numbers) <= slots
+        assert any(one.params.get("held") for one in probes)
+
+
+# ------------------------------------------------------------------ against a server
+
+
+@pytest.fixture
+def mock() -> Iterator[str]:
+    """The URL of a mock that serves two of a model, each on a GPU of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "harness",
+        "mock",
+        "--models",
+        ",".join(f"llama-tiny/{k}" for k in (1, 2, 3, 4)),
+        "--ttft-ms",
+        "20",
+        "--itl-ms",
+        "4",
+    ]
+    with subprocess.Popen(
+        [*command, "--port", "0", "--with-parent"], stdout=subprocess.PIPE, text=True, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    ) as running:  # fmt: skip
+        assert running.stdout is not None
+        yield running.stdout.readline().rpartition(" ")[2].strip()
+        running.send_signal(signal.SIGTERM)
+
+
+def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # a real client
+    monkeypatch.setattr(probe, "OtherLoad", Quiet())
+    monkeypatch.setattr(probe, "PROMPTS", (1, 2, 3, 8, 64))
+    monkeypatch.setattr(probe, "SEQS", (1, 2))
+    monkeypatch.setattr(probe, "REPEATS", 2)
+    monkeypatch.setattr(fit_whole, "KNOTS", (1,))
+    said = list[str]()
+    found = calibrate.calibrate("attach", ["llama-tiny"], tmp_path, said.append, attach=(mock,), batch_cap=2)
+    file: Mapping[str, Any] = quantities.machine(str(found.table)) or {}
+    assert file["kind"] == "attach-h100"
+    assert file["settings"]["batch_cap"] == 2
+    lines = [json.loads(text) for text in (tmp_path / RAW).read_text("utf-8").splitlines()]
+    # no server is faster than it is: a token comes when it is due, or later
+    assert min(line["p50"] for line in lines if line["what"] == "prefill") >= 0.020
+    for line in lines:
+        if line["what"] == "decode":
+            at = line["params"]
+            assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
+    assert len(found.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
+    assert any(note.startswith("a step asks for") for note in found.notes)

@@ -1,0 +1,114 @@
+"""How predictions are judged: on runs made up so that the answer is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+import pytest
+
+from harness.experiment import ranks
+from harness.experiment.ranks import SERVERS, SIMULATOR
+
+SEEDS = range(5)
+WOBBLE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # over repeats
+
+
+def runs(
+    servers: Mapping[str, float],
+    simulator: Mapping[str, float],
+    *,
+    measure: str = "both",
+    condition: str = "2 models",
+    invalid: Sequence[tuple[str, int]] = (),
+    wobble: Sequence[float] = WOBBLE,
+    apart: float = 0.0,
+) -> pd.DataFrame:
+    """A line a run. Systems wobble together over repeats; `apart`: in opposite ways."""
+    lines = []
+    for side, values in ((SERVERS, servers), (SIMULATOR, simulator)):
+        for k, (label, value) in enumerate(values.items()):
+            for seed, off in zip(SEEDS, wobble, strict=True):
+                own = off + apart * off * (-1) ** k if side == SERVERS else off
+                bad = side == SERVERS and (label, seed) in invalid
+                lines.append((condition, label, seed, side, measure, value + own, bad))
+    return pd.DataFrame(lines, columns=["condition", "label", "seed", "side", "measure", "value", "invalid"])
+
+
+def only(frame: pd.DataFrame) -> ranks.Pair:
+    (pair,) = ranks.pairs(frame, "both")
+    return pair
+
+
+def test_a_known_order_is_found_again() -> None:
+    frame = runs({"a": 0.5, "b": 0.9, "c": 0.7}, {"a": 0.4, "b": 0.85, "c": 0.8})
+    found = {(pair.first, pair.second): pair for pair in ranks.pairs(frame, "both")}
+    assert set(found) == {("b", "a"), ("c", "a"), ("b", "c")}
+    assert {pair.verdict for pair in found.values()} == {"alike"}
+    assert found["b", "a"].servers.mean == pytest.approx(0.4)
+    assert found["b", "a"].simulator.mean == pytest.approx(0.45)
+    assert [key for key, pair in found.items() if pair.far] == [("b", "a"), ("c", "a")]
+
+
+@pytest.mark.parametrize(("a", "b", "verdict"), [(0.6, 0.5, "wrong"), (0.5, 0.6, "alike"), (0.5, 0.5, "no difference")])
+def test_what_the_simulator_says_of_a_pair_that_the_servers_tell_apart(a: float, b: float, verdict: str) -> None:
+    pair = only(runs({"a": 0.5, "b": 0.8}, {"a": a, "b": b}))
+    assert (pair.first, pair.second, pair.verdict) == ("b", "a", verdict)
+
+
+def test_what_servers_do_not_tell_apart_judges_nothing() -> None:
+    tie = only(runs({"a": 0.70, "b": 0.705}, {"a": 0.9, "b": 0.1}, apart=1.0))
+    assert tie.verdict == "not told apart"
+    assert tie.servers.low is not None
+    assert tie.servers.low < 0.0 < tie.servers.mean
+    assert only(runs({"a": 0.7, "b": 0.7}, {"a": 0.9, "b": 0.1})).verdict == "not told apart"
+
+
+def test_an_invalid_run_is_in_no_number() -> None:
+    frame = runs({"a": 0.5, "b": 0.8}, {"a": 0.4, "b": 0.9}, invalid=[("b", 3)])
+    pair = only(frame)
+    assert (pair.servers.n, pair.invalid, pair.verdict) == (4, 1, "too few")
+    assert ranks.summary([pair])[1] == "1 pairs have fewer than 5 valid repeats, and count for nothing"
+    (a, b) = ranks.cells(frame, "both")
+    assert (a.label, a.n, b.label, b.n) == ("a", 5, "b", 4)
+    assert b.servers == pytest.approx(0.8 + (-0.02 - 0.01 + 0.0 + 0.02) / 4)
+
+
+def test_a_system_that_ran_on_one_side_alone_is_in_no_pair() -> None:
+    assert ranks.pairs(runs({"a": 0.5}, {"a": 0.4, "b": 0.9}), "both") == []
+
+
+def test_conditions_are_apart() -> None:
+    both = [runs({"a": 0.5, "b": 0.8}, {"a": 0.4, "b": 0.9}, condition=c) for c in ("2 models", "4 models")]
+    found = ranks.pairs(pd.concat(both), "both")
+    assert [(pair.condition, pair.first) for pair in found] == [("2 models", "b"), ("4 models", "b")]
+
+
+def test_errors_are_relative_and_stand_beside_the_servers_spread() -> None:
+    both = runs({"a": 0.5}, {"a": 0.6})
+    fast = runs({"a": 0.200}, {"a": 0.220}, measure="ttft_p50_s", wobble=(0.0,) * 5)
+    attainment, ttft = ranks.cells(pd.concat([both, fast]), "both")
+    assert attainment.error == pytest.approx(0.1)
+    assert attainment.spread == pytest.approx(0.0158, abs=1e-4)
+    assert (ttft.servers, ttft.simulator, ttft.spread) == pytest.approx((0.2, 0.22, 0.0))
+    assert ttft.error == pytest.approx(0.1)
+    assert ranks.aims([ttft._replace(error=0.09), ttft._replace(error=-0.21)]) == [
+        "P50 of TTFT: error 15 % in the median cell; 1 of 2 within 10 %"
+    ]
+    endless = runs({"a": math.inf}, {"a": 0.2}, measure="tpot_p99_s", wobble=(0.0,) * 5)
+    (cell,) = ranks.cells(endless, "both")
+    assert math.isnan(cell.error)
+
+
+def test_a_summary_says_whether_the_pairs_are_enough() -> None:
+    few = ranks.pairs(runs({"a": 0.5, "b": 0.8}, {"a": 0.4, "b": 0.9}), "both")
+    apart, enough = ranks.summary(few)
+    assert apart == (
+        "1 of 1 pairs are told apart by the servers: the simulator ranks 1 alike, 0 wrongly, sees no difference in 0"
+    )
+    assert enough.startswith("1 of these 1 were predicted to differ by 10 points or more: too few to judge by")
+    many = {name: 0.1 + 0.15 * k for k, name in enumerate("abcde")}
+    assert ranks.summary(ranks.pairs(runs(many, many), "both"))[1].endswith("enough to judge by")
+    rows = list(ranks.pair_rows(few))
+    assert rows[1] == ("2 models", "b", "a", "5", "+30.0 [+30.0, +30.0]", "+50.0 [+50.0, +50.0]", "alike")

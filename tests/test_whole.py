@@ -1,0 +1,187 @@
+"""Machines that were measured whole: their tables' form, and what the simulator makes of them, reckoned by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from harness.engines import sim
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Served, machine
+from harness.experiment.resolve import resolve
+from harness.experiment.spec import Spec
+from harness.loop.replay import replay
+from harness.policy.actions import Action, Admit, Load, Run
+from harness.policy.events import Event, Woke
+from harness.policy.types import Batch, Inst, Jobs, Unsupported, UserError
+from harness.policy.view import View
+from harness.rows import requests
+from tests import whole_table
+from workloads.models import shape
+
+API_S = 0.0005
+
+
+def seconds(m: int) -> float:
+    """The table's own lines."""
+    return 0.002 + 0.001 * m if m <= 8 else 0.010 + 0.0005 * (m - 8)
+
+
+def step_s(B: int, C: int, prompts: Iterable[int] = ()) -> float:
+    """A step's seconds, by the formula at the head of whole.py."""
+    tokens = list(prompts)
+    area = sum(p * p / 2 for p in tokens)
+    own = 0.00025 * (B + len(tokens)) + 2**-6 * 1e-3 * C + 2**-10 * 1e-3 * area
+    return seconds(B + sum(tokens)) + own
+
+
+class Serve:
+    """Runs models where they are put."""
+
+    uses = frozenset({"Load", "Run", "Admit"})
+    hears = frozenset({Woke})
+    options: ClassVar = {"kv": "paged"}
+
+    def __init__(self, models: Iterable[str]) -> None:
+        self.models = tuple(models)
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        for m in self.models:
+            batch = Batch(Inst(m, (0,)))
+            yield from (Load(batch.inst), Run(batch), Admit(m, batch))
+
+
+def ran(path: str, arrivals: list[tuple[float, int, int, int]], models: int = 1) -> requests.Rows:
+    """Replay (seconds, model, prompt, output)."""
+    names = tuple(f"m{k}" for k in range(models))
+    served = tuple(Served(m, shape("llama-tiny")) for m in names)
+    config = Config(served, gpu="desk", table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28, chunk_tokens=512)
+    engine = sim.make(config, {"kv": "paged"}, machine(config))
+    at, model, prompt, output = (np.array(x) for x in zip(*arrivals, strict=True))
+    never = np.full(len(at), np.inf)
+    jobs = Jobs(
+        names, at.astype(float), model.astype(np.int32), prompt.astype(np.int32), output.astype(np.int32), never, never
+    )
+    replay(Serve(names), engine, jobs)  # type: ignore[arg-type]
+    return requests.rows(pa.Table.from_batches(engine.rows()))
+
+
+def test_a_request_alone_takes_its_prefill_and_a_step_a_token(tmp_path: Path) -> None:
+    rows = ran(whole_table.write(tmp_path), [(0.0, 0, 100, 5)])
+    ttft_s = API_S + step_s(0, 0, [100])
+    assert ttft_s == pytest.approx(0.0005 + 0.056 + 0.00025 + 5000 / 1024 * 1e-3)
+    assert rows.ttft_s == pytest.approx([ttft_s], abs=2e-9)
+    decodes_s = sum(step_s(1, 100 + k) for k in (1, 2, 3, 4))
+    assert rows.e2e_s == pytest.approx([ttft_s + decodes_s], abs=2e-9)
+
+
+def test_blocks_of_256_tokens_are_counted_one_by_one(tmp_path: Path) -> None:
+    """More of them than a record of the kernel has room for are refused: they would be counted in other memory."""
+    path = whole_table.write(tmp_path)
+    config = Config((Served("m", shape("llama-tiny")),), table=path, block_tokens=256, batch_cap=4, pool_bytes=1 << 28)
+    engine = sim.make(config, {"kv": "paged"}, machine(config))
+    never = np.full(1, np.inf)
+    one = np.ones(1, np.int32)
+    replay(Serve("m"), engine, Jobs(("m",), np.zeros(1), 0 * one, 300 * one, one, never, never))  # type: ignore[arg-type]
+    assert engine.stats()["kv_byte_s"] == pytest.approx(2 * 256 * 4096 * step_s(0, 0, [300]), rel=1e-6)
+    with pytest.raises(UserError, match="block_tokens is 257: the simulator takes at most 256"):
+        sim.make(replace(config, block_tokens=257), {}, machine(config))
+
+
+def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
+    """The second one comes within the first one's first decode step, and joins the next."""
+    first_s = API_S + step_s(0, 0, [100])
+    rows = ran(whole_table.write(tmp_path), [(0.0, 0, 100, 3), (first_s, 0, 20, 1)])
+    joined_s = first_s + step_s(1, 101) + step_s(1, 102, [20])
+    assert rows.e2e_s[0] == pytest.approx(joined_s, abs=2e-9)
+    assert rows.e2e_s[1] == pytest.approx(joined_s - first_s, abs=2e-9)
+
+
+@pytest.mark.parametrize(
+    ("share", "factor", "models", "times"),
+    [
+        (1.0, 1.0, 3, 3.0),
+        (1.0, 1.5, 2, 2.5),
+        (1.0, 1.5, 3, 4.0),
+        (0.5, 1.0, 2, 1.0),
+        (0.5, 1.0, 3, 1.5),
+        (0.625, 1, 2, 1.25),
+    ],
+)
+def test_servers_side_by_side_slow_each_other_down_as_measured(
+    tmp_path: Path, share: float, factor: float, models: int, times: float
+) -> None:
+    path = whole_table.write(tmp_path, co_run={"share": share, "factor": factor, **whole_table.SAID})
+    rows = ran(path, [(0.0, k, 100, 1) for k in range(models)], models)
+    assert rows.ttft_s == pytest.approx([API_S + times * step_s(0, 0, [100])] * models, abs=2e-9)
+
+
+def test_beyond_the_last_tokens_seconds_go_on_as_they_were(tmp_path: Path) -> None:
+    config = Config((Served("m", shape("llama-tiny")),), table=whole_table.write(tmp_path))
+    profile = sim.make(config, {}, machine(config)).cluster.profile
+    assert profile.prefill_s(Inst("m", (0,)), 1024) == pytest.approx(step_s(0, 0, [1024]))
+    assert profile.step_s(Inst("m", (0,)), 4, 1000) == pytest.approx(step_s(4, 1000))
+    assert profile.load_s(Inst("m", (0,)), "cold") == pytest.approx(0.5 + 9_417_216 / 1e8)
+    with pytest.raises(Unsupported, match="measured whole"):
+        profile.kernels_s(Inst("m", (0,)), 4, 1000)
+
+
+def test_a_run_takes_the_machine_and_its_settings_from_the_table(tmp_path: Path) -> None:
+    path = whole_table.write(tmp_path)
+    asked = Spec("static", models="llama-tiny*2", trace="sample", table=path, gpus=1)
+    spec = resolve(asked)
+    assert (spec.gpu, spec.host, spec.noise, spec.control_s) == ("desk", "desk", 0.0, API_S)
+    assert (spec.batch_cap, spec.block_tokens, spec.pool_bytes, spec.sharing) == (4, 256, 1 << 28, "fluid")
+    assert resolve(replace(asked, batch_cap=8)).batch_cap == 8
+    assert resolve(spec) == spec
+    with pytest.raises(UserError, match=r'gpu is "l40s", and cost table .*desk.toml is of desk'):
+        resolve(replace(asked, gpu="l40s"))
+    with pytest.raises(UserError, match=r'desk has no steps."llama-3.1-8b" \(measured were: llama-tiny\)'):
+        resolve(replace(asked, models="llama-3.1-8b"))
+
+
+def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
+    said = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
+    assert {one.quantity for one in said} >= {"host desk", "desk.co_run", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
+    assert all(one.source and one.formula and one.error for one in said)
+
+
+def without(section: str, key: str) -> dict[str, Any]:
+    own = dict(whole_table.file()[section])
+    del own[key]
+    return {section: own}
+
+
+MODEL = whole_table.MODEL
+BROKEN: list[tuple[dict[str, Any], str]] = [
+    ({"kind": "h100"}, "kind is 'h100', which is a GPU kind"),
+    ({"kind": 3}, "kind must be text"),
+    ({"gem": {}}, "unknown section 'gem'; known: kind, name"),
+    ({"settings": {"seed": 1}}, "settings.seed is none of block_tokens"),
+    (without("spec", "disk"), "spec.disk is missing"),
+    (without("host", "sigma"), "host.sigma is missing"),
+    ({"co_run": {"share": 1.5, "factor": 1.0, **whole_table.SAID}}, "co_run.share = 1.5 must be above 0"),
+    ({"co_run": {"share": 1.0, **whole_table.SAID}}, "co_run.factor is missing"),
+    ({"steps": {}}, "steps is of no model"),
+    ({"steps": {MODEL: whole_table.STEPS | {"ctx_s": -1.0}}}, 'steps."llama-tiny".ctx_s = -1.0 must be'),
+    ({"steps": {MODEL: whole_table.STEPS | {"tokens": [2, 8, 512]}}}, 'tokens must be whole numbers from 1'),
+    ({"steps": {MODEL: whole_table.STEPS | {"tokens": [1, 1, 512]}}}, 'tokens must rise'),
+    ({"steps": {MODEL: whole_table.STEPS | {"seconds": [0.1, 0.2]}}}, 'seconds must hold a number for each'),
+    ({"steps": {MODEL: whole_table.STEPS | {"seconds": [0.1, 0.3, 0.2]}}}, 'seconds must be above 0, and never fall'),
+    ({"ladder": {"cold": {"fixed_s": 1.0, "link": "wire", "source": "x"}}}, 'ladder.cold.link is neither'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "says"), BROKEN)
+def test_a_broken_table_is_refused_with_file_and_key(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
+    path = whole_table.write(tmp_path, **changed)
+    with pytest.raises(UserError) as caught:
+        quantities.gpu("desk", path)
+    assert f"cost table {path}: " in str(caught.value)
+    assert says in str(caught.value)

@@ -1,0 +1,47 @@
+"""A table of a machine that was measured whole, small enough to reckon with by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from harness.engines.costs import fit, quantities
+
+MODEL = "llama-tiny"
+SAID = {"source": "by hand", "formula": "a line"}
+# 2 ms a step and 1 ms a token of it up to 8, half a ms beyond; 1/4 ms a sequence, 1/64 ms a token of context, and
+# 1/1024 ms for each token before each token of a prompt.
+STEPS = {
+    "tokens": [1, 8, 512],
+    "seconds": [0.003, 0.010, 0.262],
+    "seq_s": 0.00025,
+    "ctx_s": 2**-6 * 1e-3,
+    "area_s": 2**-10 * 1e-3,
+    **SAID,
+}
+
+
+def file(**changed: Any) -> dict[str, Any]:
+    """The table; `changed` sections stand in for its own."""
+    numbers = dict.fromkeys(quantities.GpuSpec._fields[2:], 1e8) | {"mem_bytes": 1 << 30, "sms": 2, "sm_step": 2}
+    return {
+        "kind": "desk",
+        "name": "a desk",
+        "settings": {"block_tokens": 256, "batch_cap": 4, "pool_bytes": 1 << 28, "sharing": "fluid"},
+        "spec": {name: {"value": value, "source": "by hand"} for name, value in numbers.items()},
+        "host": {"api_in_s": 0.0005, "sigma": 0.0, **SAID},
+        "steps": {MODEL: STEPS},
+        "co_run": {"share": 1.0, "factor": 1.5, **SAID},
+        "ladder": {
+            "host": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},
+            "cold": {"fixed_s": 0.5, "link": "disk", "source": "by hand"},
+        },
+    } | changed
+
+
+def write(folder: Path, **changed: Any) -> str:
+    """The table as a file; its path."""
+    quantities.forget()
+    path = folder / "desk.toml"
+    path.write_text(fit.dumps(file(**changed)))
+    return str(path)
