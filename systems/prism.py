@@ -164,7 +164,6 @@ class Prism:
     inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
-    ready: dict[int, list[Tenant]] = field(default_factory=dict, init=False)  # `serves` by GPU, until a copy changes
     start_s: float = field(default=0.0, init=False)
 
     untuned: ClassVar[Mapping[str, Option]] = {  # what the paper leaves open, as it stood before it was tuned
@@ -211,7 +210,7 @@ class Prism:
             case Done(Load(Inst(name, tuple(place))), None):
                 return self.loaded(self.models[name], place, view)
             case Done(Evict(Inst(name, tuple(place)))):
-                self.copied(name, place, None)
+                self.copies.pop((name, place), None)
                 return chain(self.load_all(view), (Wake(view.now_s, f"gpu {g}") for g in place))
         return ()
 
@@ -234,14 +233,6 @@ class Prism:
     def at(self, g: int) -> list[Tenant]:
         """Models that live on GPU g, or have a part there."""
         return [m for m in self.models.values() if m.home is not None and g in m.home]
-
-    def copied(self, name: str, place: Gpus, state: str | None) -> None:
-        """What a copy of a model has come to: loading, in, leaving; None: it has left."""
-        self.ready.clear()
-        if state is None:
-            self.copies.pop((name, place), None)
-        else:
-            self.copies[name, place] = state
 
     def weigh(self, m: Tenant, now_s: float) -> None:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
@@ -293,19 +284,19 @@ class Prism:
 
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
         """Load a model: as its home, or beside its home until that can be left."""
-        m.home, m.next = (place, None) if m.home is None else (m.home, place)
-        self.copied(m.name, place, state)
+        self.copies[m.name, place] = state
         self.out.pop(m.name, None)
         m.places += [] if place in m.places else [place]
+        m.home, m.next = (place, None) if m.home is None else (m.home, place)
         yield Load(Inst(m.name, place), self.way)
         yield Run(Batch(Inst(m.name, place)))
 
     def leave(self, m: Tenant) -> Iterator[Action]:
         """Evict a model once those inside have finished; who still waits goes where it lives next."""
         assert m.home is not None
-        place, m.home, m.next = m.home, m.next, None
-        self.copied(m.name, place, "leaving")
-        yield Evict(Inst(m.name, place))
+        self.copies[m.name, m.home] = "leaving"
+        yield Evict(Inst(m.name, m.home))
+        m.home, m.next = m.next, None
         if m.home is None and (m.queue or m.late):
             self.out[m.name] = None
 
@@ -359,7 +350,7 @@ class Prism:
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
         """A model works from here, and leaves where it was."""
-        self.copied(m.name, place, "in")
+        self.copies[m.name, place] = "in"
         if m.next == place:
             yield from self.leave(m)
         yield from self.partition()
@@ -464,8 +455,7 @@ class Prism:
         self.prefilled(m, rid)
         m.live -= 1
         m.since_s = view.now_s
-        for g in sorted(self.short):
-            yield Wake(view.now_s, f"gpu {g}")
+        yield from [Wake(view.now_s, f"gpu {g}") for g in sorted(self.short)]
         if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
             yield Wake(view.now_s, f"gpu {m.home[0]}")
         if self.out and m.idle:
@@ -473,7 +463,7 @@ class Prism:
 
     def let_in(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
-        here = self.serves(g)
+        here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
         open_ = {m.name: m for m in here if (m.queue or m.late) and self.room(m, 1)}
         self.short.discard(g)
         if not open_:
@@ -514,13 +504,6 @@ class Prism:
             m.live += 1
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
-    def serves(self, g: int) -> list[Tenant]:
-        """Models whose weights are in at their home, of which GPU g is the first."""
-        if g not in self.ready:
-            homes = [m for m in self.models.values() if m.home and m.home[0] == g]
-            self.ready[g] = [m for m in homes if self.copies[m.name, m.home or ()] == "in"]
-        return self.ready[g]
-
     def room(self, m: Tenant, tokens: int) -> bool:
         """Whether an engine would not make a prompt wait: its next step has room."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
@@ -538,14 +521,14 @@ class Prism:
         if self.order == "fcfs":
             return R, []
         seconds = [e[2].prompt_tokens / self.models[e[2].model].c for e in R]
+        busy = {m.name: m.filling / m.c for m in here}
         on_time: set[int] = set()
         if self.clock == "serial":
-            busy = sum([m.filling / m.c for m in here])
-            on_time = set(alg2([e[0] for e in R], seconds, now_s + busy))
+            on_time = set(alg2([e[0] for e in R], seconds, now_s + sum(busy.values())))
         else:
             for m in open_:
                 mine = [k for k, e in enumerate(R) if e[2].model == m.name]
-                kept = alg2([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + m.filling / m.c)
+                kept = alg2([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + busy[m.name])
                 on_time |= {mine[k] for k in kept}
         dropped = []
         for k, e in enumerate(R):
