@@ -209,6 +209,7 @@ class Small:
     style: Style = STYLES["openai"]
     facts: Mapping[str, str] = {"small": "1.0"}
     slots = 2
+    elastic = False
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
         model = Model(4, 1, WEIGHTS, TOKEN_BYTES, PAGE_BYTES, LONGEST, float("inf"), float("inf"))
@@ -220,7 +221,14 @@ class Small:
         """See Kind."""
         assert folder.is_dir()
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
+    def close(self) -> None:
+        """See Kind."""
+
+    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+        """See Kind."""
+        return ()
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         log.write_text("it starts\n")
         process = Process(f"http://127.0.0.1:{len(self.seats) + 1}")
