@@ -216,6 +216,7 @@ class Small:
         gpus = tuple(Gpu("cpu", 0, mem_bytes, 1, ()) for _ in range(config.gpus))
         self.cluster = Cluster(gpus, {m.name: model for m in config.models}, {}, None)  # type: ignore[arg-type]
         self.seats: list[tuple[Inst, int, Process]] = []
+        self.sms: list[int | None] = []  # of each seat
 
     def ready(self, folder: Path) -> None:
         """See Kind."""
@@ -231,6 +232,7 @@ class Small:
     def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         log.write_text("it starts\n")
+        self.sms.append(sms)
         process = Process(f"http://127.0.0.1:{len(self.seats) + 1}")
         self.seats.append((inst, kv_bytes, process))
         return Seat(Server(process.url, inst.model), process)  # type: ignore[arg-type]

@@ -370,7 +370,8 @@ class Fleet:
         self.spans.append(Span(did, up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         if what == "ready":
             up.state = "in"
-            self.resize(up, up.kv_bytes)  # it may have changed meanwhile
+            if self.kind.elastic:
+                self.resize(up, up.kv_bytes)  # it may have changed meanwhile
         else:
             del self.up[up.inst]
             if sleeps:

@@ -20,15 +20,15 @@ MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-t
 class Card(NamedTuple):
     """The cards of a host, and what servers of one environment may do with them."""
 
-    count: int = 1
+    gpus: int = 1
     mps: str | None = None  # the program that starts the daemon of MPS
     kvcached: bool = False  # is in the environment
 
 
 def card(environment: str) -> Card | None:
     """Look for the cards of this host; None where it has none."""
-    count = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
-    return Card(count, shutil.which(MPS), version(environment, "kvcached") is not None) if count else None
+    gpus = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
+    return Card(gpus, shutil.which(MPS), version(environment, "kvcached") is not None) if gpus else None
 
 
 def version(environment: str, package: str, root: Path | None = None) -> str | None:

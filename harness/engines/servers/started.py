@@ -110,8 +110,8 @@ class Started:
     def ready(self, at: Path) -> None:
         """Write the models, unless they stand in the user's cache, and start MPS if servers share by it; see Kind."""
         self.python = environments.python(self.name)
-        if self.card is not None and self.config.gpus > self.card.count:
-            raise Unsupported(f"{self.config.gpus} GPUs, this host has {self.card.count}")
+        if self.card is not None and self.config.gpus > self.card.gpus:
+            raise Unsupported(f"{self.config.gpus} GPUs, this host has {self.card.gpus}")
         for seed, m in enumerate(self.config.models):
             if self.card is not None and m.tp > 1:
                 raise UserError(f"{m.name} takes {m.tp} GPUs: servers of {self.name} have one each here")
