@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,7 @@ def test_without_a_card_nothing_of_a_card_is_offered(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(host, "DEVICES", tmp_path)
-    monkeypatch.setattr(host.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     engine = module.make(CONFIG, {"kv": "elastic", "sharing": "fluid"}, PRICED)
     assert engine.offers == {"kv": ("paged",), "process": ("gpu", "model")}
     assert not {use for use in engine.can if use.startswith(("Load.way:sleep", "Run."))}
@@ -123,7 +124,7 @@ def test_on_a_card_there_is_what_the_host_has_programs_for(
     for name in ("nvidia0", "nvidia7", "nvidiactl", "nvidia-uvm", "null"):
         (tmp_path / name).touch()
     monkeypatch.setattr(host, "DEVICES", tmp_path)
-    monkeypatch.setattr(host.shutil, "which", lambda name: f"/usr/bin/{name}" if mps else None)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if mps else None)
     monkeypatch.setattr(host, "version", lambda environment, package: "0.1.6" if kvcached else None)
     engine = module.make(CONFIG, {}, PRICED)
     assert engine.kind.card == Card(2, "/usr/bin/nvidia-cuda-mps-control" if mps else None, kvcached)

@@ -97,7 +97,6 @@ class Up:
     inst: Inst
     kv_bytes: int
     asked: list[Action]  # Loads, later Evicts, whose end is to be told
-    sms: int | None = None  # that it was started with; None: all
     way: str = "host"  # by which it came
     state: Weights = "loading"
     seat: Seat | None = None
@@ -106,6 +105,7 @@ class Up:
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
     stopping: bool = False
     woken: bool = False
+    sms: int | None = None  # that it was started with; None: all
     told_bytes: int | None = None  # elastic: the limit that it was told, of `kv_bytes`
     telling: Lock = field(default_factory=Lock)
 

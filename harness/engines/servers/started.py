@@ -172,6 +172,7 @@ class Started:
 
     def account(self, inst: Inst) -> str:
         """What kvcached knows a server by: no other one of this host has the name."""
+        assert isinstance(inst.place, tuple)
         k = next(k for k, m in enumerate(self.config.models) if m.name == inst.model)
         return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"
 
