@@ -7,10 +7,9 @@ import shlex
 import subprocess
 from pathlib import Path
 
-import click
 import pytest
 
-from harness.cli.app import main
+from harness.cli.app import load
 from harness.engines.servers import host
 from harness.experiment.figure import figure
 from harness.experiment.on_servers import part
@@ -53,10 +52,8 @@ def test_every_command_is_one_that_our_command_line_takes(card: str) -> None:
     asked = [words[words.index("harness") + 1 :] for words in lines]
     assert [words[0] for words in asked] == ["calibrate", "validate", "reproduce"]
     for name, *words in asked:
-        assert isinstance(main, click.Group)
-        command = main.get_command(click.Context(main), name)
-        assert command is not None
-        if "engine" not in {parameter.name for parameter in command.params}:
+        command = load(name)
+        if name != "reproduce" and "engine" not in {parameter.name for parameter in command.params}:
             continue  # the command has no engines of its own yet
         found = command.make_context(name, list(words)).params
         assert found["engine"] == "vllm"
