@@ -162,6 +162,35 @@ $(SGLANG): $(VLLM) | $(READY)
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
 	@$(PYTHON) -m harness.engines.probes --minutes $(MINUTES)
 
+# On a card: vLLM in .venv-vllm in place of that for processors. Every step keeps what stands, so a second call goes on.
+CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')
+KIND = $(filter $(subst -, ,$(CARD)),$(notdir $(basename $(wildcard harness/engines/costs/tables/*.toml))))
+GPUS = $(words $(shell nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null))
+GPU_MODEL = llama-3.2-1b
+GPU_SYSTEMS = static:equal,static:rate,elastic,swap:sleep
+CARDED = .venv-vllm/.card-$(shell cat $(SERVERS)/vllm-gpu.txt $(SERVERS)/kvcached.txt | cksum | cut -d' ' -f1)
+AT = results/$(CARD)
+TABLE = $(AT)/vllm-$(KIND).toml
+
+gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, validate, figure 7; again goes on
+	@[ -n '$(CARD)' ] || { echo 'error: make gpu-servers needs a GPU, and nvidia-smi finds none here' >&2; exit 2; }
+	@[ -n '$(KIND)' ] || { echo 'error: no cost table has a word of $(CARD) as its name: make gpu-servers KIND=h100' >&2; exit 2; }
+	@$(MAKE) $(READY) $(CARDED)
+	@echo 'calibrate    $(GPU_MODEL): prefill, decode, start, sleep and wake, of one server and of several'
+	@$(BENCH) calibrate --engine vllm --gpu $(KIND) --models $(GPU_MODEL) -o $(AT)
+	@echo 'validate     the same runs on vLLM and on the simulator with that table'
+	@$(BENCH) validate --engine vllm --table $(TABLE) --models $(GPU_MODEL) --counts 2,4 --systems $(GPU_SYSTEMS) --runs $(AT)/runs -o $(AT)/validate
+	@echo 'figure 7     what of it runs on $(GPUS) GPUs'
+	@$(BENCH) reproduce fig7 --engine vllm --gpus $(GPUS) --seeds 1 -o $(AT)/fig7
+
+$(CARDED): | $(READY)
+	$(call quiet,vllm-gpu,$(PYTHON) -m venv --clear .venv-vllm && \
+	.venv-vllm/bin/python -m pip install -q --disable-pip-version-check -r $(SERVERS)/vllm-gpu.txt && \
+	.venv-vllm/bin/python -c 'import vllm')
+	@.venv-vllm/bin/python -m pip install -q --disable-pip-version-check --no-build-isolation -r $(SERVERS)/kvcached.txt \
+	>.make/kvcached.log 2>&1 || echo 'kvcached is not built (.make/kvcached.log): what needs elastic KV is skipped'
+	@touch $@
+
 lint: $(READY) ## ruff: rules and format
 	$(call loud,lint,$(PY) -m ruff check -q . && $(PY) -m ruff format -q --check .)
 
@@ -209,4 +238,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate ci lock clean

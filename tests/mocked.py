@@ -38,6 +38,7 @@ class Mocked:
         }
     )
     slots: int = 4
+    elastic: bool = False
     style: Style = field(default_factory=Style)
     facts: Mapping[str, str] = field(default_factory=lambda: {"servers": "bench mock"})
     offers: Mapping[str, tuple[Option, ...]] = field(
@@ -58,7 +59,14 @@ class Mocked:
         if not folder.is_dir():
             raise UserError(f"no folder {folder}")
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
+    def close(self) -> None:
+        """See Kind."""
+
+    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+        """See Kind."""
+        return ()
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         port, tokens = free_port(), kv_bytes // TOKEN_BYTES
         command = (sys.executable, "-m", "harness", "mock", "--models", inst.model, *self.options)

@@ -209,20 +209,30 @@ class Small:
     style: Style = STYLES["openai"]
     facts: Mapping[str, str] = {"small": "1.0"}
     slots = 2
+    elastic = False
 
     def __init__(self, config: Config, mem_bytes: int) -> None:
         model = Model(4, 1, WEIGHTS, TOKEN_BYTES, PAGE_BYTES, LONGEST, float("inf"), float("inf"))
         gpus = tuple(Gpu("cpu", 0, mem_bytes, 1, ()) for _ in range(config.gpus))
         self.cluster = Cluster(gpus, {m.name: model for m in config.models}, {}, None)  # type: ignore[arg-type]
         self.seats: list[tuple[Inst, int, Process]] = []
+        self.sms: list[int | None] = []  # of each seat
 
     def ready(self, folder: Path) -> None:
         """See Kind."""
         assert folder.is_dir()
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
+    def close(self) -> None:
+        """See Kind."""
+
+    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+        """See Kind."""
+        return ()
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         log.write_text("it starts\n")
+        self.sms.append(sms)
         process = Process(f"http://127.0.0.1:{len(self.seats) + 1}")
         self.seats.append((inst, kv_bytes, process))
         return Seat(Server(process.url, inst.model), process)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ ARCHITECTURE = {
 }
 MOST_ARROWS = 55
 # Engines in front of servers lie where engines are found by their names.
-OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "vllm")}
+OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "sglang_pdmux", "vllm")}
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"experiment", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.

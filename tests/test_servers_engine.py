@@ -17,7 +17,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, Prefill
 from harness.policy.types import UserError
 from harness.policy.view import View
 from harness.rows import record
-from tests.staged import MS, WEIGHTS, Script, Sender, Stage, batch, jobs, routed, waits
+from tests.staged import MS, WEIGHTS, Script, Sender, Small, Stage, batch, jobs, routed, waits
 
 # ------------------------------------------------------------------ books
 
@@ -319,3 +319,54 @@ def test_a_run_says_what_its_client_saw_and_whether_it_measured_its_servers(
     worth = record.meta(tmp_path / "run")["verdict"]
     assert worth["lag_p99_s"] == pytest.approx(0.001)
     assert worth["valid"] == (not worth["reasons"])
+
+
+# ------------------------------------------------------------------ cards
+
+
+def test_a_part_of_the_sms_is_taken_at_the_start_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Small, "can", Small.can | {"Run.sms"})
+    refused: list[str] = []
+
+    def answers(event: Event, view: View) -> Iterable[Action]:
+        match event:
+            case Woke("start"):
+                yield from (Load(batch("a").inst), Run(batch("a"), sms=1), Wake(1.0, "again"), Wake(2.0, "other"))
+            case Woke("again"):
+                assert view.lane(batch("a"), "mixed") == Run(batch("a"), sms=1)
+                yield Run(batch("a"), sms=1)
+            case Woke("other"):
+                yield from (Run(batch("a")), Run(batch("b"), sms=2))
+            case Done(Run(), _, why):
+                refused.append(why)
+
+    script = Script(answers, {Woke, Arrived, Finished})
+    stage = Stage(monkeypatch)
+    stage.run(script, jobs((3.0, "a", 2)), end_s=4.0)
+    assert stage.kind.sms == [1]
+    assert refused == ["small takes its part of the SMs when it starts", "GPU 0 has 1 SMs, not 2"]
+
+
+def test_elastic_memory_is_limited_while_a_server_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    monkeypatch.setattr(Small, "elastic", True)
+    monkeypatch.setattr(
+        Small, "resize", lambda self, inst, kv_bytes: ("/bin/sh", "-c", f"echo {inst.model} {kv_bytes} >>{told}")
+    )
+
+    def answers(event: Event, view: View) -> Iterable[Action]:
+        match event:
+            case Woke("start"):
+                yield from (Load(batch("a").inst), Load(batch("b").inst), Limit("a", 0, 20_000), Limit("b", 0, 20_000))
+                yield from (Run(batch("a")), Run(batch("b")), Wake(1.0, "less"))
+            case Woke("less"):
+                assert view.free_bytes(0) == 25_000  # of 35,000 beside weights: KV takes nothing yet
+                assert view.kv("a", 0).limit_bytes == 20_000
+                yield Limit("a", 0, 7_500)
+
+    stage = Stage(monkeypatch, mem_bytes=2 * WEIGHTS + 25_000)
+    outcome, _ = stage.run(Script(answers, {Woke, Arrived, Finished}), jobs((2.0, "a", 2)))
+    assert outcome.refused == 0
+    lines = told.read_text().splitlines()
+    assert [line for line in lines if line[0] == "a"][-1] == "a 7000"  # whole pages
+    assert {line for line in lines if line[0] == "b"} == {"b 20000"}

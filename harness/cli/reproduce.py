@@ -43,6 +43,11 @@ def _listed(text: str | None) -> tuple[str, ...] | None:
               help="Instead of the figure's.")  # fmt: skip
 @click.option("--models", metavar="LIST", help="Only the rows' model sets that are listed.")
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help="Runs of each point, instead of the figure's.")
+@click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes; what of the "
+              "figure it cannot run is listed with its reason.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, metavar="N",
+              help="Of --engine: how many there are.")  # fmt: skip
+@click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
 @click.option("--no-plot", is_flag=True, help="No figure.")
 @LIMIT
 @WORKERS
@@ -56,6 +61,9 @@ def reproduce(
     traces: str | None,
     models: str | None,
     seeds: int | None,
+    engine: str,
+    gpus: int,
+    table: str | None,
     no_plot: bool,
     workers: int | None,
     out: Path | None,
@@ -67,6 +75,11 @@ def reproduce(
     from harness.experiment.sentences import failures
 
     asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
+    if engine != "sim":
+        from harness.experiment import on_servers
+
+        asked, notes = on_servers.part(asked, engine, table, gpus)
+        click.echo("\n".join(notes))
     folder = (out or RESULTS / asked.name).resolve()
     with Terminal() as teller:
         found = again.reproduce(asked, folder, full=full, workers=workers, teller=teller)

@@ -39,6 +39,7 @@ class Attached:
     can = frozenset({"Load", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
     sleeps: Mapping[str, Sleep] = {}
+    elastic = False
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
     def __init__(self, config: Config, priced: Machine) -> None:
@@ -61,9 +62,16 @@ class Attached:
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else STYLES["openai"]
         self.style = self.style._replace(key_env=self.config.key_env)
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:  # noqa: ARG002
+    def close(self) -> None:
+        """See Kind: nothing is ours."""
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:  # noqa: ARG002
         """See Kind."""
         return Seat(self.matched[inst.model][0], None)
+
+    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:  # noqa: ARG002
+        """See Kind: their memory is their own matter."""
+        return ()
 
     def roots(self) -> list[int]:
         """See Kind: who listens at the URLs of this machine."""

@@ -27,7 +27,7 @@ class LlamaCpp(Started):
         """A GGUF of random weights."""
         return folder.weights(shape, at, self.python, seed)
 
-    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int) -> commands.Command:
+    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
         """See Started."""
         context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
         return commands.llamacpp(self.python, serve, commands.Cpu(self.threads, kv_bytes), context=context)
@@ -40,4 +40,4 @@ class LlamaCpp(Started):
 
 def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
     """The engine of this file; see harness/loop/engine.py."""
-    return Servers(config, LlamaCpp(config, machine, on_gpu=False))
+    return Servers(config, LlamaCpp(config, machine))

@@ -1,8 +1,9 @@
-"""SGLang's server, a process a model and GPU (servers/started.py); on a host without one it does not serve.
+"""SGLang's server, a process a model and GPU (servers/started.py); on a host without a card it does not serve.
 
 A server has its weights, its process and its KV memory as a fixed share of the card (`--mem-fraction-static`): KV by a
-`Limit` that is said before it starts, else what is left, alike for those of the start. One that is loaded by way of
-`sleep` gives its memory back when it is evicted, and takes it again when it is loaded (its memory saver).
+`Limit` that is said before it starts, else what is left, alike for those of the start; or its KV on demand (kvcached).
+One that is loaded by way of `sleep` gives its memory back when it is evicted, and takes it again when it is loaded (its
+memory saver).
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands
+from harness.engines.servers import commands, host
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Sleep
-from harness.engines.servers.started import Started, has_gpu
+from harness.engines.servers.started import Started
 from harness.policy.types import Inst, Option, UserError
 
 
@@ -22,26 +23,19 @@ class Sglang(Started):
     """Servers of SGLang."""
 
     name = package = "sglang"
-    can = Started.can | {"Load.way:sleep"}
-    ways = Started.ways | {"sleep"}
-    sleeps: Mapping[str, Sleep] = {"sleep": Sleep((commands.SGLANG_RELEASE,), (commands.SGLANG_RESUME,))}
-    offers: Mapping[str, tuple[Option, ...]] = {**Started.offers, "process": ("gpu", "model", "kept")}
-
-    def __init__(self, config: Config, priced: Machine) -> None:
-        self.slots = config.batch_cap  # it takes what there is
-        super().__init__(config, priced, on_gpu=True)
+    naps: Mapping[str, Sleep] = {"sleep": Sleep((commands.SGLANG_RELEASE,), (commands.SGLANG_RESUME,))}
 
     def ready(self, at: Path) -> None:
         """See Kind."""
-        if not has_gpu():
+        if self.card is None:
             raise UserError("sglang needs a GPU: its package has no kernels for processors")
         super().ready(at)
 
-    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int) -> commands.Command:
+    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""
-        return commands.sglang(self.python, serve, self.part(inst, kv_bytes), saver=True)
+        return commands.sglang(self.python, serve, self.part(inst, kv_bytes, sms), saver=True)
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
     """The engine of this file; see harness/loop/engine.py."""
-    return Servers(config, Sglang(config, machine))
+    return Servers(config, Sglang(config, machine, host.card(Sglang.name), options))

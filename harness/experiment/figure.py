@@ -112,6 +112,8 @@ class Figure:
     full: Scope
     requests: int  # the seeds of a point hold at least so many together
     warmup_s: float
+    engine: str = "sim"
+    table: str | None = None  # the engine's own costs, as in a spec
     gpu: str = "h100"
     host: str = "vllm-0.15"  # costs of the engine's host side
     process: str = "own"  # how many processes hold memory beside weights, as in a spec; so the bytes and rates below
@@ -141,7 +143,7 @@ class Figure:
             raise UserError(
                 f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sorted(sets))})'
             )
-        found = self._with({
+        found = self.with_rows({
             i: replace(row, models=those, traces=() if traces else row.traces, systems=() if systems else row.systems)
             for i, row in enumerate(self.rows, 1)
             if (those := row.models if models is None else tuple(one for one in row.models if one in models))
@@ -159,9 +161,9 @@ class Figure:
 
     def of(self, full: bool) -> Figure:
         """The figure without the rows that are only for --full, unless they are asked for."""
-        return self._with({i: row for i, row in enumerate(self.rows, 1) if full or not row.extra})
+        return self.with_rows({i: row for i, row in enumerate(self.rows, 1) if full or not row.extra})
 
-    def _with(self, rows: Mapping[int, Row]) -> Figure:
+    def with_rows(self, rows: Mapping[int, Row]) -> Figure:
         """The figure with some of its rows, by number from 1, and the claims that are about them."""
         number = {0: 0} | {old: new for new, old in enumerate(rows, 1)}
         left = {row.axis for row in rows.values()}

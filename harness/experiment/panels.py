@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 def contestants(figure: Figure) -> tuple[Entry, ...]:
     """The systems of a figure, on its machine."""
     by_token = not definitions.BY_TOKEN.isdisjoint(figure.definitions)
-    common = {name: getattr(figure, name) for name in MACHINE} | {"token_times": by_token}
+    common = {name: getattr(figure, name) for name in (*MACHINE, "engine", "table")} | {"token_times": by_token}
     specs = [from_dict({**asked(text), **common}) for text in figure.systems]
     return tuple(Entry(spec.label, spec) for spec in specs)
 

@@ -178,9 +178,9 @@ class _Work:
         return f"{found.maker}+span_s={self.scope.window_s:g}"
 
     def _based(self, row: Row, trace: str, models: str) -> Spec:
-        """What the SLO base of a row's panel is measured for."""
+        """What the SLO base of a row's panel is measured for, on the simulator whatever the engine."""
         own = {key: value for key, value in row.spec.items() if key in {"assign", "pool_bytes"}}
-        return replace(self.entries[0].spec, trace=trace, models=models, **own)
+        return replace(self.entries[0].spec, engine="sim", trace=trace, models=models, **own)
 
     def _judges(self, spec: Spec, scales: Iterable[float]) -> dict[float, Judge]:
         """The SLO at every scale."""

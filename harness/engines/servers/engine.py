@@ -6,7 +6,8 @@ model that is routed (`Admit(model, batch)`) leave the client at their time, and
 leave when they are admitted. Requests whose server is not up, or whose lane is not open, wait here until it is.
 
 What a server does inside cannot be ordered: it batches, and shares the processors with its neighbours, as it likes. So
-there is one lane a batch ("mixed", open for good), and neither turns nor partitions, and KV does not move. What a
+there is one lane a batch ("mixed", open for good), no turns, and KV does not move. A part of the SMs (`Run.sms`, of
+kinds that have it) is taken when a server starts, and kept. What a
 request waited for is known up to the moment at which it was written; from then on its time counts as `solo`.
 """
 
@@ -350,11 +351,8 @@ class Servers(WallClock):
                 if failed := self.gone(rid):
                     return failed
                 self._cancel(rid)
-            case Run(batch) if action == Run(batch):
-                if failed := self._nowhere(batch.inst):
-                    return failed
-                self.lanes.add(batch)
-                self._flow(batch.inst)
+            case Run(batch, sms=sms) if action == Run(batch, sms=sms) and (sms is None or "Run.sms" in self.can):
+                return self._nowhere(batch.inst) or self._run(batch, sms)
             case _:
                 return "never", f"{self.kind.name} cannot do that"
         return None
@@ -381,15 +379,34 @@ class Servers(WallClock):
             self._offer(self.live[who])
         return None
 
+    def _run(self, batch: Batch, sms: int | None) -> Refusal | None:
+        inst = batch.inst
+        assert not isinstance(inst.place, Host)
+        if sms is not None and not 0 < sms <= min(self.cluster.gpus[g].sms for g in inst.place):
+            return "never", f"GPU {inst.place[0]} has {self.cluster.gpus[inst.place[0]].sms} SMs, not {sms}"
+        server = self.fleet.up.get(inst) or self.fleet.asleep.get(inst)
+        if self.begun and server is not None and server.sms != sms:
+            return "never", f"{self.kind.name} takes its part of the SMs when it starts"
+        if sms is None:
+            self.fleet.sms.pop(inst, None)
+        else:
+            self.fleet.sms[inst] = sms
+        self.lanes.add(batch)
+        self._flow(inst)
+        return None
+
     def _limit(self, model: str, gpu: int, kv_bytes: int | None) -> Refusal | None:
         if kv_bytes is not None and kv_bytes < (page := self.cluster.models[model].page_bytes):
             return "never", f"{self.kind.name} takes KV memory by {page} bytes"
         before = self.fleet.limits.get((model, gpu))
         self.fleet.limits[model, gpu] = kv_bytes
-        for inst, up in self.fleet.up.items():
-            if self.begun and inst.model == model and self.fleet.limit(inst) not in {None, up.kv_bytes}:
-                self.fleet.limits[model, gpu] = before
-                return "never", f"{self.kind.name} takes its KV memory when it starts"
+        mine = [up for inst, up in self.fleet.up.items() if self.begun and inst.model == model]
+        if self.kind.elastic:
+            for up in mine:
+                self.fleet.resize(up, self.fleet.room(up.inst, sized=True)[0])
+        elif any(self.fleet.limit(up.inst) not in {None, up.kv_bytes} for up in mine):
+            self.fleet.limits[model, gpu] = before
+            return "never", f"{self.kind.name} takes its KV memory when it starts"
         return None
 
     def _load(self, action: Load) -> Refusal | None:
@@ -499,16 +516,26 @@ class Seen(WallView):
 
     def free_bytes(self, home: int | Host) -> int:
         """See View; no KV goes to the host."""
-        return 0 if isinstance(home, Host) else self._own.fleet.free_bytes(home)
+        if isinstance(home, Host):
+            return 0
+        free = self._own.fleet.free_bytes(home)
+        elastic = self.insts(home) if self._own.kind.elastic else ()
+        return free - sum(self._known(self._own.fleet.up[inst]) for inst in elastic)
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """See View: of what its server took at its start, the part that tokens known to the client fill."""
+        """See View: of what its server may have, the part that tokens known to the client fill."""
         mine = [self._own.fleet.up[inst] for inst in self.insts(gpu) if inst.model == model]
-        have = sum(up.kv_bytes for up in mine)
-        known = sum(self._own.kv_bytes(self._own.live[r]) for up in mine for r in up.flying)
-        used = min(have, known)
-        return KvState(used, self._own.fleet.limits.get((model, gpu)), have - used)
+        have, used = sum(up.kv_bytes for up in mine), sum(map(self._known, mine))
+        left = have - used
+        if self._own.kind.elastic:
+            left = max(0, min(left, self.free_bytes(gpu)))
+        return KvState(used, self._own.fleet.limits.get((model, gpu)), left)
+
+    def _known(self, up: Up) -> int:
+        """Bytes of KV that a server holds for all that the client knows."""
+        return min(up.kv_bytes, sum(self._own.kv_bytes(self._own.live[r]) for r in up.flying))
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
         """See View."""
-        return Run(batch) if phase == "mixed" and batch in self._own.lanes else None
+        open_ = phase == "mixed" and batch in self._own.lanes
+        return Run(batch, sms=self._own.fleet.sms.get(batch.inst)) if open_ else None

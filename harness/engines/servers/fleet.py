@@ -9,18 +9,20 @@ import http.client
 import os
 import re
 import select
+import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from harness.client.body import Server, Style
 from harness.engines.machine import Refusal
+from harness.engines.servers import environments
 from harness.engines.servers.commands import Ask
 from harness.engines.servers.process import PortTaken, Process
 from harness.policy.actions import Action
@@ -43,6 +45,7 @@ class Sleep(NamedTuple):
 
     down: tuple[Ask, ...]
     up: tuple[Ask, ...]
+    rereads: bool = False  # weights, from their files: drawn ones have none
 
 
 class Kind(Protocol):
@@ -54,16 +57,28 @@ class Kind(Protocol):
     sleeps: Mapping[str, Sleep]  # by way: who came by it sleeps when evicted, and wakes when loaded again
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
+    elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
     slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
     style: Style
     facts: Mapping[str, str]  # of `measured_on`, beside the machine's own
 
     def ready(self, folder: Path) -> None:
-        """Find programs and models; what goes with the engine may be put into the folder. Raises UserError."""
+        """Find programs and models, start what servers share; files that go with the engine may be put into the folder.
+
+        Raises UserError; Unsupported where this host has too little.
+        """
         ...
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
-        """A server for an instance. Raises UserError."""
+    def close(self) -> None:
+        """End what `ready` started, after the servers; may come twice, or without it."""
+        ...
+
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None) -> Seat:
+        """A server for an instance, with a part of the SMs if one is said. Raises UserError."""
+        ...
+
+    def resize(self, inst: Inst, kv_bytes: int) -> Sequence[str]:
+        """The command that limits the KV memory of a running server; none where it is fixed from the start."""
         ...
 
     def roots(self) -> list[int]:
@@ -90,6 +105,9 @@ class Up:
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
     stopping: bool = False
     woken: bool = False
+    sms: int | None = None  # that it was started with; None: all
+    told_bytes: int | None = None  # elastic: the limit that it was told, of `kv_bytes`
+    telling: Lock = field(default_factory=Lock)
 
     @property
     def process(self) -> Process | None:
@@ -127,6 +145,7 @@ class Fleet:
         self.asleep: dict[Inst, Up] = {}
         self.dead: dict[Inst, str] = {}  # servers that ended by themselves, and why, until they are loaded again
         self.limits: dict[tuple[str, int], int | None] = {}
+        self.sms: dict[Inst, int] = {}  # with which servers start; others have all
         self.faults: list[str] = []  # in order of time
         self.spans: list[Span] = []
         self.logs: dict[Path, None] = {}  # of each server that was ever started; a later start goes on in it
@@ -148,6 +167,7 @@ class Fleet:
             stop.start()
         for thread in (*stops, *self._threads):
             thread.join()
+        self.kind.close()
         self.up, self.asleep, self._threads = {}, {}, []
         for end in self._bell or ():
             os.close(end)
@@ -171,16 +191,17 @@ class Fleet:
         return min(self.kind.slots * one, max(one, room // page * page)) if self.kind.slots else 0
 
     def free_bytes(self, gpu: int) -> int:
-        """What no server takes of a GPU."""
+        """What no server takes of a GPU for its weights and, where that is fixed, for its KV."""
         mine = (up for up in self.up.values() if gpu in _gpus(up.inst))
-        return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + up.kv_bytes for up in mine)
+        kv = 0 if self.kind.elastic else 1
+        return self.gpus[gpu].mem_bytes - sum(self.models[up.inst.model].weight_bytes + kv * up.kv_bytes for up in mine)
 
     def room(self, inst: Inst, sized: bool) -> tuple[int, Refusal | None]:
         """The KV memory that a server would take (none yet unless `sized`), and why there is no room, if so."""
         weights, place = self.models[inst.model].weight_bytes, _gpus(inst)
         free, have = min(self.free_bytes(g) for g in place), min(self.gpus[g].mem_bytes for g in place)
         kv = self.kv_bytes(inst, free - weights) if sized else 0
-        least = weights + (self.kv_bytes(inst, 0) if sized else 0)
+        least = weights + (self.kv_bytes(inst, 0) if sized and not self.kind.elastic else 0)
         if least > have:
             return kv, ("never", f"{inst.model} takes {least} bytes, GPU {_said(inst)} has {have}")
         if least > free:
@@ -190,12 +211,13 @@ class Fleet:
     def size(self) -> None:
         """Give the servers of the start their KV memory, by limits that were said after their Loads.
 
-        Those without a limit share what is left alike.
+        Those without a limit share what is left alike; where memory is elastic, each may have all that is left.
         """
         shared = [up for up in self.up.values() if self.limit(up.inst) is None]
         for up in self.up.values():
             up.kv_bytes = self.limit(up.inst) or 0
-        share = [self.free_bytes(g) // max(1, sum(g in _gpus(up.inst) for up in shared)) for g in range(len(self.gpus))]
+        alike = [1 if self.kind.elastic else sum(g in _gpus(up.inst) for up in shared) for g in range(len(self.gpus))]
+        share = [self.free_bytes(g) // max(1, alike[g]) for g in range(len(self.gpus))]
         for up in shared:
             up.kv_bytes = self.kv_bytes(up.inst, min(share[g] for g in _gpus(up.inst)))
         for g, gpu in enumerate(self.gpus):
@@ -210,13 +232,14 @@ class Fleet:
         """Start a server, or wake the one that sleeps; `changes` says when it answers."""
         if (slept := self.asleep.pop(up.inst, None)) is not None:
             up.seat, up.way, up.woken, up.since_s = slept.seat, slept.way, True, time.monotonic()
+            up.sms, up.told_bytes = slept.sms, slept.told_bytes
             self._attend(up, lambda process: _tell(process, self.kind.sleeps[up.way].up), "ready")
             return
         log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
         self.logs[log] = None
-        up.since_s = time.monotonic()
+        up.since_s, up.sms = time.monotonic(), self.sms.get(up.inst)
         try:
-            up.seat = self.kind.seat(up.inst, up.kv_bytes, log)
+            up.seat = self.kind.seat(up.inst, up.kv_bytes, log, up.sms)
             if up.seat.process is not None:
                 up.seat.process.start()
         except UserError as error:
@@ -242,13 +265,44 @@ class Fleet:
         def attend() -> None:
             try:
                 work(process)
+                if what == "ready":
+                    self._limit(up)
             except UserError as error:
                 self._ring((up, error))
             else:
                 self._ring(Change(up, what))
 
+        self._beside(attend)
+
+    def resize(self, up: Up, kv_bytes: int) -> None:
+        """Let a server have more or less KV memory at most; one that does not obey has ended by itself."""
+
+        def tell() -> None:
+            try:
+                self._limit(up)
+            except UserError as error:
+                self._ring((up, error))
+
+        up.kv_bytes = kv_bytes
+        if up.state == "in":
+            self._beside(tell)
+
+    def _limit(self, up: Up) -> None:
+        """Tell an elastic server its limit of now, if it does not know; in a thread. Raises UserError."""
+        with up.telling:  # one after the other, so that the last one holds
+            said = up.kv_bytes
+            command = self.kind.resize(up.inst, said) if said != up.told_bytes else ()
+            if command:
+                run = subprocess.run(
+                    command, env=environments.variables(os.environ, {}), capture_output=True, text=True, check=False
+                )
+                if run.returncode:
+                    raise UserError(f"no limit for the server of {up.inst.model}: {(run.stderr or run.stdout).strip()}")
+            up.told_bytes = said
+
+    def _beside(self, work: Callable[[], None]) -> None:
         self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(Thread(target=attend, daemon=True))
+        self._threads.append(Thread(target=work, daemon=True))
         self._threads[-1].start()
 
     def _ring(self, word: Change | tuple[Up, UserError]) -> None:
@@ -316,6 +370,8 @@ class Fleet:
         self.spans.append(Span(did, up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         if what == "ready":
             up.state = "in"
+            if self.kind.elastic:
+                self.resize(up, up.kv_bytes)  # it may have changed meanwhile
         else:
             del self.up[up.inst]
             if sleeps:

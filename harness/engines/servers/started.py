@@ -3,28 +3,40 @@
 On a host every model of a run is stood in for by the same four layers (`folder.TINY`) with drawn weights: server and
 seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a budget of host memory for
 weights and KV, `pool_bytes` or MEMORY. All share the processors: a server has its part of them in threads, one at
-least, and none is pinned. On GPUs models have their own shapes, with drawn weights, and the memory of the card.
+least, and none is pinned. On cards (`host.Card`) models have their own shapes and the memory of the card; weights are
+drawn, unless the environment variable MODELS_DIR names a folder that has the checkpoint of every model's shape.
+
+How cards are shared is asked by the options of a system, and offered as far as the host can do it:
+
+    kv=paged         KV memory is a fixed part of the card, from the server's start on
+    kv=elastic       kvcached: it is taken on demand; a Limit is the most of it, and also changes while the server runs
+    sharing=fluid    under MPS: servers run at the same time; those of a `Run.sms` within a part of the SMs, which is
+                     theirs from start to end
+    sharing=turns    without MPS: the driver gives the card to one server after the other
+
+The size of a chunk is one setting for a server's life: that of the spec (`chunk_tokens`), never of a `Run`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 
 from harness.client.body import STYLES, Server
 from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
-from harness.engines.servers import commands, environments, folder
+from harness.engines.servers import commands, environments, folder, host
 from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.host import Card
+from harness.engines.servers.mps import Mps
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
-from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, UserError
+from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, Unsupported, UserError
 
 MEMORY = 512 * MIB  # of a GPU that is a part of a host, unless the spec says otherwise
-DRIVER = Path("/dev/nvidiactl")  # is there where a card is
+MODELS = "MODELS_DIR"
 
 
 class Started:
@@ -34,20 +46,48 @@ class Started:
     package: str  # that environment's, whose version `measured_on` holds
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
-    sleeps: Mapping[str, Sleep] = {}
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
+    sleeps: Mapping[str, Sleep] = {}
+    naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way
     slots = 4  # llama.cpp's own default of --parallel
     block_tokens = 16  # in whole numbers of which KV memory is taken
     element_bytes = 2  # of weights and KV
 
-    def __init__(self, config: Config, priced: Machine, *, on_gpu: bool) -> None:
-        self.config, self.priced, self.on_gpu = config, priced, on_gpu
+    def __init__(
+        self, config: Config, priced: Machine, card: Card | None = None, options: Mapping[str, Option] | None = None
+    ) -> None:
+        self.config, self.priced, self.card = config, priced, card
         self.style = STYLES[self.name]
         # Threads of a step wait for each other in loops: with more of them than processors, it takes seconds.
         self.threads = max(1, (os.cpu_count() or 1) // len(config.models))
         self.weights: dict[str, Path] = {}  # by model
-        self.cluster = machines.cluster(config, priced=priced) if on_gpu else self._host()
-        self.facts: Mapping[str, str] = {self.package: version(self.name, self.package), **self._said()}
+        self.files = real(config) if card is not None else {}
+        self.elastic = self.at_once = False
+        self.mps: Mps | None = None
+        if card is None:
+            self.cluster = self._host()
+        else:
+            self._have(card, options or {})
+            self.cluster = machines.cluster(config, self.elastic, priced)
+        self.facts: Mapping[str, str] = {
+            self.package: host.version(self.name, self.package) or "not installed",
+            **self._said(),
+        }
+
+    def _have(self, card: Card, options: Mapping[str, Option]) -> None:
+        """Take to what a card can do, and to what of it a system asks for."""
+        self.sleeps = {way: nap for way, nap in self.naps.items() if self.files or not nap.rereads}
+        self.can = self.can | {f"Load.way:{way}" for way in self.sleeps} | ({"Run.sms"} if card.mps else set())
+        self.ways = self.ways | set(self.sleeps)
+        self.offers = {
+            "kv": ("paged", "elastic") if card.kvcached else ("paged",),
+            "process": ("gpu", "model", "kept"),
+            "sharing": ("turns", "fluid") if card.mps else ("turns",),
+        }
+        self.slots = self.config.batch_cap  # it takes what there is
+        own = options.get("sharing", "fluid" if card.mps else "turns")
+        asked = own if self.config.sharing == "own" else self.config.sharing
+        self.at_once, self.elastic = asked == "fluid", card.kvcached and options.get("kv") == "elastic"
 
     def _host(self) -> Cluster:
         """What policies may know of a host with stand-ins."""
@@ -63,35 +103,53 @@ class Started:
         return Cluster(gpus, models, dict(config.plan), profile, dict(config.homes))
 
     def _said(self) -> dict[str, str]:
-        if self.on_gpu:
-            return {"weights": "drawn"}
+        if self.card is not None:
+            return {"weights": "read" if self.files else "drawn"}
         return {"every model a": folder.TINY.name, "threads a server": f"{self.threads}, not pinned"}
 
-    def ready(self, at: Path) -> None:  # noqa: ARG002 - models are kept for later runs
-        """Write the models, unless they stand in the user's cache; see Kind."""
+    def ready(self, at: Path) -> None:
+        """Write the models, unless they stand in the user's cache, and start MPS if servers share by it; see Kind."""
         self.python = environments.python(self.name)
+        if self.card is not None and self.config.gpus > self.card.gpus:
+            raise Unsupported(f"{self.config.gpus} GPUs, this host has {self.card.gpus}")
         for seed, m in enumerate(self.config.models):
-            if self.on_gpu and m.tp > 1:
+            if self.card is not None and m.tp > 1:
                 raise UserError(f"{m.name} takes {m.tp} GPUs: servers of {self.name} have one each here")
-            self.weights[m.name] = self.checkpoint(m.shape if self.on_gpu else folder.TINY, cache(), seed)
+            shape = m.shape if self.card is not None else folder.TINY
+            self.weights[m.name] = self.files.get(m.name) or self.checkpoint(shape, cache(), seed)
+        if self.card is not None and self.at_once:
+            if self.card.mps is None:
+                raise UserError(f"sharing=fluid needs MPS, and there is no {host.MPS} here")
+            self.mps = Mps(self.card.mps, at)
+            self.mps.start()
+
+    def close(self) -> None:
+        """End what `ready` started, after the servers."""
+        mps, self.mps = self.mps, None
+        if mps is not None:
+            mps.stop()
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:  # noqa: ARG002 - servers draw weights alike
         """The files of a model."""
         return folder.dummy(shape, at)
 
-    def seat(self, inst: Inst, kv_bytes: int, log: Path) -> Seat:
+    def seat(self, inst: Inst, kv_bytes: int, log: Path, sms: int | None = None) -> Seat:
         """See Kind."""
         model, port = self.cluster.models[inst.model], free_port()
         chunk = self.config.chunk_tokens or self.config.prefill_tokens
         serve = commands.Serve(
-            inst.model, self.weights[inst.model], port, model.max_tokens, self.batch_cap(inst, kv_bytes), chunk
-        )
-        command = self.command(serve, inst, kv_bytes)
-        env = environments.variables(os.environ, command.env)
+            inst.model, self.weights[inst.model], port, model.max_tokens, self.batch_cap(inst, kv_bytes), chunk,
+            drawn=not self.files,
+        )  # fmt: skip
+        if self.mps is not None and not self.mps.answers():
+            raise UserError("MPS has ended: a server would run without it")
+        command = self.command(serve, inst, kv_bytes, sms)
+        shared = self.mps.env if self.mps is not None else {}
+        env = environments.variables(os.environ, {**command.env, **shared})
         url = f"http://{commands.HOST}:{port}"
         return Seat(Server(url, inst.model), Process(command.argv, env, log, command.ready_url))
 
-    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int) -> commands.Command:
+    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """What starts a server."""
         raise NotImplementedError
 
@@ -99,32 +157,53 @@ class Started:
         """Requests that a server steps together at most."""
         return self.config.batch_cap
 
-    def part(self, inst: Inst, kv_bytes: int) -> commands.Gpu:
-        """A server's part of its GPU: weights, what its process holds beside them, and KV."""
+    def part(self, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Gpu:
+        """A server's part of its GPU: weights, what its process holds beside them, and KV; and of its SMs.
+
+        With elastic memory every server may come to have all that engines may use of the card.
+        """
         assert isinstance(inst.place, tuple)
+        (index,) = inst.place
         taken = self.cluster.models[inst.model].weight_bytes + kv_bytes
-        return commands.Gpu(inst.place[0], taken / self.priced.spec.mem_bytes)
+        fraction = self.config.mem_fraction if self.elastic else taken / self.priced.spec.mem_bytes
+        # The driver rounds a percentage down to whole SMs, or to whole groups of them.
+        percent = None if sms is None else -(-100 * sms // self.cluster.gpus[index].sms)
+        return commands.Gpu(index, fraction, percent, self.account(inst) if self.elastic else None)
+
+    def account(self, inst: Inst) -> str:
+        """What kvcached knows a server by: no other one of this host has the name."""
+        assert isinstance(inst.place, tuple)
+        k = next(k for k, m in enumerate(self.config.models) if m.name == inst.model)
+        return f"bench-{os.getpid()}-{k}-{'-'.join(map(str, inst.place))}"
+
+    def resize(self, inst: Inst, kv_bytes: int) -> tuple[str, ...]:
+        """See Kind."""
+        return commands.kvcached_limit(self.python, self.account(inst), kv_bytes) if self.elastic else ()
 
     def roots(self) -> list[int]:
         """See Kind: all servers are ours."""
         return []
 
     def served(self) -> dict[str, str]:
-        """See Kind: `measured_on` says it all."""
-        return {}
+        """See Kind; what else there is to say says `measured_on`."""
+        if self.card is None:
+            return {}
+        how = f"{'KV on demand (kvcached)' if self.elastic else 'a fixed part of the memory'}"
+        how += f", {'beside others (MPS)' if self.at_once else 'turn by turn with others'}"
+        return {m.name: how for m in self.config.models}
 
 
-def has_gpu() -> bool:
-    """Whether this machine has a card; none is touched."""
-    return DRIVER.exists()
+def real(config: Config) -> dict[str, Path]:
+    """Checkpoints by model, if MODELS_DIR has one for each; a folder there is named like a shape."""
+    root = os.environ.get(MODELS)
+    found = {m.name: Path(root, m.shape.name) for m in config.models} if root else {}
+    return (
+        found
+        if all((path / "config.json").is_file() and any(path.glob("*.safetensors")) for path in found.values())
+        else {}
+    )
 
 
 def cache() -> Path:
     """Where models are kept from run to run."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llm-sharing-bench"
-
-
-def version(environment: str, package: str, root: Path = environments.ROOT) -> str:
-    """Which version of a package an environment holds, without starting anything."""
-    paths = [str(path) for path in (root / f".venv-{environment}").glob("lib/python*/site-packages")]
-    return next((one.version for one in metadata.distributions(name=package, path=paths)), "not installed")

@@ -1,0 +1,39 @@
+"""What this host has for servers: its cards, and the programs by which they are shared. Nothing is started or touched.
+
+Whether servers can take KV memory on demand (kvcached), or run at the same time within parts of the SMs (MPS), is asked
+here and nowhere else: `can` and `offers` of an engine follow from it.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.engines.servers import environments
+
+DEVICES = Path("/dev")  # where the driver has a file a card
+MPS = "nvidia-cuda-mps-control"  # https://docs.nvidia.com/deploy/mps/appendix-tools-and-interface-reference.html
+
+
+class Card(NamedTuple):
+    """The cards of a host, and what servers of one environment may do with them."""
+
+    gpus: int = 1
+    mps: str | None = None  # the program that starts the daemon of MPS
+    kvcached: bool = False  # is in the environment
+
+
+def card(environment: str) -> Card | None:
+    """Look for the cards of this host; None where it has none."""
+    gpus = sum(path.name.removeprefix("nvidia").isdecimal() for path in DEVICES.glob("nvidia*"))
+    return Card(gpus, shutil.which(MPS), version(environment, "kvcached") is not None) if gpus else None
+
+
+def version(environment: str, package: str, root: Path | None = None) -> str | None:
+    """Which version of a package an environment holds, if any."""
+    paths = [
+        str(path) for path in ((root or environments.ROOT) / f".venv-{environment}").glob("lib/python*/site-packages")
+    ]
+    return next((one.version for one in metadata.distributions(name=package, path=paths)), None)

@@ -1,0 +1,40 @@
+"""SGLang's server with its own PD-multiplexing: prefill and decode of one server on parts of the SMs at once.
+
+Whatever a system orders, SGLang divides the SMs of each server by itself, as its batch grows (`--enable-pdmux` and the
+file that `PdMux` writes, here with groups of its own making). Its prefills are whole: the spec's chunk is not used.
+This is not our policy `pdmux`, which orders turns and SMs that no server takes orders for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.engines.machine import Config, Machine
+from harness.engines.servers import commands, host
+from harness.engines.servers.engine import Servers
+from harness.engines.sglang import Sglang
+from harness.policy.types import Inst, Option
+
+
+class SglangPdMux(Sglang):
+    """Servers of SGLang that multiplex."""
+
+    def ready(self, at: Path) -> None:
+        """See Kind."""
+        super().ready(at)
+        self.split = commands.PdMux(at / "pdmux.yaml")
+        self.split.file.write_text(self.split.text(), "utf-8")
+
+    def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
+        """See Started."""
+        return commands.sglang(self.python, serve, self.part(inst, kv_bytes, sms), saver=True, pdmux=self.split)
+
+    def served(self) -> dict[str, str]:
+        """See Kind."""
+        return {model: f"{how}, SGLang's own PD-multiplexing" for model, how in super().served().items()}
+
+
+def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:
+    """The engine of this file; see harness/loop/engine.py."""
+    return Servers(config, SglangPdMux(config, machine, host.card(SglangPdMux.name), options))
