@@ -18,7 +18,7 @@ from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, environments, folder
-from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.policy.types import MIB, Cluster, Gpu, Inst, Model, Option, Shape, UserError
@@ -35,6 +35,7 @@ class Started:
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
     sleeps: Mapping[str, Sleep] = {}
+    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     slots = 4  # llama.cpp's own default of --parallel
     block_tokens = 16  # in whole numbers of which KV memory is taken
