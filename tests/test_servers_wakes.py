@@ -160,7 +160,7 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
 
 def test_llama_cpp_is_told_to_sleep_and_only_it_can_be() -> None:
     kind = llamacpp.LlamaCpp(replace(test_servers_started.CONFIG, keep_s=7), test_servers_started.PRICED, on_gpu=False)
-    assert kind.keep == Keep(7.0, "exiting sleeping state")
+    assert kind.keep == Keep(7.0, "server is exiting sleeping state")
     assert llamacpp.LlamaCpp(test_servers_started.CONFIG, test_servers_started.PRICED, on_gpu=False).keep is None
     spec = Spec("static", engine="llamacpp", models="llama-3.2-1b*2", trace="sample", keep_s=7)
     assert resolve(spec).hash8 != resolve(replace(spec, keep_s=0)).hash8

@@ -164,7 +164,7 @@ class Model:
 
     def _slept(self, at_ns: int) -> None:
         self.state = "asleep"
-        self._says("entering sleeping state")
+        self._says("server is entering sleeping state")
         told, self._sleeps = self._sleeps, []
         for tell in told:
             tell(at_ns)
@@ -173,7 +173,7 @@ class Model:
 
     def _woken(self, at_ns: int) -> None:
         self.state = "awake"
-        self._says("exiting sleeping state")
+        self._says("server is exiting sleeping state")
         told, self._wakes = self._wakes, []
         held, self.held = self.held, deque()
         for sequence in held:

@@ -183,7 +183,7 @@ SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
 SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 
 
-LLAMACPP_WAKES = "exiting sleeping state"  # in its log
+LLAMACPP_WAKES = "server is exiting sleeping state"  # once a wake in its log, beside a line without "server is"
 
 
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
