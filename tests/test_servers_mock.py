@@ -83,7 +83,7 @@ class Script:
 
     uses = frozenset({"Load", "Run", "Admit"})
     hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished})
-    options: Mapping[str, Option] = {}  # noqa: RUF012
+    options: Mapping[str, Option] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Everything is up, and routed."""
