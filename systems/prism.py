@@ -23,8 +23,10 @@ each, where there is one. `moves`: copy loads a second copy first; deactivate ev
 exchange also lets two models change places, since large ones never find room for a second copy. `evict`: under memory
 pressure, or only for a model that is out, never for a move nor for requests.
 Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
-places as before), `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
-models start there, come back there, and never move.
+places as before; `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
+models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
+memory when they start (kv=paged): all models are in from the start under limits fixed by the forecast, nothing moves
+or leaves, and Alg. 1 decides once, Alg. 2 as ever.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run,
 from harness.policy.events import Arrived, Done, Event, Finished, Prefilled, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, groups, one_request, searched, shares, spread
-from harness.policy.types import GIB, Batch, Cluster, Gpus, Inst, Model, Option, Request
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Model, Option, Request
 from harness.policy.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
@@ -149,6 +151,7 @@ class Prism:
     heads: int = number(9, 1, 1024, tuned=True)
     chunk: int = number(2048, 64, 8192)
     elastic: bool = True
+    kv: str = choice("elastic", "paged")
     order: str = choice("moore-hodgson", "fcfs")
     placement: str = choice("kvpr", "fixed")
     start: str = choice("alg1", "searched", tuned=True)
@@ -157,7 +160,7 @@ class Prism:
     way: str = choice("parallel", "pool", "host", "sleep", "disk", "cold")
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Load, Evict}), init=False)
     uses: frozenset[str] = field(init=False)
-    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
+    options: Mapping[str, Option] = field(init=False)
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
@@ -173,11 +176,19 @@ class Prism:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "osdi26": {"numerator": "osdi26", **untuned},
         "v1": {"numerator": "v1", **untuned},
-    }
+        "partitioned": {
+            "kv": "paged", "elastic": False, "placement": "fixed", "evict": "never", "way": "host", "z": 1.15,
+            "dropped": "late", "clock": "serial", "heads": 9, "start": "searched", "moves": "exchange",
+        },
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         profile, homes = self.cluster.profile, self.cluster.homes
+        self.options = {"kv": self.kv}
         models = {m: x.at(len(homes[m])) if homes else x for m, x in self.cluster.models.items()}
+        stays = self.placement == "fixed" and self.evict == "never"
+        if self.kv == "paged" and (self.elastic or not stays):
+            raise Infeasible("kv=paged takes elastic=false, placement=fixed and evict=never: its limits are fixed")
         self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo", "Cluster.homes"}
                               | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
         c = {m: self.chunk / profile.prefill_s(Inst(m, tuple(range(x.tp))), self.chunk) for m, x in models.items()}
@@ -218,7 +229,7 @@ class Prism:
 
     def footprint(self, m: Tenant) -> int:
         """w_j in bytes."""
-        return footprint(m.model, elastic=True)
+        return footprint(m.model, elastic=self.kv == "elastic")
 
     def need(self, m: Tenant) -> int:
         """Bytes that a GPU must have for a model to come: w_j and one longest request."""
@@ -275,9 +286,11 @@ class Prism:
             self.weigh(m, now_s)
         homes: Mapping[str, Gpus] = self.place(models)
         if self.cluster.homes:
-            homes = spread(self.cluster, elastic=True)
+            homes = spread(self.cluster, elastic=self.kv == "elastic")
         elif self.start == "searched":
-            homes = searched(self.cluster, {m.name: m.d for m in models}, elastic=True, known=homes) or homes
+            homes = searched(self.cluster, {m.name: m.d for m in models}, self.kv == "elastic", known=homes) or homes
+        if self.kv == "paged" and (left := [m.name for m in models if m.name not in homes]):
+            raise Infeasible(f"no place for {left[0]} beside the others, and nothing leaves")
         for name, place in homes.items():
             yield from self.bring(self.models[name], place, "in")
         yield from self.partition()
@@ -476,7 +489,7 @@ class Prism:
             dropped = []
         elif self.dropped == "requeue" and any(m.live for m in here):
             dropped = []
-        free: dict[int, int] = {}
+        free: dict[tuple[str, int], int] = {}
         for e in chain(S, dropped):
             r = e[2]
             m = open_.get(r.model)
@@ -489,10 +502,19 @@ class Prism:
                 continue
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
+                own = m.name if self.kv == "paged" else ""  # else all models draw on what is free
                 for i in m.home:
-                    free[i] = (free[i] if i in free else view.free_bytes(i)) - need
-                if min([free[i] for i in m.home]) < m.model.page_bytes and any(x.live for x in here):
+                    if (own, i) not in free:
+                        free[own, i] = view.kv(own, i).room_bytes if own else view.free_bytes(i)
+                    free[own, i] -= need
+                waits = m.live if own else any(x.live for x in here)
+                if min([free[own, i] for i in m.home]) < m.model.page_bytes and waits:
                     self.short.add(g)
+                    if own:
+                        del open_[m.name]
+                        if not open_:
+                            return
+                        continue
                     idle = [v for v in here if self.spare(v, view.now_s)]
                     if idle and self.evict != "never":
                         yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))

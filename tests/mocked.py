@@ -12,7 +12,7 @@ from harness.client.body import Server, Style
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.process import Process, free_port
 from harness.engines.wallclock import NoProfile
 from harness.loop.system import ROOT
@@ -37,6 +37,7 @@ class Mocked:
             "sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1)),
         }
     )
+    keep: Keep | None = None
     slots: int = 4
     elastic: bool = False
     style: Style = field(default_factory=Style)

@@ -205,6 +205,7 @@ class Small:
     can = frozenset({"Load", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host"})
     sleeps: Mapping[str, fleet.Sleep] = {}
+    keep: fleet.Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",)}
     style: Style = STYLES["openai"]
     facts: Mapping[str, str] = {"small": "1.0"}

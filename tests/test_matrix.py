@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli.app import main
+from harness.engines.servers import host
 from harness.engines.sim.engine import Sim
 from harness.experiment import matrix
 from harness.experiment.lookup import assemble, config_of, machine_of
@@ -90,12 +91,13 @@ def test_words_fold_names_of_one_kind() -> None:
     assert matrix._told(matrix.Lack()) == "yes"
 
 
-def test_the_readme_has_the_matrix_that_is_generated() -> None:
-    """`bench list --matrix --markdown` between the two comments."""
+def test_the_readme_has_the_matrix_that_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`bench list --matrix --markdown` between the two comments, of a host without a GPU."""
+    monkeypatch.setattr(host, "card", lambda name: None)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     begin, end = "<!-- bench list --matrix --markdown -->\n", "<!-- end of the matrix -->\n"
     assert (text.count(begin), text.count(end)) == (1, 1)
-    told = "\n".join(matrix.lines(ROWS, markdown=True)) + "\n"
+    told = "\n".join(matrix.lines(list(matrix.rows()), markdown=True)) + "\n"
     assert text.partition(begin)[2].partition(end)[0] == told
     said = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
     assert (said.exit_code, said.output) == (0, told)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import cache
 
 import numpy as np
+import pytest
 
+from harness.engines import llamacpp
 from harness.engines.costs import quantities
-from harness.engines.machine import Config, Served
+from harness.engines.machine import Config, Served, machine
 from harness.engines.sim.engine import Sim
-from harness.loop.replay import replay
-from harness.policy.types import GIB, Jobs, Plan
+from harness.loop import system
+from harness.loop.replay import missing, replay
+from harness.policy.types import GIB, Infeasible, Jobs, Plan
 from systems.prism import Prism
 from workloads.models import shape
 
@@ -110,3 +113,33 @@ def test_the_local_scheduler_lets_the_requests_of_a_strict_slo_go_first() -> Non
     second = jobs.model == 1
     assert on[second].mean() > off[second].mean() + 0.4  # the paper: by more than 40 points
     assert on[~second].mean() > off[~second].mean()
+
+
+def test_partitioned_engines_have_their_memory_from_the_start_and_nothing_comes_or_goes() -> None:
+    config, jobs = surge()
+    fields = dict(Prism.presets["partitioned"])
+    on, done, engine = outcome(config, jobs, **fields)
+    stats = engine.stats()
+    assert (stats["loads"], stats["evicts"], stats["migrations"]) == (0, 0, 0)
+    assert np.isfinite(done).all()
+    assert Prism(engine.cluster, **fields).options == {"kv": "paged"}  # type: ignore[arg-type]
+    assert on.mean() < outcome(config, jobs)[0].mean()  # the surge cannot have what the other does not use
+    with pytest.raises(Infeasible, match="kv=paged takes elastic=false"):
+        Prism(engine.cluster, kv="paged")
+    with pytest.raises(Infeasible, match="no place for"):
+        outcome(replace(config, mem_fraction=(WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes), jobs, **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "fields"),
+    [("prism", "partitioned", {}), ("qlm", "reload", {"evict": "drain"})],
+)
+def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
+    name: str, preset: str, fields: dict[str, str]
+) -> None:
+    config = served(2, 6.0, rates=[1.0, 1.0])
+    make = system.find(name)
+    policy = system.build(make, Sim(config, {}).cluster, {**make.presets[preset], **fields})
+    engine = llamacpp.make(config, policy.options, machine(config))
+    assert missing(policy, engine) == []
+    assert missing(system.build(make, Sim(config, {}).cluster, {}), engine) != []

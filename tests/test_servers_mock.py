@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished, Prefilled, Woke
-from harness.policy.types import Batch, Inst, Jobs, UserError
+from harness.policy.types import Batch, Inst, Jobs, Option, UserError
 from harness.policy.view import View
 from harness.rows import record
 from tests import mocked
@@ -83,7 +83,7 @@ class Script:
 
     uses = frozenset({"Load", "Run", "Admit"})
     hears: frozenset[type] = frozenset({Woke, Arrived, Prefilled, Finished})
-    options: dict[str, Any] = {}  # noqa: RUF012
+    options: Mapping[str, Option] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Everything is up, and routed."""

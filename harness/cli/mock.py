@@ -115,7 +115,7 @@ COUNT = click.IntRange(1)
 )
 @click.option("--ports", is_flag=True, help="A port a model, from --port on.")
 @click.option("--with-parent", is_flag=True, help="End when the process that started it has ended.")
-@click.option("--log", is_flag=True, help="A line on stderr for each request that ended.")  # fmt: skip
+@click.option("--log", is_flag=True, help="A line on stderr for each request that ended, sleep and wake.")  # fmt: skip
 def mock(
     *,
     models: str,

@@ -5,7 +5,7 @@ What a chunk counts: where the server was asked for the number of tokens so far 
 one token where a chunk has text, none where it has not: chunks that are empty, name a role or carry only usage. The
 last usage is kept beside (`usage_tokens`). Where it differs from the sum of the chunks, as when a server that was not
 asked to count holds a token's bytes back until they are a character, the chunks stay as they came, and the usage says
-how many tokens there were.
+how many tokens there were. llama.cpp also tells how long the prompt took (`timings.prompt_ms`): from when it began it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Response:
         self.complete = False  # the response is read to its end: the connection is free again
         self.broken = False  # what came is not what was asked for: the connection is of no use
         self.usage_tokens = -1  # what the server says that it made; -1: it did not say
+        self.prompt_ns = -1  # how long its prompt took by the server's own account; -1: it did not say
         self.made = 0  # tokens of all chunks
         self._keeps = False  # the server does not close the connection after this response
         self._chunks: list[int] = []  # tokens of the chunks of this read
@@ -120,6 +121,8 @@ class Response:
         said = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
         if usage and said is not None:
             self.usage_tokens = int(said)
+        if timings and (prompt_ms := timings.get("prompt_ms")) is not None:
+            self.prompt_ns = round(prompt_ms * 1e6)
         if self._counts and choices and said is not None:
             return int(said) - self.made
         return int(any(choice.get("text") or (choice.get("delta") or {}).get("content") for choice in choices))

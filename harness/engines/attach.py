@@ -24,7 +24,7 @@ from harness.client.body import STYLES, Server, Style
 from harness.engines import machine as machines
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
-from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.policy.types import Inst, Option, UserError
 
 ANSWER_S = 10.0  # for the list of models
@@ -40,6 +40,7 @@ class Attached:
     ways = frozenset({"host"})
     sleeps: Mapping[str, Sleep] = {}
     elastic = False
+    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
     def __init__(self, config: Config, priced: Machine) -> None:

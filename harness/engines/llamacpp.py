@@ -3,6 +3,9 @@
 It takes its KV memory (`n_ctx`) when it starts: what a `Limit` allows, which must be said before, else that of four
 longest requests, or of as many as there is room for. As many requests as longest ones have room step together, so none
 runs out of memory.
+
+With `keep_s` a server without requests for so long gives its memory back by itself, and takes it again with the next
+one. It stays in for the policy, whose memory it goes on to hold: no Load is counted, and its wakes are counted apart.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from pathlib import Path
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, folder
 from harness.engines.servers.engine import Servers
+from harness.engines.servers.fleet import Keep
 from harness.engines.servers.started import Started
 from harness.policy.types import Inst, Option, Shape
 
@@ -23,6 +27,10 @@ class LlamaCpp(Started):
     name, package = "llamacpp", "xllamacpp"
     block_tokens = 256  # of which its contexts are multiples
 
+    def __init__(self, config: Config, priced: Machine) -> None:
+        super().__init__(config, priced)
+        self.keep = Keep(float(config.keep_s), commands.LLAMACPP_WAKES) if config.keep_s else None
+
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
         """A GGUF of random weights."""
         return folder.weights(shape, at, self.python, seed)
@@ -30,7 +38,8 @@ class LlamaCpp(Started):
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
         """See Started."""
         context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
-        return commands.llamacpp(self.python, serve, commands.Cpu(self.threads, kv_bytes), context=context)
+        cpu, idle_s = commands.Cpu(self.threads, kv_bytes), self.config.keep_s or None
+        return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=idle_s)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
         """As many as longest requests have room."""

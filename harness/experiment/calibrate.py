@@ -78,7 +78,7 @@ def _subject(kind: Kind, config: machine.Config, about: Mapping[str, str]) -> pr
 def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
     """Servers of a kind, each with the KV memory that it takes where there is room for it."""
     fleet, room = Fleet(kind), kind.cluster.gpus[0].mem_bytes
-    return lambda inst, log: kind.seat(inst, fleet.kv_bytes(inst, room), log)
+    return lambda inst, log: kind.seat(inst, fleet.kv_bytes(inst, room), log, None)
 
 
 def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subject) -> fit_whole.About:

@@ -152,6 +152,7 @@ def config_of(spec: Spec) -> machine.Config:
         homes=dict(spec.homes),
         attach=tuple(url for text in spec.attach.split(",") if (url := text.strip())),
         key_env=spec.key_env,
+        keep_s=spec.keep_s,
     )
 
 

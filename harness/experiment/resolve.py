@@ -90,6 +90,8 @@ def resolve(spec: Spec) -> Spec:
 
     if spec.attach and spec.engine != "attach":
         raise UserError(f'attach names servers that run already, which are engine "attach", not "{spec.engine}"')
+    if spec.keep_s and spec.engine != "llamacpp":
+        raise UserError(f'keep_s is {spec.keep_s}: only servers of engine "llamacpp" sleep by themselves')
     models = models_of(spec.models)
     spec = replace(
         spec,

@@ -33,7 +33,7 @@ MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *
 HASH_CHARS = 8
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "attach": "", "key_env": "",
+    "pool_bytes": None, "attach": "", "key_env": "", "keep_s": 0,
 }  # fmt: skip
 
 
@@ -121,6 +121,7 @@ class Spec:
     token_times: bool = False
     attach: str = ""  # URLs of servers that run already, with commas between them (engine attach)
     key_env: str = ""  # the environment variable that holds their key: its name, never the key
+    keep_s: int = _in(NATURAL, 0)  # idle seconds after which a server sleeps by itself (engine llamacpp); 0: never
     measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
     def __post_init__(self) -> None:

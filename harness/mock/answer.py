@@ -28,6 +28,7 @@ class Answer:
     def __init__(self, ask: Ask, model: str, number: int, flavour: Flavour, read_ns: int) -> None:
         self.ask = ask
         self.read_ns = read_ns  # CLOCK_MONOTONIC, when the request's last byte was read
+        self.begun_ns = read_ns  # when the prompt of its first token was begun
         self.first_ns = -1  # when its first token was made
         self._llama = flavour == "llama.cpp"
         kind = "chat.completion" if ask.chat else "text_completion"
@@ -105,11 +106,11 @@ class Answer:
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
     def _timings(self, sequences: list[Sequence], now_ns: int) -> dict[str, float]:
-        """What llama.cpp tells of its own time, from reading a request to its first token and from there to its end."""
+        """What llama.cpp tells of its own time: from beginning a prompt to its first token, and on to its end."""
         usage, first_ns = self._usage(sequences), self.first_ns if self.first_ns >= 0 else now_ns
         found: dict[str, float] = {"cache_n": 0}
         for name, n, ms in (
-            ("prompt", usage["prompt_tokens"], (first_ns - self.read_ns) / 1e6),
+            ("prompt", usage["prompt_tokens"], (first_ns - self.begun_ns) / 1e6),
             ("predicted", usage["completion_tokens"], (now_ns - first_ns) / 1e6),
         ):
             per = {f"{name}_per_token_ms": ms / n if n else 0.0, f"{name}_per_second": 1e3 * n / ms if ms else 0.0}

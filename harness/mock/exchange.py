@@ -84,6 +84,7 @@ class Exchange:
             row.tokens += 1
             if row.first_ns < 0:
                 row.first_ns = self._answer.first_ns = now_ns
+                self._answer.begun_ns = sequence.begun_ns
         if sequence.finish is not None:
             self._left -= 1
         if self._ask.stream:

@@ -37,7 +37,9 @@ class Model:
     while it is not awake is held (vLLM 00080ee, v1/engine/core.py: EngineCore.sleep, pause_scheduler, is_sleeping).
     """
 
-    def __init__(self, served: Served, pacing: Pacing, agenda: Agenda) -> None:
+    def __init__(
+        self, served: Served, pacing: Pacing, agenda: Agenda, says: Callable[[str], None] = lambda _: None
+    ) -> None:
         self.served = served
         self.state: State = "awake"
         self.level = 0  # of its sleep, or of its last
@@ -46,6 +48,7 @@ class Model:
         self.held: deque[Sequence] = deque()  # until it is awake
         self._pacing = pacing
         self._agenda = agenda
+        self._says = says  # what its server's log would have
         self._sleeps: list[Told] = []  # orders under way
         self._wakes: list[Told] = []
         self._used_ns = -1  # when it last had work
@@ -126,6 +129,8 @@ class Model:
             return
         if self.state == "awake":
             self.live[sequence] = None
+            if not sequence.made:
+                sequence.begun_ns = at_ns
             self._pacing.start(sequence, at_ns)
             return
         self.held.append(sequence)
@@ -159,6 +164,7 @@ class Model:
 
     def _slept(self, at_ns: int) -> None:
         self.state = "asleep"
+        self._says("server is entering sleeping state")
         told, self._sleeps = self._sleeps, []
         for tell in told:
             tell(at_ns)
@@ -167,6 +173,7 @@ class Model:
 
     def _woken(self, at_ns: int) -> None:
         self.state = "awake"
+        self._says("server is exiting sleeping state")
         told, self._wakes = self._wakes, []
         held, self.held = self.held, deque()
         for sequence in held:

@@ -21,7 +21,18 @@ class Owner(Protocol):
 class Sequence:
     """One choice of a request. `tell(sequence, at_ns)` is called for each token, and once more if it is aborted."""
 
-    __slots__ = ("due_ns", "ends", "finish", "index", "made", "model", "output_tokens", "prompt_tokens", "tell")
+    __slots__ = (
+        "begun_ns",
+        "due_ns",
+        "ends",
+        "finish",
+        "index",
+        "made",
+        "model",
+        "output_tokens",
+        "prompt_tokens",
+        "tell",
+    )
 
     def __init__(
         self,
@@ -39,6 +50,7 @@ class Sequence:
         self.ends: Finish = ends  # what is said after the last token
         self.finish: Finish | None = None  # None: it goes on
         self.made = 0  # tokens so far
+        self.begun_ns = -1  # when its prompt was begun
         self.due_ns = -1  # of the next token, where each has a time of its own
         self.model: Owner | None = None  # that answers it; None: nobody yet, or nobody any more
 

@@ -41,7 +41,10 @@ class Mock:
     ) -> None:
         self.settings = settings
         self.agenda = Agenda()
-        self.models = {one.name: Model(one, pacing(self.agenda, k), self.agenda) for k, one in enumerate(served)}
+        self.models = {
+            one.name: Model(one, pacing(self.agenda, k), self.agenda, partial(self._say, one.name))
+            for k, one in enumerate(served)
+        }
         self.stats = Stats()
         self.faults = Faults(settings.shares, settings.seed)
         self._created = int(time.time())
@@ -154,8 +157,11 @@ class Mock:
     def end(self, row: Row, end: str) -> None:
         """A request is over."""
         self.stats.end(row, end, time.monotonic_ns())
+        self._say(f"{row.number} {row.model} {end} {row.tokens} tokens")
+
+    def _say(self, *words: str) -> None:
         if self.settings.log:
-            print(f"{row.number} {row.model} {end} {row.tokens} tokens", file=sys.stderr, flush=True)
+            print(*words, file=sys.stderr, flush=True)
 
     # ------------------------------------------------------------------ sleep, as vLLM's development endpoints have it
 

@@ -67,9 +67,14 @@ def request(
 
 
 def verdict(about: Mapping[str, Any]) -> Iterator[str]:
-    """Whether a run on real servers measured its servers, and which server served what; nothing of other runs."""
+    """Whether a run on real servers measured its servers, what these did by themselves, and which served what.
+
+    Nothing of other runs.
+    """
     if found := about.get("verdict"):
         yield found["text"]
+    if own := about.get("wakes"):
+        yield own["text"]
     yield from (f"{model}: {by}" for model, by in (about.get("served") or {}).items())
 
 

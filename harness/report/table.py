@@ -61,6 +61,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("loads", "weights", "loads", "", 1, None, "loads"),
         Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
         Column("migrations", "weights", "moved", "", 1, None, "migrations"),
+        Column(tidy.WAKES, "server's own", "wakes", "", 1, None, tidy.WAKES),
     )
 
 
@@ -147,7 +148,11 @@ def view(
     return View(
         shown,
         sum(peers) / len(peers) if peers else math.nan,
-        tuple(c for c in wanted if (c.definition and c.key != tidy.HITS) or any(row.values[c.key] for row in rows)),
+        tuple(
+            c
+            for c in wanted
+            if (c.definition and c.key not in {tidy.HITS, tidy.WAKES}) or any(row.values[c.key] for row in rows)
+        ),
         rows,
         max(set(common), key=common.count) if common else 0,
         max(undefined, default=0.0),

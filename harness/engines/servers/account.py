@@ -2,7 +2,8 @@
 
 Times before a request was sent are the engine's: until it was admitted (held), while its server was starting (load) or
 its lane closed (turn). From there on they are the client's: until it was written (host: the lag, and the connection),
-and until its end (solo). Of a request that failed without a token all of that is host: nobody knows that it ran.
+and until its end (solo), less what it waited for a server to wake by itself (load; wakes.py). Of a request that failed
+without a token all of that is host: nobody knows that it ran.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ def batches(
     ends: NDArray[Any],
     sent_s: NDArray[np.float64],
     log: Log,
+    woken_s: NDArray[np.float64],
     jobs: Jobs,
     places: list[Gpus],
     *,
@@ -59,7 +61,8 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """Rows of requests.parquet. `R` and `ends` as in engines/rows.py, without what the client alone knows.
 
-    `sent_s` is when the engine gave a request to its server (NaN: never), `zero_ns` the client's clock at 0 s.
+    `sent_s` is when the engine gave a request to its server (NaN: never), `woken_s` how long it then waited for
+    that one to wake, `zero_ns` the client's clock at 0 s.
     """
     seen = chunks(log, zero_ns, end_s)
     some = np.diff(seen.offsets) > 0
@@ -76,7 +79,10 @@ def batches(
     silent = (R["made"] == 0) & (ends == rows.NAMES.index("failed"))
     leaves_s = np.where(silent, until_s, np.minimum(write_s, until_s))
     host_s = np.where(sent, leaves_s - sent_s, 0.0)
-    R["solo"] = np.where(sent, until_s - leaves_s, 0.0)
+    served_s = np.where(sent, until_s - leaves_s, 0.0)
+    waking_s = np.minimum(woken_s, served_s)
+    R["load"] += waking_s
+    R["solo"] = served_s - waking_s
     tokens = None
     if token_times:
         due_ns = np.rint(R["arrival"] * 1e9)
@@ -106,6 +112,7 @@ def table(log: Log, zero_ns: int, errors: Mapping[int, str]) -> pa.Table:
             "status": log.status,
             "tries": log.tries,
             "usage_tokens": pa.array(log.usage_tokens, mask=log.usage_tokens < 0),
+            "prompt_ns": pa.array(log.prompt_ns, mask=log.prompt_ns < 0),
             "error": [errors.get(i, said) for i, said in enumerate(log.error)],
             **{name: pa.ListArray.from_arrays(offsets, pa.array(values)) for name, values in lists.items()},
         }

@@ -185,11 +185,14 @@ SGLANG_RELEASE = Ask("/release_memory_occupation", "{}")
 SGLANG_RESUME = Ask("/resume_memory_occupation", "{}")
 
 
+LLAMACPP_WAKES = "server is exiting sleeping state"  # once a wake in its log, beside a line without "server is"
+
+
 def llamacpp(python: Path, serve: Serve, on: Cpu, *, context: int, idle_s: int | None = None) -> Command:
     """llama.cpp's server; `context` tokens of KV, shared by its requests, and nothing kept from one to the next.
 
     With `idle_s` it gives its memory back after as many idle seconds, and takes it again with the next request. Its
-    log then says "entering sleeping state" and "exiting sleeping state"; `GET /props` has `is_sleeping`, and wakes it
+    log then says "entering sleeping state", and `LLAMACPP_WAKES`; `GET /props` has `is_sleeping`, and wakes it
     no more than `/health` does.
     """
     argv = [

@@ -34,7 +34,7 @@ from harness.client.log import Log
 from harness.client.verdict import verdict
 from harness.engines import rows
 from harness.engines.machine import Config, Refusal
-from harness.engines.servers import account
+from harness.engines.servers import account, wakes
 from harness.engines.servers.fleet import Change, Fleet, Kind, Up
 from harness.engines.wallclock import Live, WallClock, WallView, machine_facts
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Run
@@ -73,6 +73,8 @@ class Servers(WallClock):
         self.routed: dict[str, Server | None] = {}  # as the client was told
         self.unsure = 0  # routes that the client was told and has not confirmed
         self.sent: dict[int, Up] = {}  # requests under way, by their server
+        self.stays: dict[Up, list[int]] = {}  # what every server was ever sent
+        self.wakes: list[wakes.Wake] = []  # of servers by themselves, once the run is over
         self.cancelled: set[int] = set()  # requests given up whose end the client has still to tell
         self.errors: dict[int, str] = {}  # why requests failed, beyond what the client knows
         self.loads = self.evicts = 0
@@ -270,6 +272,7 @@ class Servers(WallClock):
             self.errors[one.rid] = self.fleet.dead.get(inst, "its server has ended")
         self.sent[one.rid] = up
         up.flying.add(one.rid)
+        self.stays.setdefault(up, []).append(one.rid)
 
     def _cancel(self, rid: int) -> None:
         assert self.client is not None
@@ -450,19 +453,26 @@ class Servers(WallClock):
                 self._pass(one, self.now_s)
         self._other_cores = self._other.cores() if self._other is not None else math.nan
         self.log = self.client.log()
+        if self.kind.keep is not None:
+            stays = [wakes.Stay(up.inst.model, up.ready_s, rids) for up, rids in self.stays.items()]
+            self.wakes, woken_s = wakes.found(self.log, stays, self.kind.keep.idle_s)
+        else:
+            woken_s = np.zeros(len(self.jobs))
         yield from account.batches(
-            self._R, self._ends, self._sent_s, self.log, self.jobs, list(self._places), zero_ns=self._zero_ns,
+            self._R, self._ends, self._sent_s, self.log, woken_s, self.jobs, list(self._places), zero_ns=self._zero_ns,
             end_s=self.now_s, token_times=self.config.token_times,
         )  # fmt: skip
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
+        own = {"wakes": float(len(self.wakes)), "wake_s": sum(one.seconds for one in self.wakes)}
         return {
             "loads": float(self.loads),
             "evicts": float(self.evicts),
             "faults": float(len(self.fleet.faults)),
             "gpus": float(len(self.cluster.gpus)),
             "span_s": self.now_s - self.config.start_s,
+            **(own if self.kind.keep is not None else {}),
         }
 
     def about(self) -> dict[str, Any]:
@@ -470,10 +480,13 @@ class Servers(WallClock):
         assert self.log is not None
         found = verdict(self.log, self._other_cores)
         plain = {name: None if isinstance(x, float) and math.isnan(x) else x for name, x in found._asdict().items()}
-        return {
+        said: dict[str, Any] = {
             "verdict": {**plain, "reasons": list(found.reasons), "text": found.text},
             "served": self.kind.served(),
         }
+        if (keep := self.kind.keep) is not None:
+            said["wakes"] = wakes.said(self.wakes, keep.idle_s, wakes.told(self.fleet.logs, keep.line))
+        return said
 
     def side(self) -> dict[str, Any]:
         """Faults of servers, starts and stops, and what the client took; see Observed."""

@@ -6,6 +6,7 @@ A thread waits for each server that starts or stops, and leaves word; nothing el
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import re
 import select
@@ -48,6 +49,13 @@ class Sleep(NamedTuple):
     rereads: bool = False  # weights, from their files: drawn ones have none
 
 
+class Keep(NamedTuple):
+    """How a server gives its memory back by itself, and takes it again with the next request."""
+
+    idle_s: float  # without a request, after which it does
+    line: str  # a part of the line of its log that tells of a wake
+
+
 class Kind(Protocol):
     """What differs between servers."""
 
@@ -55,6 +63,7 @@ class Kind(Protocol):
     can: frozenset[str]
     ways: frozenset[str]  # of Load: how a server comes
     sleeps: Mapping[str, Sleep]  # by way: who came by it sleeps when evicted, and wakes when loaded again
+    keep: Keep | None  # None: it never does
     offers: Mapping[str, tuple[Option, ...]]
     cluster: Cluster
     elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
@@ -100,6 +109,7 @@ class Up:
     way: str = "host"  # by which it came
     state: Weights = "loading"
     seat: Seat | None = None
+    ready_s: float = math.inf  # since when it answers, by time.monotonic
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
@@ -369,7 +379,7 @@ class Fleet:
         did = ("wake" if up.woken else "start") if what == "ready" else "sleep" if sleeps else "stop"
         self.spans.append(Span(did, up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
         if what == "ready":
-            up.state = "in"
+            up.state, up.ready_s = "in", up.since_s + taken_s
             if self.kind.elastic:
                 self.resize(up, up.kv_bytes)  # it may have changed meanwhile
         else:

@@ -28,7 +28,7 @@ from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, environments, folder, host
-from harness.engines.servers.fleet import Seat, Sleep
+from harness.engines.servers.fleet import Keep, Seat, Sleep
 from harness.engines.servers.host import Card
 from harness.engines.servers.mps import Mps
 from harness.engines.servers.process import Process, free_port
@@ -46,6 +46,7 @@ class Started:
     package: str  # that environment's, whose version `measured_on` holds
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
+    keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     sleeps: Mapping[str, Sleep] = {}
     naps: Mapping[str, Sleep] = {}  # `sleeps` of a card, by way

@@ -1,0 +1,70 @@
+"""Servers that sleep when idle, by themselves, and wake with the next request: when they did, and what that took.
+
+Nobody orders these wakes, and no server tells of one in its answer. What the client saw says it: a request that was
+written more than `idle_s` after its server had ended its last one, or was ready, woke it. The wake took what that
+request's first token came late by: the time since it was written, less what its prompt took by the server's own account
+where that is known. Requests written in the meantime waited for the rest of it. The server's log has a line for each
+wake; where its count is another, that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.client.log import Log
+
+
+class Stay(NamedTuple):
+    """A server from when it was ready until it stopped."""
+
+    model: str
+    ready_s: float  # by time.monotonic
+    rids: Sequence[int]  # the requests that it was sent
+
+
+class Wake(NamedTuple):
+    """A server woke."""
+
+    rid: int  # the request that woke it
+    model: str
+    seconds: float
+
+
+def found(log: Log, stays: Iterable[Stay], idle_s: float) -> tuple[list[Wake], NDArray[np.float64]]:
+    """The wakes of servers that sleep after `idle_s`, and for how long each request waited for one."""
+    first_ns, waited_s = log.first_ns, np.zeros(len(log.state))
+    wakes = list[Wake]()
+    for stay in stays:
+        quiet_ns, awake_ns = 1e9 * stay.ready_s, -math.inf
+        for rid in sorted((r for r in stay.rids if log.write_ns[r] >= 0), key=lambda r: int(log.write_ns[r])):
+            at_ns, end_ns = int(log.write_ns[rid]), int(log.end_ns[rid])
+            if at_ns - quiet_ns > 1e9 * idle_s:
+                came_ns = next((ns for ns in (int(first_ns[rid]), end_ns) if ns >= 0), at_ns)
+                awake_ns = max(at_ns, came_ns - max(0, int(log.prompt_ns[rid])))
+                wakes.append(Wake(rid, stay.model, (awake_ns - at_ns) / 1e9))
+            waited_s[rid] = max(0.0, awake_ns - at_ns) / 1e9
+            quiet_ns = max(quiet_ns, end_ns if end_ns >= 0 else math.inf)
+    return wakes, waited_s
+
+
+def told(logs: Iterable[Path], line: str) -> int:
+    """How many wakes the servers' logs tell of."""
+    return sum(log.read_bytes().count(line.encode()) for log in logs if log.is_file())
+
+
+def said(wakes: Sequence[Wake], idle_s: float, logged: int) -> dict[str, Any]:
+    """What a run says of its wakes."""
+    seconds = sorted(wake.seconds for wake in wakes)
+    text = f"server's own: {len(wakes)} {'wake' if len(wakes) == 1 else 'wakes'} after {idle_s:g} s without a request"
+    if seconds:
+        text += f", {np.median(seconds):.2f} s each (median; longest {seconds[-1]:.2f})"
+    if logged != len(wakes):
+        text += f"; their logs tell of {logged}"
+    models = {model: sum(wake.model == model for wake in wakes) for model in sorted({wake.model for wake in wakes})}
+    return {"text": text, "by_model": models, "logged": logged}

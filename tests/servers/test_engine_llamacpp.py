@@ -1,0 +1,42 @@
+"""The engine of llama.cpp's servers, for real: servers that sleep by themselves, and are woken by requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.engines import llamacpp as module
+from harness.engines.machine import Config, Served, machine
+from harness.engines.servers.engine import Servers
+from harness.loop.replay import replay
+from harness.policy.types import Jobs
+from tests.test_servers_mock import Script
+from workloads.models import shape
+
+pytestmark = pytest.mark.servers
+
+
+def test_its_own_wakes_are_those_of_its_log(llamacpp: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    models = tuple(Served(m, shape("llama-3.2-1b")._replace(max_tokens=2048)) for m in ("a", "b"))
+    config = Config(models, keep_s=1)
+    kind = module.LlamaCpp(config, machine(config))
+    assert kind.keep is not None
+    one = Servers(config, kind)
+    at_s, model = np.array([0.0, 0.1, 6.0, 6.1, 12.0]), np.array([0, 1, 0, 1, 0], np.int32)
+    none, prompts, outputs = np.full(5, np.inf), np.full(5, 40, np.int32), np.full(5, 4, np.int32)
+    try:
+        replay(Script(), one, Jobs(("a", "b"), at_s, model, prompts, outputs, none, none))
+        rows = [row for part in one.rows() for row in part.to_pylist()]
+        stats, said = one.stats(), one.about()["wakes"]
+    finally:
+        one.close()
+    assert [row["state"] for row in rows] == ["done"] * 5
+    assert {wake.rid for wake in one.wakes} >= {2, 3, 4}
+    assert one.log is not None
+    assert (one.log.prompt_ns > 0).all()
+    assert (stats["loads"], stats["wakes"]) == (0.0, float(said["logged"]))
+    assert all(rows[wake.rid]["load_ns"] == pytest.approx(1e9 * wake.seconds, abs=10) for wake in one.wakes)
+    assert all(wake.seconds > 0.0 for wake in one.wakes)

@@ -1,0 +1,169 @@
+"""Servers that sleep by themselves when idle: which requests woke them, what that took, and who says so."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.client.log import DONE, OPEN, Book, Log, assemble
+from harness.engines import llamacpp
+from harness.engines.servers import wakes
+from harness.engines.servers.commands import LLAMACPP_WAKES
+from harness.engines.servers.engine import Servers
+from harness.engines.servers.fleet import Keep
+from harness.experiment.resolve import resolve
+from harness.experiment.spec import Spec, as_dict
+from harness.loop.replay import replay
+from harness.policy.events import Woke
+from harness.policy.types import Jobs, UserError
+from harness.report import explain
+from harness.rows import tidy
+from tests import mocked, test_servers_started
+from tests.staged import MS, Script, Stage, jobs, routed, waits
+from tests.test_servers_mock import Script as Everything
+from tests.test_servers_mock import config
+
+S = 1_000_000_000
+
+
+def log(*requests: tuple[float, float, float, float | None]) -> Log:
+    """Requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
+    book = Book(len(requests))
+    for rid, (write_s, first_s, end_s, prompt_s) in enumerate(requests):
+        book.write_ns[rid], book.state[rid] = round(write_s * S), OPEN
+        if first_s >= 0:
+            book.chunks(rid, round(first_s * S), [1])
+        if end_s >= 0:
+            book.end_ns[rid], book.state[rid] = round(end_s * S), DONE
+        if prompt_s is not None:
+            book.prompt_ns[rid] = round(prompt_s * S)
+    return assemble(book.columns(True, 0.1, 1.0, 1), [book.spill()])
+
+
+def found(of: Log, *stays: wakes.Stay, idle_s: float = 5.0) -> tuple[list[wakes.Wake], list[float]]:
+    """Wakes, and what each request waited for one."""
+    woke, waited_s = wakes.found(of, stays, idle_s)
+    return woke, [round(x, 9) for x in waited_s.tolist()]
+
+
+def test_a_request_after_an_idle_time_wakes_its_server_and_waits_what_its_prompt_does_not_explain() -> None:
+    one = log((1.0, 1.1, 2.0, 0.1), (7.0, 7.1, 8.0, 0.1), (13.5, 14.0, 15.0, 0.1))
+    woke, waited_s = found(one, wakes.Stay("a", 0.0, [0, 1, 2]))
+    assert [(w.rid, w.model, round(w.seconds, 9)) for w in woke] == [(2, "a", 0.4)]  # 5 s and no more are no wake
+    assert waited_s == [0.0, 0.0, 0.4]
+
+
+def test_a_server_that_runs_or_was_ready_a_moment_ago_does_not_sleep_and_each_has_its_own_time() -> None:
+    long = log((1.0, 1.1, 30.0, 0.1), (20.0, 20.1, 21.0, 0.1), (34.0, 34.1, 34.2, 0.1))
+    assert found(long, wakes.Stay("a", 0.0, [0, 1, 2]))[0] == []  # the first ends at 30 s
+    assert found(long, wakes.Stay("a", -4.5, [0]), wakes.Stay("b", 18.0, [1]), wakes.Stay("a", 31.0, [2])) == (
+        [wakes.Wake(0, "a", 0.0)], [0.0, 0.0, 0.0],
+    )  # fmt: skip
+    endless = log((1.0, 1.1, -1, 0.1), (90.0, 90.1, 91.0, 0.1))
+    assert found(endless, wakes.Stay("a", 0.0, [0, 1]))[0] == []
+
+
+def test_who_is_written_while_a_server_wakes_waits_for_the_rest_of_it() -> None:
+    one = log((10.0, 10.5, 12.0, 0.1), (10.3, 10.6, 12.0, 0.1), (10.5, 10.7, 12.0, 0.1))
+    woke, waited_s = found(one, wakes.Stay("a", 0.0, [2, 0, 1]))
+    assert [(w.rid, round(w.seconds, 9)) for w in woke] == [(0, 0.4)]
+    assert waited_s == [0.4, 0.1, 0.0]
+
+
+def test_without_the_servers_own_time_all_is_the_wakes_and_a_request_without_a_token_waits_to_its_end() -> None:
+    one = log((10.0, 10.5, 12.0, None), (20.0, -1, 23.0, None), (-1, -1, 40.0, None))
+    woke, waited_s = found(one, wakes.Stay("a", 0.0, [0, 1, 2]))
+    assert [w.seconds for w in woke] == [0.5, 3.0]
+    assert waited_s == [0.5, 3.0, 0.0]
+
+
+def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[str, Any]]]:
+    """A staged run whose server sleeps after 400 ms; its log has so many lines of wakes."""
+    stage = Stage(monkeypatch)
+    stage.kind.keep = Keep(0.4, LLAMACPP_WAKES)
+    seat = stage.kind.seat
+
+    def logged(inst: Any, kv_bytes: int, path: Path) -> Any:
+        found = seat(inst, kv_bytes, path)
+        path.write_text(f"srv {LLAMACPP_WAKES}\n" * lines)
+        return found
+
+    monkeypatch.setattr(stage.kind, "seat", logged)
+    work = jobs((0.1, "a", 2), (1.0, "a", 6), (1.3, "a", 2), (2.0, "a", 2))
+    monkeypatch.setattr(stage.engine, "close", lambda: None)  # its logs are still to be read
+    return stage, stage.run(Script(routed("a"), {Woke}), work)[1]
+
+
+def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, rows = kept(monkeypatch, 2)
+    assert [waits(row) for row in rows] == [
+        {"host": 1.0, "solo": 50.0},
+        {"host": 1.0, "load": 50.0, "solo": 40.0},  # nobody says how long the prompt took
+        {"host": 1.0, "solo": 50.0},
+        {"host": 1.0, "load": 50.0},
+    ]
+    stats = stage.engine.stats()
+    assert (stats["loads"], stats["evicts"], stats["wakes"]) == (0.0, 0.0, 2.0)
+    assert stats["wake_s"] == pytest.approx(0.1)
+    said = stage.engine.about()
+    assert said["wakes"]["by_model"] == {"a": 2}
+    text = "server's own: 2 wakes after 0.4 s without a request, 0.05 s each (median; longest 0.05)"
+    assert said["wakes"]["text"] == text
+    assert list(explain.verdict({"wakes": said["wakes"]})) == [text]
+    assert tidy.utilisation(stats)[tidy.WAKES] == 2.0
+    Servers.close(stage.engine)
+
+
+def test_a_log_that_tells_of_other_wakes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, _ = kept(monkeypatch, 3)
+    assert stage.engine.about()["wakes"]["text"].endswith("; their logs tell of 3")
+    Servers.close(stage.engine)
+
+
+def test_servers_that_never_sleep_say_nothing_of_wakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 2), (90.0, "a", 2)))
+    assert "wakes" not in {**stage.engine.stats(), **stage.engine.about()}
+
+
+def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
+    options = ("--flavour", "llama.cpp", "--log", "--ttft-ms", "20", "--itl-ms", "1")
+    kind = mocked.Mocked(config(), (*options, "--sleep-idle-s", "0.3", "--wake-ms", "150"))
+    kind.keep = Keep(0.3, LLAMACPP_WAKES)
+    kind.style = kind.style._replace(keep_alive=False, spare=0)
+    at_s = np.array([0.0, 0.05, 3.0, 3.02, 3.1])
+    model = np.array([0, 1, 0, 0, 1], np.int32)
+    none, tokens = np.full(5, np.inf), np.full(5, 4, np.int32)
+    one = Servers(kind.config, kind)
+    try:
+        replay(Everything(), one, Jobs(("a", "b"), at_s, model, tokens, tokens, none, none))
+        rows = [row for part in one.rows() for row in part.to_pylist()]
+        said = one.about()["wakes"]
+    finally:
+        one.close()
+    assert [row["state"] for row in rows] == ["done"] * 5
+    assert {wake.rid for wake in one.wakes} >= {2, 4}
+    woken = {wake.rid: wake.seconds for wake in one.wakes}
+    assert min(woken[2], woken[4]) >= 0.149  # what the mock waits, but for its clock's millisecond
+    assert rows[2]["load_ns"] >= 149 * MS
+    assert rows[2]["load_ns"] + rows[2]["solo_ns"] + rows[2]["host_ns"] == rows[2]["done_ns"] - rows[2]["arrival_ns"]
+    assert one.stats()["wakes"] == len(one.wakes)
+    assert said["logged"] >= 2
+    assert ("their logs tell of" in said["text"]) == (said["logged"] != len(one.wakes))
+
+
+def test_llama_cpp_is_told_to_sleep_and_only_it_can_be() -> None:
+    kind = llamacpp.LlamaCpp(replace(test_servers_started.CONFIG, keep_s=7), test_servers_started.PRICED)
+    assert kind.keep == Keep(7.0, "server is exiting sleeping state")
+    assert llamacpp.LlamaCpp(test_servers_started.CONFIG, test_servers_started.PRICED).keep is None
+    spec = Spec("static", engine="llamacpp", models="llama-3.2-1b*2", trace="sample", keep_s=7)
+    assert resolve(spec).hash8 != resolve(replace(spec, keep_s=0)).hash8
+    assert "keep_s" not in as_dict(replace(spec, keep_s=0))
+    assert json.loads(json.dumps(as_dict(spec)))["keep_s"] == 7
+    with pytest.raises(UserError, match='only servers of engine "llamacpp" sleep by themselves'):
+        resolve(replace(spec, engine="sim"))
