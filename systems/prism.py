@@ -23,7 +23,7 @@ each, where there is one. `moves`: copy loads a second copy first; deactivate ev
 exchange also lets two models change places, since large ones never find room for a second copy. `evict`: under memory
 pressure, or only for a model that is out, never for a move nor for requests.
 Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
-places as before; `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
+places as before), `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
 models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
 memory when they start (kv=paged): all models are in from the start under limits fixed by the forecast, nothing moves
 or leaves, and Alg. 1 decides once, Alg. 2 as ever.

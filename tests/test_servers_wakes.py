@@ -88,8 +88,8 @@ def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[
     stage.kind.keep = Keep(0.4, LLAMACPP_WAKES)
     seat = stage.kind.seat
 
-    def logged(inst: Any, kv_bytes: int, path: Path) -> Any:
-        found = seat(inst, kv_bytes, path)
+    def logged(inst: Any, kv_bytes: int, path: Path, sms: int | None) -> Any:
+        found = seat(inst, kv_bytes, path, sms)
         path.write_text(f"srv {LLAMACPP_WAKES}\n" * lines)
         return found
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 POLICY = "harness.policy"
 MOST = 300
 MOST_OF = {
-    "prism": 340,  # two levels, an algorithm each
+    "prism": 355,  # two levels, an algorithm each, with memory on demand or in fixed parts
 }
 PROSE = {tokenize.COMMENT, tokenize.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER}
 

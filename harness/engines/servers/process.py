@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -50,7 +51,7 @@ class Process:
     def __init__(self, command: Sequence[str], env: Mapping[str, str], log: Path, ready_url: str) -> None:
         self.command, self.env, self.log, self.ready_url = tuple(command), dict(env), log, ready_url
         self._child: subprocess.Popen[bytes] | None = None
-        self._ended = select.poll()
+        self._closing = threading.Lock()
         self._seen = set[psutil.Process]()  # of its processes
         self._logged_before = 0
 
@@ -77,7 +78,6 @@ class Process:
             )
         self._leader = psutil.Process(child.pid)
         self._pidfd = os.pidfd_open(child.pid)
-        self._ended.register(self._pidfd, select.POLLIN)
         self._child = child
         _tell(watch, f"+{child.pid}")
         assert child.stdin is not None
@@ -114,10 +114,10 @@ class Process:
         child.kill()
         child.wait()  # before anybody else asks for its exit code
         left = guard.kill(self._leader, self._seen)
-        if self._pidfd >= 0:
-            self._ended.unregister(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
+        with self._closing:  # a thread that waits for readiness may stop it too
+            pidfd, self._pidfd = self._pidfd, -1
+        if pidfd >= 0:
+            os.close(pidfd)
             _tell(_guard(os.getpid()), f"-{child.pid}")
         if left:
             raise UserError(f"{self.name}: processes {', '.join(str(one.pid) for one in left)} survive SIGKILL")
@@ -146,7 +146,10 @@ class Process:
     def _wait(self, timeout_s: float) -> bool:
         """Whether it has ended, after waiting for that."""
         if self.alive():
-            self._ended.poll(1000 * timeout_s)
+            ended = select.poll()  # one for each call: two threads may wait at once
+            with suppress(ValueError):  # closed: it has just been stopped
+                ended.register(self._pidfd, select.POLLIN)
+                ended.poll(1000 * timeout_s)
         return not self.alive()
 
     def _answers(self, timeout_s: float) -> bool:
