@@ -456,9 +456,17 @@ def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path
 def test_list_shows_systems_engines_and_gaps() -> None:
     text = ok("list")
     head, *lines = (re.split("  +", line) for line in text.splitlines())
-    engines = ["attach", "llamacpp", "sglang", "sim", "torchcpu", "vllm"]  # listed without torch and servers, too
-    assert head[:8] == ["system", "presets", *engines]
-    rows = {line[0]: dict(zip(head[1:8], line[1:8], strict=True)) for line in lines if len(line) > 8}
+    engines = [
+        "attach",
+        "llamacpp",
+        "sglang",
+        "sglang_pdmux",
+        "sim",
+        "torchcpu",
+        "vllm",
+    ]  # without torch and servers, too
+    assert head[:9] == ["system", "presets", *engines]
+    rows = {line[0]: dict(zip(head[1:9], line[1:9], strict=True)) for line in lines if len(line) > 9}
     for name, presets in (("static", "rate, equal, oracle"), ("ideal", "-")):
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")

@@ -26,7 +26,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "ratios.bridge",
         "Walk from a fair default to a paper's setting: the ratios after each assumption, and after each alone.",
     ),
-    "calibrate": ("tools.calibrate", "A cost table from what `make gpu` measured, with its errors."),
+    "calibrate": (
+        "tools.calibrate",
+        "A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.",
+    ),
     "check": (
         "tools.check",
         "Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.",

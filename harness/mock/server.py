@@ -253,8 +253,11 @@ def run(mock: Mock, host: str, port: int, *, ports: bool = False, with_parent: b
     """
     # A collection would stop all streams for as long as it takes. Nothing needs one: who refers to whom ends with them.
     gc.disable()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(mock, host, port, ports=ports, with_parent=with_parent))
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_serve(mock, host, port, ports=ports, with_parent=with_parent))
+    finally:
+        gc.enable()
 
 
 @asynccontextmanager
@@ -308,9 +311,13 @@ async def _serve(mock: Mock, host: str, port: int, *, ports: bool, with_parent: 
 
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, stop, one)
-    async with listening(mock, host, port, ports=ports) as urls:
-        for url, name in urls.items():
-            print(f"listening on {url} {name}".rstrip(), flush=True)
-        if with_parent:
-            look()
-        return await stopped
+    try:
+        async with listening(mock, host, port, ports=ports) as urls:
+            for url, name in urls.items():
+                print(f"listening on {url} {name}".rstrip(), flush=True)
+            if with_parent:
+                look()
+            return await stopped
+    finally:
+        for one in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(one)
