@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 LINE_IN = 0.84  # height of a line of panels, with what stands below it
 TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
-NAME = 15  # letters of a model set that fit beside a line of panels
+NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
 Line = tuple[int, str, int | None]  # row, models, GPUs
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 MARKER = 2.9  # points
@@ -216,7 +216,8 @@ def _name(label: str) -> str:
 def _called(models: str) -> str:
     """How a line of panels is called: by its model set."""
     name = models.partition("+models=")[0]
-    return f"models: {name if len(name) <= NAME else name[: NAME - 1] + '…'}"
+    short = name if len(name) <= NAME else name[: NAME - 1] + "…"
+    return f"models: {short}" if len(short) <= CALLED else short
 
 
 def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
@@ -313,7 +314,7 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
 
 def _xlabel(panel: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Name the axis, what stands still, and in what the setting is not that of the figure's first panel."""
-    facts = [f"{panel['count']} models"] if panel["count"] else []
+    facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
     facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
     facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
     facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
