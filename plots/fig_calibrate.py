@@ -22,7 +22,7 @@ ACROSS = 3
 SIDE_IN = 2.3
 
 
-def draw(frame: pd.DataFrame) -> Figure:
+def draw(frame: pd.DataFrame, note: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame`: `points` of `harness.experiment.calibrate`."""
     models = list(dict.fromkeys(frame["model"]))
     across, down = min(ACROSS, len(models)), -(-len(models) // ACROSS)
@@ -40,25 +40,22 @@ def draw(frame: pd.DataFrame) -> Figure:
         Line2D([], [], color="#000000", linewidth=0.6, label=f"equal, and ±{100 * (BAND - 1):.0f} %"),
     ]  # fmt: skip
     figure.legend(handles=key, loc="outside upper center", ncols=2, frameon=False)
+    style.below(figure, note, 54 * across)
     return figure
 
 
 def _panel(axes: Axes, own: pd.DataFrame, model: str) -> None:
     both = 1e3 * own[["measured_s", "fitted_s"]].to_numpy(np.float64)
     low, high = both.min() / 1.3, both.max() * 1.3
-    line = np.array([low, high])
-    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.1, linewidth=0)
-    axes.plot(line, line, color="#000000", linewidth=0.6)
+    style.alike(axes, low, high, BAND)
     for (what, held), rows in own.groupby(["what", "held"]):
         color, mark = LOOKS[str(what)]
         axes.plot(1e3 * rows["measured_s"], 1e3 * rows["fitted_s"], mark, markersize=3.0, markeredgewidth=0.6,
                   color=color, markerfacecolor="white" if held else color)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=model)
-    axes.set(xlabel="measured (ms)", ylabel="fitted (ms)")
-    axes.set_box_aspect(1)
+    axes.set(title=model, xlabel="measured (ms)", ylabel="fitted (ms)")
 
 
-def render(frame: pd.DataFrame, stem: Path, command: str) -> list[Path]:
+def render(frame: pd.DataFrame, stem: Path, command: str, note: str) -> list[Path]:
     """Draw points to `stem`.pdf, .png and .csv; returns their paths. Raises UserError where the disk refuses."""
     with style.theme():
-        return style.save(draw(frame), stem, frame, command)
+        return style.save(draw(frame, note), stem, frame, command)

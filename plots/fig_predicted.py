@@ -21,7 +21,7 @@ BAND = 1.1
 SIDE_IN = 2.3
 
 
-def draw(frame: pd.DataFrame, attainment: str) -> Figure:
+def draw(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame`: `cells` of `harness.experiment.ranks`."""
     figure = Figure(figsize=(SIDE_IN * 3, SIDE_IN + 0.45), layout="constrained")
     share, *others = figure.subplots(1, 3).flat
@@ -35,6 +35,7 @@ def draw(frame: pd.DataFrame, attainment: str) -> Figure:
         Line2D([], [], color="#606060", linewidth=0.8, label="the servers' spread over repeats (±1 s.d.)"),
     ]  # fmt: skip
     figure.legend(handles=key, loc="outside upper center", ncols=5, frameon=False)
+    style.below(figure, note, 165)
     return figure
 
 
@@ -58,15 +59,11 @@ def _latency(axes: Axes, frame: pd.DataFrame, metric: str, title: str) -> None:
         drawn += [x, y]
     both = np.concatenate(drawn) if drawn else np.empty(0)
     low, high = (both.min() / 1.5, both.max() * 1.5) if len(both) else (1.0, 10.0)
-    line = np.array([low, high])
-    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.1, linewidth=0)
-    axes.plot(line, line, color="#000000", linewidth=0.6)
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
-    axes.set(xlabel="servers (ms)", ylabel="simulator (ms)")
-    axes.set_box_aspect(1)
+    style.alike(axes, low, high, BAND)
+    axes.set(title=title, xlabel="servers (ms)", ylabel="simulator (ms)")
 
 
-def render(frame: pd.DataFrame, attainment: str, stem: Path, command: str) -> list[Path]:
+def render(frame: pd.DataFrame, attainment: str, stem: Path, command: str, note: str) -> list[Path]:
     """Draw cells to `stem`.pdf, .png and .csv; returns their paths. Raises UserError where the disk refuses."""
     with style.theme():
-        return style.save(draw(frame, attainment), stem, frame, command)
+        return style.save(draw(frame, attainment, note), stem, frame, command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,6 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from plots import style
 
@@ -62,8 +60,7 @@ def draw(frame: pd.DataFrame) -> Figure:
         figure.legend(handles=key, loc="outside upper center", ncols=4, frameon=False)
     else:
         cells[-1].legend(handles=key, loc="center", frameon=False)
-    text = textwrap.fill(_caption(frame), 54 * across)
-    figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
+    style.below(figure, _caption(frame), 54 * across)
     return figure
 
 
@@ -72,20 +69,12 @@ def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]
     both = factor * own[["measured", "ours"]].to_numpy(np.float64)
     wider = max(1.3, (LEAST_SPAN * both.min() / both.max()) ** 0.5)
     low, high = both.min() / wider, both.max() * wider
-    line = np.array([low, high])
-    axes.fill_between(line, line / BAND, line * BAND, color="#000000", alpha=0.1, linewidth=0)
-    axes.plot(line, line, color="#000000", linewidth=0.6)
+    style.alike(axes, low, high, BAND)
     for (engine, fitted), rows in own.groupby(["engine", "fitted"]):
         color, mark = looks[str(engine)]
         axes.plot(factor * rows["measured"], factor * rows["ours"], mark, markersize=2.6, markeredgewidth=0.5,
                   color=color, markerfacecolor=color if fitted else "white", alpha=0.8)  # fmt: skip
-    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high), title=title)
-    axes.set_box_aspect(1)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 20 * low else (1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
-        axis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel=f"measured ({unit})", ylabel=f"simulated ({unit})")
+    axes.set(title=title, xlabel=f"measured ({unit})", ylabel=f"simulated ({unit})")
 
 
 def _caption(frame: pd.DataFrame) -> str:

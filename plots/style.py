@@ -6,16 +6,19 @@ import colorsys
 import contextlib
 import io
 import re
+import textwrap
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 import seaborn as sns
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.rows import tidy
 from harness.rows.checked import note
@@ -24,6 +27,7 @@ from harness.rows.record import write_bytes
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -231,6 +235,25 @@ def invalid(runs: pd.DataFrame) -> str:
         return ""
     pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
     return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
+
+
+def below(figure: Figure, text: str, letters: int) -> None:
+    """Write a caption below a constrained figure, so many letters a line."""
+    text = textwrap.fill(text, letters)
+    figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
+
+
+def alike(axes: Axes, low: float, high: float, band: float) -> None:
+    """Make both axes one logarithm from `low` to `high`, with the line on which they are equal and a band around it."""
+    line = np.array([low, high])
+    axes.fill_between(line, line / band, line * band, color="#000000", alpha=0.1, linewidth=0)
+    axes.plot(line, line, color="#000000", linewidth=0.6)
+    axes.set(xscale="log", yscale="log", xlim=(low, high), ylim=(low, high))
+    axes.set_box_aspect(1)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0,) if high > 20 * low else (1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def caps(table: pa.Table) -> str:

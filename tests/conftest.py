@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.mocks import Server
 
 DATA = {
     "traces_dir": "TRACES_DIR",
@@ -48,6 +52,22 @@ def profiles_dir() -> Path:
 def measured_dir() -> Path:
     """Public measurements of real engines, end to end (MEASURED_DIR)."""
     return folder("MEASURED_DIR")
+
+
+@pytest.fixture(scope="module")
+def shared_mock() -> Iterator[Server]:
+    """A mock server for all tests of a file."""
+    from tests.mocks import serving
+
+    with serving() as found:
+        yield found
+
+
+@pytest.fixture
+def server(shared_mock: Server) -> Server:
+    """The file's mock server, with its counts at 0."""
+    shared_mock.ask("/mock/reset")
+    return shared_mock
 
 
 @pytest.hookimpl(wrapper=True)

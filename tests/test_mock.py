@@ -37,18 +37,6 @@ from tests.mocks import ASK, Server, events, raw, send, serving
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: Server) -> Server:
-    shared.ask("/mock/reset")
-    return shared
-
-
 def test_health_models_and_ports(server: Server) -> None:
     assert server.ask("/health") == (200, b"")
     status, body = server.ask("/v1/models")

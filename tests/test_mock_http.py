@@ -4,26 +4,12 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
 from http.client import HTTPResponse
 
 import pytest
 
 from harness.mock import http
-from tests.mocks import ASK, Server, answered, events, post, raw, send, serving
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Server]:
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def server(shared: Server) -> Server:
-    shared.ask("/mock/reset")
-    return shared
-
+from tests.mocks import ASK, Server, answered, events, post, raw, send
 
 # ---------------------------------------------------------------------- HTTP
 

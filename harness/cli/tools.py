@@ -13,6 +13,8 @@ from harness.cli.options import FIGURES, RESULTS, complete, examples, gpu_names,
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
+INVALID = "Runs that did not measure their servers are left out."
+
 
 @click.group(
     "list", invoke_without_command=True, epilog=examples("bench list", "bench list --matrix", "bench list traces")
@@ -183,7 +185,8 @@ def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> N
     for note in found.notes:
         click.echo(note)
     stem = folder / "calibrate"
-    paths = fig_calibrate.render(found.points, stem, f"bench calibrate --engine {engine} -o {short_path(folder)}")
+    command = f"bench calibrate --engine {engine} -o {short_path(folder)}"
+    paths = fig_calibrate.render(found.points, stem, command, f"Real: {found.machine}. Fitted: the cost table.")
     click.echo(" · ".join(short_path(path) for path in paths))
     click.echo(f"wrote {short_path(found.table)} (--table takes it)")
     click.echo(f"next: bench validate --engine {engine} --table {short_path(found.table)}")
@@ -287,11 +290,12 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")
         found = predicted.predict(plan, runs, teller, slo)
     click.echo(f"SLO {found.rule}; attainment: {found.attainment}")
-    frame = found.frame
+    frame, void = found.frame, ""
     for line in (*found.notes, *ranks.summary(ranks.pairs(frame, found.attainment))):
         click.echo(line)
     if not len(ranks.valid(frame)):
-        click.echo("no run on the servers is valid: what follows is of invalid runs, and judges nothing")
+        void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
+        click.echo(void)
         frame = frame.assign(invalid=False)
     pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
     click.echo("\n".join(table.aligned(list(ranks.pair_rows(pairs)))))
@@ -306,7 +310,9 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         from plots import fig_predicted
 
         stem.parent.mkdir(parents=True, exist_ok=True)
-        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, f"bench validate --engine {engine}")
+        said = f"Servers: real, {found.machine}. Simulator: simulated, with their cost table. {void or INVALID}"
+        command = f"bench validate --engine {engine} --table {asked['table']}"
+        paths = fig_predicted.render(pd.DataFrame(cells), found.attainment, stem, command, said)
         click.echo(" · ".join(short_path(path) for path in paths))
 
 

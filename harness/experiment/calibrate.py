@@ -29,6 +29,7 @@ class Calibrated(NamedTuple):
     """What came of it."""
 
     table: Path
+    machine: str  # in words
     notes: list[str]
     points: pd.DataFrame  # measured and fitted seconds: a line a step
 
@@ -56,7 +57,7 @@ def calibrate(engine: str, models: Sequence[str], folder: Path, say: Callable[[s
     write_bytes(path, fit.dumps(file).encode())
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
-    return Calibrated(path, notes(file, lines), points(fitted))
+    return Calibrated(path, file["name"], notes(file, lines), points(fitted))
 
 
 def _servers(name: str, config: machine.Config) -> Servers:

@@ -12,16 +12,17 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from harness.engines.machine import cluster
 from harness.experiment import score
 from harness.experiment.compare import Entry
-from harness.experiment.lookup import machine_of
+from harness.experiment.lookup import config_of, machine_of
 from harness.experiment.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 from harness.experiment.resolve import resolve
 from harness.experiment.run import execute
 from harness.experiment.slo import TUNING_SEEDS, Judge, judge
 from harness.experiment.spec import Spec, another
 from harness.experiment.sweep import Task, Teller, sweep, tasks
-from harness.policy.types import UserError
+from harness.policy.types import Inst, UserError
 from harness.rows import record, requests, tidy
 
 # What servers that are started and stopped can run (bench list --matrix).
@@ -42,6 +43,7 @@ class Predicted(NamedTuple):
     frame: pd.DataFrame  # a line a run and measure, as `ranks` takes it
     attainment: str  # the measure that is compared
     rule: str
+    machine: str  # of the servers, as their cost table names it
     notes: list[str]
 
 
@@ -92,7 +94,8 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
     frame = pd.concat(frames, ignore_index=True)
-    return Predicted(frame, under.definition, asked, list(dict.fromkeys(notes)))
+    priced = machine_of(resolve(plan.spec(1, "sim")))
+    return Predicted(frame, under.definition, asked, priced.spec.name, list(dict.fromkeys(notes)))
 
 
 def grid(plan: Plan, count: int, engine: str, rates: dict[float, float], under: Judge) -> Iterator[tuple[Entry, Spec]]:
@@ -131,10 +134,6 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 
 def slo_rule(plan: Plan) -> str:
     """Seconds for all: multiples of what a short prompt and a step take alone, and a start of a server."""
-    from harness.engines.machine import cluster
-    from harness.experiment.lookup import config_of
-    from harness.policy.types import Inst
-
     spec = resolve(plan.spec(1, "sim"))
     priced = machine_of(spec)
     profile = cluster(config_of(spec), priced=priced).profile

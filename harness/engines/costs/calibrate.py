@@ -75,7 +75,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
             return
         was: Quantity = dict(base[op])
         q = was["gqa"] if op == "decode" else was
-        before = fit._error(seconds(q, rows), rows.y)
+        before = fit.error(seconds(q, rows), rows.y)
         new = _refit(q, names, rows, seconds, at)
         new |= {"source": f"{said}; scaled from: {was['source']}", "formula": was["formula"]}
         if op == "decode":  # one query head a KV head was not measured
@@ -96,7 +96,7 @@ def calibrate(folder: Path, kind: str | None = None) -> Calibrated:
     add("small", small_rows(book), ("floor_s", "hbm_frac"), lambda q, r: _small(q, spec, r), ())
     if "gemm" in out:
         rate = 2 * 8192.0**3 / float(kernels.gemm_s(out["gemm"], spec, 8192, 8192, 8192))
-        out["gemm"]["best_flops_frac"] = fit._sig(rate / spec.flops)
+        out["gemm"]["best_flops_frac"] = fit.sig(rate / spec.flops)
     partial, speeds = share_rows(book, {**base, **out}, spec)
     add("share", partial, ("arith_power", "saturation", "power"), lambda q, r: speeds(q)[r.x["i"]], ())
     if len(out) == 1:
@@ -237,7 +237,7 @@ def _refit(
         more = fit._factors(q["axes"], [feature[name] for name in at], np.log(few.y / seconds(new, few)))
         new["factors"] = [round(a * b, 3) for a, b in zip(q["factors"], more, strict=True)]
     predicted = seconds(new, rows)
-    return new | (fit._errors(predicted, rows) if rows.out.any() else {"fit": fit._error(predicted, rows.y)})
+    return new | (fit._errors(predicted, rows) if rows.out.any() else {"fit": fit.error(predicted, rows.y)})
 
 
 def _small(q: Quantity, spec: quantities.GpuSpec, rows: Rows) -> F8:

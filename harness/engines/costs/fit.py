@@ -184,26 +184,28 @@ def _factors(axes: Sequence[Sequence[float]], at: Sequence[F8], log_error: F8) -
     return [round(float(f), 3) for f in np.exp(c)]
 
 
-def _error(predicted: F8, y: F8) -> dict[str, float | int]:
+def error(predicted: F8, y: F8) -> dict[str, float | int]:
+    """Median and P95 of the relative error of predicted seconds."""
     e = np.abs(predicted / y - 1)
     return {"median": round(float(np.median(e)), 4), "p95": round(float(np.quantile(e, 0.95)), 4), "n": len(e)}
 
 
 def _errors(predicted: F8, rows: Rows) -> Quantity:
     """Errors on fitted rows, on all held-out rows and on each kind of them."""
-    out: Quantity = {"fit": _error(predicted[~rows.out], rows.y[~rows.out])}
-    out["held"] = _error(predicted[rows.out], rows.y[rows.out])
-    out["held_parts"] = {why: _error(predicted[s], rows.y[s]) for why, s in rows.held.items() if s.any()}
+    out: Quantity = {"fit": error(predicted[~rows.out], rows.y[~rows.out])}
+    out["held"] = error(predicted[rows.out], rows.y[rows.out])
+    out["held_parts"] = {why: error(predicted[s], rows.y[s]) for why, s in rows.held.items() if s.any()}
     return out
 
 
-def _sig(x: float, digits: int = 4) -> float:
+def sig(x: float, digits: int = 4) -> float:
+    """A number in so many significant digits."""
     return float(f"{x:.{digits}g}")
 
 
 def _rounded(q: Any) -> Any:
     if isinstance(q, float | np.floating):
-        return _sig(float(q))
+        return sig(float(q))
     if isinstance(q, dict):
         return {k: _rounded(v) for k, v in q.items()}
     return [_rounded(v) for v in q] if isinstance(q, list | tuple) else q
@@ -255,7 +257,7 @@ def fit_gemm(kind: str, rows: Rows) -> Quantity:
         "formula": "(launch + min over tiles (tm, tn, fraction of peak) and k-splits 1 to 8 of"
         " max(bytes / hbm, waves)) x factors(m, n, k)",
         **q,
-        "best_flops_frac": _sig(rate / spec.flops),
+        "best_flops_frac": sig(rate / spec.flops),
     }
 
 
@@ -332,7 +334,7 @@ def fit_all_reduce(kind: str) -> Quantity:
     sizes = t.index.to_numpy(np.float64)
     knot = (np.arange(len(sizes)) % 2 == 1) & (sizes < sizes.max())
     q: Quantity = {"elements": [int(s) for s in sizes[knot]]}
-    q |= {f"tp{p}_s": [_sig(float(s)) for s in t[p].to_numpy()[knot]] for p in t.columns}
+    q |= {f"tp{p}_s": [sig(float(s)) for s in t[p].to_numpy()[knot]] for p in t.columns}
     held = {
         "sizes between": np.tile(~knot & (sizes < sizes.max()), 3),
         "largest size": np.tile(sizes == sizes.max(), 3),
@@ -359,7 +361,7 @@ def small(kind: str) -> Quantity:
         if kind in known
         else "roofline, unmeasured: affine in 1 / bandwidth through A100 25 us and H100 20 us",
         "formula": "max(floor, bytes of two norms, rope, activation, cache write / hbm)",
-        "floor_s": _sig(known.get(kind, at), 3),
+        "floor_s": sig(known.get(kind, at), 3),
         "hbm_frac": 0.8,  # AIConfigurator's, InferSim's and BLIS's default for memory-bound kernels
     }
 
@@ -435,7 +437,7 @@ def fit_engine(kind: str, q: Quantity) -> tuple[Quantity, pd.DataFrame]:
         c = coefficients.nonnegative(X, y, w)
         w = trust / (y * np.sqrt(np.maximum(np.abs(X @ c / y - 1), 0.02)))
     names = ("host0", "host1", "scale_decode", "scale_prefill")
-    out: Quantity = {k: _sig(float(v)) for k, v in zip(names, c, strict=True)}
+    out: Quantity = {k: sig(float(v)) for k, v in zip(names, c, strict=True)}
     host = base._replace(**out, serial=True)
     d["predicted"] = predict_steps(d, coefficients.coefficients(rows, q, spec, host), row_of)
     d["held"] = d.model != fitted
@@ -510,7 +512,7 @@ def fit_share(q: Quantity) -> tuple[Quantity, pd.DataFrame]:
         [(0.8, 0.4, 3.0, 1.2)],
         (1e-3, 1e-2),
     )
-    out, scale = _rounded(share(x)), _sig(float(x[3]))
+    out, scale = _rounded(share(x)), sig(float(x[3]))
     d["predicted"] = share_speeds(d, q, out, scale)
     d["speed"] = d.whole / d.seconds
     held = {f"13b {p}": ((d.model == "13b") & (d.phase == p)).to_numpy() for p in ("prefill", "decoding")}
@@ -613,10 +615,10 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
         log(f"vllm-eager {kind}: {quantities.error(eager['on'][kind])} {eager['on'][kind]}")
         spread = 1.4826 * float(np.median(np.abs(np.log(steps.predicted / steps.seconds)[~steps.held])))
         sigma[kind] = {
-            "value": _sig(spread, 2),
+            "value": sig(spread, 2),
             "source": "1.4826 x median |ln error| of whole steps, eager vLLM, fitted model",
         }
-    middle = _sig(float(np.median([s["value"] for s in sigma.values()])), 2)
+    middle = sig(float(np.median([s["value"] for s in sigma.values()])), 2)
     files["hosts"]["sigma"] = sigma | {
         "other": {"value": middle, "source": "no whole steps measured: median of the kinds"}
     }

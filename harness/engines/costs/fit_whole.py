@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.engines.costs.coefficients import nonnegative
+from harness.engines.costs.fit import error, sig
 from harness.engines.costs.whole import SAID
 from harness.policy.types import UserError
 
@@ -26,6 +27,7 @@ KNOTS = (1, 2, 4, 8, 32, 128, 512, 2048, 8192)
 FORMULA = "seconds(m) + seq_s (B + n) + ctx_s C + area_s area"
 LINE = ("seq_s", "ctx_s", "area_s")
 LEAST_S = 1e-9  # of a step
+DIGITS = 5  # significant ones of a number in the table
 SHARES = np.linspace(1.0, 0.01, 100)  # of those that explain the same the largest
 FACTORS = np.geomspace(1.01, 100.0, 400)
 
@@ -101,15 +103,15 @@ def fit(steps: Sequence[Step], source: str) -> Fitted:
         grid, own = grids[model], [pair for pair in points if pair[0].model == model]
         slopes, line = found[at : at + len(grid)], found[at + len(grid) : at + len(grid) + len(LINE)]
         seconds = [max(LEAST_S, float(ramps(m, grid) @ slopes)) for m in grid]
-        numbers = {name: _sig(x) for name, x in zip(LINE, line.tolist(), strict=True)}
+        numbers = {name: sig(x, DIGITS) for name, x in zip(LINE, line.tolist(), strict=True)}
         sections[model] = {
-            "tokens": grid, "seconds": [_sig(s) for s in np.maximum.accumulate(seconds)], **numbers, **said,
+            "tokens": grid, "seconds": [sig(s, DIGITS) for s in np.maximum.accumulate(seconds)], **numbers, **said,
             **errors(own),
         }  # fmt: skip
     off = np.array([abs(math.log(step.seconds / max(LEAST_S, ours))) for step, ours in points])
     host = {
-        "api_in_s": _sig(float(found[0])),
-        "sigma": _sig(1.4826 * float(np.median(off)), 2),
+        "api_in_s": sig(float(found[0]), DIGITS),
+        "sigma": sig(1.4826 * float(np.median(off)), 2),
         "source": source,
         "formula": "first token of a prompt - its step; sigma: 1.4826 x median |ln error| of the steps",
     }
@@ -128,21 +130,20 @@ def errors(points: Sequence[tuple[Step, float]]) -> dict[str, Any]:
         which: [(step.what, step.seconds, x) for step, x in points if step.held == (which == "held")]
         for which in ("fit", "held")
     }
-    found = {which: error([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
+    found = {which: _off([(y, x) for _, y, x in rows]) for which, rows in groups.items()}
     for what in ("prefill", "decode"):
-        found |= {f"{what} {k}": error([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
+        found |= {f"{what} {k}": _off([(y, x) for of, y, x in rows if of == what]) for k, rows in groups.items()}
     there = {name: one for name, one in found.items() if one["n"]}
     whole = {name: there.pop(name) for name in ("fit", "held") if name in there}
     return whole | {"held_parts": there}
 
 
-def error(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
-    """Of (measured, predicted): median and P95 of the relative error."""
+def _off(pairs: Sequence[tuple[float, float]]) -> dict[str, float | int]:
+    """The error of (measured, predicted) seconds."""
     if not pairs:
         return {"n": 0}
     y, x = np.array(pairs).T
-    off = np.abs(x / y - 1)
-    return {"median": round(float(np.median(off)), 4), "p95": round(float(np.quantile(off, 0.95)), 4), "n": len(off)}
+    return error(x, y)
 
 
 def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
@@ -156,9 +157,9 @@ def co_run(measured: Sequence[Beside], source: str) -> dict[str, Any]:
     k = np.array([float(one.servers) for one in measured])
     candidates = [*((float(share), 1.0) for share in SHARES), *((1.0, float(factor)) for factor in FACTORS)]
     share, factor = min(candidates, key=lambda one: float(((slowdown(k, *one) / y - 1) ** 2).sum()))
-    own = error([(float(a), float(b)) for a, b in zip(y, slowdown(k, share, factor), strict=True)])
+    own = error(slowdown(k, share, factor), y)
     formula = "seconds beside k - 1 servers that do the same / seconds alone = 1 + factor (max(1, k share) - 1)"
-    numbers = {"share": _sig(share), "factor": _sig(factor)}
+    numbers = {"share": sig(share, DIGITS), "factor": sig(factor, DIGITS)}
     return {**numbers, **dict(zip(SAID, (source, formula), strict=True)), "fit": own}
 
 
@@ -200,7 +201,7 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
     ]
     starts = [line["p50"] for line in lines if line["what"] == "start"]
     rung = {
-        "fixed_s": _sig(float(np.median(starts))) if starts else 0.0,
+        "fixed_s": sig(float(np.median(starts)), DIGITS) if starts else 0.0,
         "link": "pcie",
         "source": f"{about.source}: from the start to the first answer" if starts else "servers that ran already",
     }
@@ -215,7 +216,3 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         "ladder": dict.fromkeys(about.ways, rung),
     }
     return found, fitted
-
-
-def _sig(x: float, digits: int = 5) -> float:
-    return float(f"{x:.{digits}g}")

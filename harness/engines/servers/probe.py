@@ -29,7 +29,8 @@ from harness.client.log import DONE, Log
 from harness.client.verdict import OTHER_CORES
 from harness.engines.probes.conduct import HOST, RAW, Journal
 from harness.engines.probes.worker import Key, key
-from harness.engines.servers.fleet import Seat
+from harness.engines.servers.engine import SILENT_S
+from harness.engines.servers.fleet import READY_S, Seat
 from harness.engines.servers.process import PortTaken
 from harness.policy.types import Inst, Jobs, UserError
 from harness.rows.record import write_bytes
@@ -49,8 +50,6 @@ BESIDE = (2, 4)  # servers side by side
 STARTS = 3
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
-SILENT_S = 120.0
-READY_S = 300.0
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
 
 
