@@ -376,6 +376,19 @@ def test_short_turns_leave_priority_and_policy_alone() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
+def test_the_client_runs_in_real_time_where_it_may() -> None:
+    code = (
+        "import os; from harness.client.slice import hurry, in_real_time\n"
+        "may = in_real_time(); hurry()\n"
+        "assert not may or os.sched_getscheduler(0) == os.SCHED_FIFO\n"
+        "print(may)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    with client(jobs([0.0])) as one:
+        in_real_time = getattr(os, "sched_getscheduler", int)(one.pid) == getattr(os, "SCHED_FIFO", None)
+    assert str(in_real_time) == ran.stdout.strip()
+
+
 def test_close_leaves_no_process_and_may_be_repeated() -> None:
     with client(jobs([0.0])) as one:
         pid = one.pid

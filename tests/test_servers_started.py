@@ -55,7 +55,16 @@ def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() 
     assert options["--model"].endswith("llama-tiny-0.gguf")
     assert said(kind, model.page_bytes)[0]["--slots"] == "1"
     assert kind.cluster.gpus[0].mem_bytes == 512 * MIB
-    assert kind.facts["every model a"] == "llama-tiny"
+    assert kind.facts["llama-tiny instead of"] == "llama-3.2-1b"
+
+
+def test_a_host_serves_a_small_model_as_it_is() -> None:
+    small = shape("llama-small")
+    kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED)
+    assert kind.cluster.models["a"].weight_bytes == shapes.weight_bytes(small) < folder.SMALL_BYTES
+    options, _ = said(kind, kind.cluster.models["a"].page_bytes)
+    assert options["--model"].endswith("llama-small-0.gguf")
+    assert not any("instead" in what for what in kind.facts)
 
 
 def test_vllm_sleeps_on_a_card_and_has_a_share_of_it() -> None:

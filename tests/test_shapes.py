@@ -34,6 +34,7 @@ PARAMS = {
     "yi-34b": 34_388_917_248,
     "codellama-34b": 33_743_970_304,
     "llama-tiny": 4 * (4 * 256 * 256 + 3 * 256 * 1024 + 2 * 256) + 2 * 1000 * 256 + 256,  # no checkpoint
+    "llama-small": 4 * (4 * 512 * 512 + 3 * 512 * 1536 + 2 * 512) + 2 * 1000 * 512 + 512,  # no checkpoint
 }
 BIASED = {"phi-2", "phi-1.5", "starcoder2-3b", "qwen-2.5-7b", "qwen-2.5-14b", "qwen-2.5-32b"}  # biases are not counted
 EXACT = PARAMS.keys() - BIASED - {"powerlm-3b", "olmo-1b", "gemma-2-2b", "qwen-3-32b"}  # nor extra or missing norms
@@ -62,6 +63,7 @@ KV_TOKEN_BYTES = {  # bf16, all layers
     "yi-34b": 245760,
     "codellama-34b": 196608,
     "llama-tiny": 4096,
+    "llama-small": 8192,
 }
 
 
@@ -127,6 +129,7 @@ CONTEXT = {
     "yi-34b": ("01-ai/Yi-34B-Chat", 4096),
     "codellama-34b": ("codellama/CodeLlama-34b-hf", 16384),
     "llama-tiny": ("", 4096),
+    "llama-small": ("", 4096),
 }
 
 

@@ -29,7 +29,7 @@ from harness.client.body import Bodies, Server, Style
 from harness.client.frames import Unpacker, packed
 from harness.client.log import DONE, DROPPED, FAILED, OPEN, WAITING, Book
 from harness.client.pool import Connection, Pool
-from harness.client.slice import shorten
+from harness.client.slice import hurry
 from harness.client.timer import Timer
 from harness.policy.types import Jobs, UserError
 
@@ -347,7 +347,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
-    shorten()
+    hurry()
     with suppress(ValueError, OSError):  # a connection is a file
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

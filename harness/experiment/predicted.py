@@ -28,12 +28,13 @@ from harness.rows import record, requests, tidy
 # What servers that are started and stopped can run (bench list --matrix).
 SYSTEMS = ("static", "serverlessllm", "swap", "swap:llama-swap-fifo", "swap+most=2", "swap:router", "swap:ollama")
 SHARES = (0.3, 0.7, 1.0)  # of the saturated rate
-SERVED = 256  # longest prompt + output
-TRACE = f"aegaeon-like+rate_rps=1+max_tokens={SERVED}"  # a request a second and model, at rate 1
+SERVED = 512  # longest prompt + output
+# A request a second and model, at rate 1. Prompts are long, so that the client's lag is short beside a first token.
+TRACE = f"aegaeon-like+rate_rps=1+lengths=uniform+max_tokens={SERVED}"
 FLOOD = 100.0  # a rate that no server keeps up with
 FLOOD_S = 10.0
 WARMUP_S = 2.0
-SHORT = 64  # tokens of a prompt whose solo latency the SLO is a multiple of
+SHORT = 128  # tokens of a prompt whose solo latency the SLO is a multiple of
 TTFT_X, TPOT_X = 10.0, 8.0
 
 

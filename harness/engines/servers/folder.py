@@ -14,11 +14,18 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from harness.engines.costs import shapes
 from harness.engines.servers import gguf
 from harness.policy.types import Shape, UserError
 
 TINY = Shape("llama-tiny", 4, 256, 4, 4, 64, 1024, 1000, gated=True, tied=False, max_tokens=4096)
+SMALL_BYTES = 64 << 20  # of weights that are served on a host as they are
 FORMAT = 1  # of what is written here; another number, other files
+
+
+def on_host(shape: Shape) -> Shape:
+    """What a host serves for a shape: itself if it is small enough for a processor, else TINY."""
+    return shape if shapes.weight_bytes(shape) <= SMALL_BYTES else TINY
 
 
 def dummy(shape: Shape, cache: Path) -> Path:

@@ -5,7 +5,7 @@
     beside      either of them while further servers of the same shape do the same, and alone
     start,stop  seconds until a server answers, and until it is gone
 
-Each measurement has a client of its own, and is a median over its repeats. One during which other processes kept more
+Each measurement has a client of its own, and is a median over its repeats; all are made in ROUNDS rounds. One during which other processes kept more
 than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it suffered. A second call on the
 same folder goes on: what stands in its journal is not measured again.
 """
@@ -48,6 +48,7 @@ WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
 STARTS = 3
+ROUNDS = 3  # of the whole plan: a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
@@ -78,7 +79,13 @@ class Subject(NamedTuple):
 
 
 def plan(subject: Subject) -> list[Probe]:
-    """Every measurement, in order: a shape after the other, steps of one server first."""
+    """Every measurement, in order, as many times as there are rounds."""
+    once = list(_once(subject))
+    return [Probe(one.what, {**one.params, "round": k}) for k in range(1, ROUNDS + 1) for one in once]
+
+
+def _once(subject: Subject) -> list[Probe]:
+    """A round: a shape after the other, steps of one server first."""
     found, most = list[Probe](), subject.most
     seqs = [n for n in SEQS if n <= subject.slots]
     prompts = sorted({*(p for p in PROMPTS if p < most), most})

@@ -1,6 +1,6 @@
 """Servers that we start: what their kinds have in common, whatever the program.
 
-On a host every model of a run is stood in for by the same four layers (`folder.TINY`) with drawn weights: server and
+On a host a model too large for it is stood in for by four layers (`folder.TINY`), and weights are drawn: server and
 seconds are real, the models are not, and `measured_on` says so. A GPU of the spec is then a budget of host memory for
 weights and KV, `pool_bytes` or MEMORY. All share the processors: a server has its part of them in threads, one at
 least, and none is pinned. On cards (`host.Card`) models have their own shapes and the memory of the card; weights are
@@ -92,13 +92,16 @@ class Started:
 
     def _host(self) -> Cluster:
         """What policies may know of a host with stand-ins."""
-        config, tiny, wide = self.config, folder.TINY, self.element_bytes / shapes.BF16
-        token_bytes = round(wide * shapes.kv_token_bytes(tiny))
-        sizes = tiny.layers, 1, round(wide * shapes.weight_bytes(tiny)), token_bytes, self.block_tokens * token_bytes
-        models = {
-            m.name: Model(*sizes, min(tiny.max_tokens, m.shape.max_tokens), m.ttft_slo_s, m.tpot_slo_s)
-            for m in config.models
-        }
+        config, wide = self.config, self.element_bytes / shapes.BF16
+        models = dict[str, Model]()
+        for m in config.models:
+            shape = folder.on_host(m.shape)
+            token_bytes = round(wide * shapes.kv_token_bytes(shape))
+            weight_bytes, page_bytes = round(wide * shapes.weight_bytes(shape)), self.block_tokens * token_bytes
+            longest = min(shape.max_tokens, m.shape.max_tokens)
+            models[m.name] = Model(
+                shape.layers, 1, weight_bytes, token_bytes, page_bytes, longest, m.ttft_slo_s, m.tpot_slo_s
+            )
         gpus = tuple(Gpu("cpu", 0, config.pool_bytes or MEMORY, 1, ()) for _ in range(config.gpus))
         profile = machines.profile(config, self.priced) if config.table else NoProfile()
         return Cluster(gpus, models, dict(config.plan), profile, dict(config.homes))
@@ -106,7 +109,9 @@ class Started:
     def _said(self) -> dict[str, str]:
         if self.card is not None:
             return {"weights": "read" if self.files else "drawn"}
-        return {"every model a": folder.TINY.name, "threads a server": f"{self.threads}, not pinned"}
+        large = sorted({m.shape.name for m in self.config.models if folder.on_host(m.shape) is not m.shape})
+        instead = {f"{folder.TINY.name} instead of": ", ".join(large)} if large else {}
+        return {"weights": "drawn", **instead, "threads a server": f"{self.threads}, not pinned"}
 
     def ready(self, at: Path) -> None:
         """Write the models, unless they stand in the user's cache, and start MPS if servers share by it; see Kind."""
@@ -116,7 +121,7 @@ class Started:
         for seed, m in enumerate(self.config.models):
             if self.card is not None and m.tp > 1:
                 raise UserError(f"{m.name} takes {m.tp} GPUs: servers of {self.name} have one each here")
-            shape = m.shape if self.card is not None else folder.TINY
+            shape = m.shape if self.card is not None else folder.on_host(m.shape)
             self.weights[m.name] = self.files.get(m.name) or self.checkpoint(shape, cache(), seed)
         if self.card is not None and self.at_once:
             if self.card.mps is None:
