@@ -5,7 +5,8 @@ A router holds a request until the server of its model is up. The rule of each p
     llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests of a server that is up, or
                  starting, go at once, past all that wait; a swap begins when what it stops serves nobody
                  (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group stops its other members.
-                 A group for each of the GPUs here: where models live is the user's to say
+                 A group for each of the GPUs here: where models live is the user's to say. So is how many requests
+                 a server may have, 10 unless said, beyond which they are refused (429): as many as come here
     llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
                  order of arrival, and held until the server before has served its last request
     router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from harness.mock.pacing import Fixed, Gpu, Pacing, ns
 from harness.mock.sequence import Sequence
 from harness.mock.table import Table
 from harness.policy.types import Inst
+from tests import whole_table
 from workloads.models import shape
 
 Stamps = list[tuple[int, int]]  # (index of the sequence, time of a token)
@@ -177,6 +179,19 @@ def test_the_cost_table_prices_sleep_and_wake() -> None:
         assert eight.wake_ns[level] > one.wake_ns[level] > 0
     assert eight.sleep_ns[1] > one.sleep_ns[1] > eight.sleep_ns[2] == 0
     assert (eight.wake_ns[0], eight.sleep_ns[0], eight.max_tokens) == (0, 0, 131072)
+
+
+def test_the_table_of_servers_that_were_measured_prices_a_mock(tmp_path: Path) -> None:
+    """It has starts alone, by which weights come back from any sleep."""
+    table = Table([("m", shape("llama-tiny"), 1)], "h100", "vllm-0.15", whole_table.write(tmp_path))
+    served, agenda = table.served()[0], Agenda()
+    model = Model(served, table.pacing(1, 4)(agenda, 0), agenda)
+    told: Stamps = []
+    model.submit(Sequence(8, 2, lambda s, at: told.append((s.index, at)), index=0), 0)
+    agenda.advance(10**10)
+    first_s = 0.010 + 0.00025 + 8**2 / 2 * 2**-10 * 1e-3
+    assert [at for _, at in told] == [ns(first_s), ns(first_s) + ns(0.003 + 0.00025 + 9 * 2**-6 * 1e-3)]
+    assert served.wake_ns[1] == served.wake_ns[2] == ns(0.5 + 9_417_216 / 1e8)
 
 
 def test_a_slow_request_joins_later() -> None:

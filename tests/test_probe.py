@@ -18,9 +18,10 @@ from harness.client.body import STYLES, Server
 from harness.client.log import DONE, Log
 from harness.engines.costs import fit_whole, quantities
 from harness.engines.probes.conduct import HOST, RAW
-from harness.engines.servers import probe
-from harness.engines.servers.fleet import Seat
+from harness.engines.servers import commands, probe
+from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.probe import Probe, Rig, Subject
+from harness.engines.servers.process import Process, free_port
 from harness.experiment import calibrate
 from harness.policy.types import Inst, UserError
 from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
@@ -92,7 +93,7 @@ def profiled(folder: Path, **changed: Any) -> tuple[list[dict[str, Any]], list[s
 def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
     lines, _ = profiled(tmp_path)
     spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
-    file, fitted = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"]))
+    file, fitted = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
     q = file["steps"]["m"]
     assert q["seconds"] == pytest.approx([KNOWN.seconds(m) for m in q["tokens"]], rel=1e-3)
     assert (q["seq_s"], q["ctx_s"], q["area_s"]) == pytest.approx((SEQ_S, CTX_S, AREA_S), rel=1e-2)
@@ -212,3 +213,25 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
             assert at["seqs"] * (at["ctx"] + 1) <= line["facts"]["ctx_tokens"] <= at["seqs"] * (at["ctx"] + probe.STEPS)
     assert len(found.points) == sum(line["what"] in {"prefill", "decode"} for line in lines)
     assert any(note.startswith("a step asks for") for note in found.notes)
+
+
+def test_a_server_that_obeys_is_put_to_sleep_and_woken(tmp_path: Path) -> None:
+    ports = list[int]()
+
+    def own(inst: Inst, log: Path) -> Seat:
+        ports.append(free_port())
+        words = f"mock --models m --ttft-ms 1 --sleep-ms 30 --wake-ms 50 --with-parent --port {ports[-1]}"
+        command = [sys.executable, "-m", "harness", *words.split()]
+        url = f"http://127.0.0.1:{ports[-1]}"
+        process = Process(command, os.environ | {"PYTHONPATH": str(ROOT)}, log, f"{url}/health")
+        return Seat(Server(url, "m"), process)
+
+    nap = Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1))
+    with Rig(subject(seat=own, sleeps={"sleep": nap}), tmp_path) as rig:
+        taken = {what: rig.measured(Probe(what, {"shape": "m", "way": "sleep"})) for what in ("sleep", "wake")}
+    assert len(ports) == 1  # one server takes all orders
+    for what, least_s in (("sleep", 0.030), ("wake", 0.050)):
+        line = taken[what]
+        assert line is not None
+        assert len(line["all"]) == probe.STARTS
+        assert min(line["all"]) >= least_s

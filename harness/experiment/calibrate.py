@@ -73,7 +73,7 @@ def _subject(kind: Kind, config: machine.Config, about: Mapping[str, str]) -> pr
         servers.setdefault(model.shape.name, []).append(Inst(model.name, (0,)))
     longest = min(model.max_tokens for model in kind.cluster.models.values())
     most = min(config.chunk_tokens or config.prefill_tokens, longest - 1)
-    return probe.Subject(servers, seats(kind), kind.roots, kind.style, config.batch_cap, most, dict(about))
+    return probe.Subject(servers, seats(kind), kind.roots, kind.style, config.batch_cap, most, dict(about), kind.sleeps)
 
 
 def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
@@ -97,7 +97,9 @@ def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subje
     numbers = _card(gpu.kind) if gpu.kind in quantities.gpu_kinds() else _processor()
     numbers["mem_bytes"] = max(numbers["mem_bytes"], (gpu.mem_bytes, "what the engine gives to weights and KV"))
     source = f"bench calibrate --engine {engine} on {said}"
-    return fit_whole.About(f"{engine}-{gpu.kind}", said, source, settings, numbers, sorted(kind.ways))
+    weights = {m.shape.name: cluster.models[m.name].weight_bytes for m in config.models}
+    starts = sorted(kind.ways - kind.sleeps.keys())
+    return fit_whole.About(f"{engine}-{gpu.kind}", said, source, settings, numbers, starts, weights)
 
 
 def _card(kind: str) -> dict[str, tuple[float, str]]:
@@ -133,9 +135,12 @@ def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[s
         ]
     said = f"{co_run['share']:.0%} of the machine, beside others {co_run['factor']:.3g} x what that tells"
     found.append(f"a step asks for {said}: {quantities.error(co_run)}")
-    for what in ("start", "stop"):
-        if seconds := [s for line in lines if line["what"] == what for s in line["all"]]:
-            found.append(f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s")
+    spans = dict[str, list[float]]()
+    for line in lines:
+        if line["what"] in {"start", "stop", "sleep", "wake"}:
+            way = line["params"].get("way")
+            spans.setdefault(f"{line['what']} ({way})" if way else line["what"], []).extend(line["all"])
+    found += [f"{what}: {min(seconds):.3g} to {max(seconds):.3g} s" for what, seconds in spans.items()]
     noisy = [line for line in lines if line["other_cores"] > probe.MOST_OTHERS]
     if noisy:
         worst = max(line["other_cores"] for line in noisy)
@@ -143,4 +148,5 @@ def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[s
             f"{len(noisy)} of {len(lines)} measurements while others took more than {probe.MOST_OTHERS:g} cores "
             f"(at most {worst:.2f}): measure again on a quiet machine"
         )
-    return [*found, "sleep and wake were not measured: no engine here orders them"]
+    naps = any(line["what"] == "wake" for line in lines)
+    return found if naps else [*found, "sleep and wake were not measured: these servers take no orders for them"]

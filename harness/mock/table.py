@@ -11,7 +11,8 @@ from harness.mock.model import Served
 from harness.mock.pacing import Gpu, Pacing, ns
 from harness.policy.types import Host, Inst, Shape
 
-WAYS = {1: "sleep", 2: "disk"}  # by which weights come back from a level of sleep, as the ladder of loads names them
+# By which weights come back from a level of sleep, as the ladder of loads names them: the first that a table has.
+WAYS = {1: ("sleep", "host"), 2: ("disk", "cold")}
 
 
 class Table:
@@ -20,7 +21,8 @@ class Table:
     def __init__(self, models: Iterable[tuple[str, Shape, int]], gpu: str, host: str, table: str | None) -> None:
         self._models = tuple(machine.Served(name, shape, tp) for name, shape, tp in models)
         config = machine.Config(models=self._models, gpu=gpu, host=host, table=table)
-        self._profile = machine.profile(config, machine.machine(config))
+        priced = machine.machine(config)
+        self._profile, self._ladder = machine.profile(config, priced), priced.ladder
 
     def served(self) -> list[Served]:
         """The models; asleep at level 1 their weights are in host memory, at level 2 they are gone."""
@@ -28,7 +30,8 @@ class Table:
         for model in self._models:
             inst = _inst(model)
             out_s = self._profile.move_s(self._profile.weight_bytes[inst.model, model.tp], 0, Host())
-            wakes = {level: ns(self._profile.load_s(inst, way)) for level, way in WAYS.items()}
+            ways = {level: next((w for w in ways if w in self._ladder), ways[0]) for level, ways in WAYS.items()}
+            wakes = {level: ns(self._profile.load_s(inst, way)) for level, way in ways.items()}
             found.append(Served(model.name, model.shape.max_tokens, {0: 0, 1: ns(out_s), 2: 0}, {0: 0, **wakes}))
         return found
 

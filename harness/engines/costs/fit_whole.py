@@ -177,6 +177,7 @@ class About(NamedTuple):
     settings: Mapping[str, Any]
     spec: Mapping[str, tuple[float, str]]  # value and source by field
     ways: Sequence[str]  # rungs of the ladder that are a start of the server
+    weight_bytes: Mapping[str, int]  # by shape, of a server's
 
 
 def steps(lines: Iterable[Line]) -> list[Step]:
@@ -199,12 +200,6 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         for line in lines
         if line["what"] == "beside"
     ]
-    starts = [line["p50"] for line in lines if line["what"] == "start"]
-    rung = {
-        "fixed_s": sig(float(np.median(starts)), DIGITS) if starts else 0.0,
-        "link": "pcie",
-        "source": f"{about.source}: from the start to the first answer" if starts else "servers that ran already",
-    }
     found = {
         "kind": about.kind,
         "name": about.name,
@@ -213,6 +208,25 @@ def table(lines: Sequence[Line], about: About) -> tuple[dict[str, Any], Fitted]:
         "host": fitted.host,
         "steps": fitted.steps,
         "co_run": co_run(beside, about.source),
-        "ladder": dict.fromkeys(about.ways, rung),
+        "ladder": ladder(lines, about),
     }
     return found, fitted
+
+
+def ladder(lines: Sequence[Line], about: About) -> dict[str, dict[str, Any]]:
+    """A rung for each way: what a start or a wake takes beside the copy of the weights, which a run adds to it."""
+    h2d = about.spec["h2d"][0]
+
+    def rung(spans: Sequence[Line], what: str) -> dict[str, Any]:
+        beside = [max(0.0, line["p50"] - about.weight_bytes[line["params"]["shape"]] / h2d) for line in spans]
+        source = f"{about.source}: {what}" if beside else "servers that ran already"
+        return {"fixed_s": sig(float(np.median(beside)), DIGITS) if beside else 0.0, "link": "pcie", "source": source}
+
+    starts = [line for line in lines if line["what"] == "start"]
+    wakes = [line for line in lines if line["what"] == "wake"]
+    found = {way: rung(starts, "from the start to the first answer") for way in about.ways}
+    for way in dict.fromkeys(line["params"]["way"] for line in wakes):
+        found[way] = rung(
+            [line for line in wakes if line["params"]["way"] == way], "from the order to wake to its answer"
+        )
+    return found

@@ -243,7 +243,7 @@ class Fleet:
         if (slept := self.asleep.pop(up.inst, None)) is not None:
             up.seat, up.way, up.woken, up.since_s = slept.seat, slept.way, True, time.monotonic()
             up.sms, up.told_bytes = slept.sms, slept.told_bytes
-            self._attend(up, lambda process: _tell(process, self.kind.sleeps[up.way].up), "ready")
+            self._attend(up, lambda process: tell(process, self.kind.sleeps[up.way].up), "ready")
             return
         log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
         self.logs[log] = None
@@ -261,7 +261,7 @@ class Fleet:
         """Stop a server, or put it to sleep; `changes` says when it has ended."""
         up.stopping, up.since_s = True, time.monotonic()
         if (sleep := self.kind.sleeps.get(up.way)) is not None:
-            self._attend(up, lambda process: _tell(process, sleep.down), "stopped")
+            self._attend(up, lambda process: tell(process, sleep.down), "stopped")
         else:
             self._attend(up, lambda process: process.stop(), "stopped")
 
@@ -402,7 +402,7 @@ class Fleet:
         return [{**span._asdict(), "begun_s": span.begun_s - zero_s} for span in self.spans]
 
 
-def _tell(process: Process, asks: tuple[Ask, ...]) -> None:
+def tell(process: Process, asks: tuple[Ask, ...]) -> None:
     """Order something of a running server, one thing after the other. Raises UserError where it does not obey."""
     url = urlsplit(process.ready_url)
     for ask in asks:

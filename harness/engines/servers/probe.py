@@ -4,10 +4,11 @@
     decode      seconds of a step in which all streams of a server make a token
     beside      either of them while further servers of the same shape do the same, and alone
     start,stop  seconds until a server answers, and until it is gone
+    sleep,wake  seconds until a server that is ordered to has given its memory back, and until it has it again
 
-Each measurement has a client of its own, and is a median over its repeats; all are made in ROUNDS rounds. One during which other processes kept more
-than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it suffered. A second call on the
-same folder goes on: what stands in its journal is not measured again.
+Each measurement has a client of its own, and is a median over its repeats; all are made in ROUNDS rounds. One during
+which other processes kept more than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it
+suffered. A second call on the same folder goes on: what stands in its journal is not measured again.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from harness.client.verdict import OTHER_CORES
 from harness.engines.probes.conduct import HOST, RAW, Journal
 from harness.engines.probes.worker import Key, key
 from harness.engines.servers.engine import SILENT_S
-from harness.engines.servers.fleet import READY_S, Seat
+from harness.engines.servers.fleet import READY_S, Seat, Sleep, tell
 from harness.engines.servers.process import PortTaken
 from harness.policy.types import Inst, Jobs, UserError
 from harness.rows.record import write_bytes
@@ -47,7 +48,8 @@ REPEATS = 5
 WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
-STARTS = 3
+STARTS = 1  # and stops, sleeps and wakes: of a round
+ENDS = {"start": "stop", "sleep": "wake"}  # what is measured together
 ROUNDS = 3  # of the whole plan: a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
@@ -76,6 +78,7 @@ class Subject(NamedTuple):
     slots: int  # requests that a server steps together
     most: int  # tokens of a step, and of a prompt
     about: Mapping[str, str]  # machine and versions
+    sleeps: Mapping[str, Sleep] = {}  # by way, as Kind has them
 
 
 def plan(subject: Subject) -> list[Probe]:
@@ -92,6 +95,7 @@ def _once(subject: Subject) -> list[Probe]:
     contexts = [max(1, int(share * (most - STEPS))) for share in CONTEXTS]
     for shape in subject.servers:
         found += [Probe("start", {"shape": shape}), Probe("stop", {"shape": shape})]
+        found += [Probe(what, {"shape": shape, "way": way}) for way in subject.sleeps for what in ("sleep", "wake")]
         found += [Probe("prefill", {"shape": shape, "tokens": p, "held": p in HELD_PROMPTS}) for p in prompts]
         for n in seqs:
             for k, ctx in enumerate(contexts):
@@ -146,6 +150,7 @@ class Rig:
     def __init__(self, subject: Subject, folder: Path) -> None:
         self._subject, self._logs = subject, folder / "logs"
         self._up: dict[Inst, Seat] = {}
+        self._spans: dict[str, list[tuple[float, float]]] = {}  # of starts and stops, of sleeps and wakes; by their end
 
     def __enter__(self) -> Self:
         return self
@@ -176,7 +181,8 @@ class Rig:
     def _prepare(self, probe: Probe) -> None:
         """Have the servers up that the probe needs, before its time counts."""
         every = self._subject.servers[str(probe.params["shape"])]
-        count = {"prefill": 1, "decode": 1, "beside": int(probe.params.get("servers", 0))}.get(probe.what, 0)
+        alone = dict.fromkeys(("prefill", "decode", "sleep", "wake"), 1)
+        count = {**alone, "beside": int(probe.params.get("servers", 0))}.get(probe.what, 0)
         needed = every[:count]
         for inst in [inst for inst in self._up if inst not in needed]:
             self._stop(inst)
@@ -188,13 +194,21 @@ class Rig:
         shape = str(probe.params["shape"])
         every = self._subject.servers[shape]
         one = every[0]
-        number = {name: int(value) for name, value in probe.params.items() if name != "shape"}
+        number = {name: int(value) for name, value in probe.params.items() if name not in {"shape", "way"}}
         match probe.what:
-            case "start" | "stop":
-                spans = [self._cycle(one) for _ in range(STARTS)]
-                if any(span is None for span in spans):
+            case "start" | "sleep":
+                way = probe.params.get("way")
+                spans = [self._cycle(one) if way is None else self._nap(one, str(way)) for _ in range(STARTS)]
+                found = [span for span in spans if span is not None]
+                if not found:
                     return None
-                return [span[probe.what == "stop"] for span in spans if span is not None], {}
+                self._spans[ENDS[probe.what]] = found
+                return [begun for begun, _ in found], {}
+            case "stop" | "wake":
+                begins = next(what for what, ends in ENDS.items() if ends == probe.what)
+                if probe.what not in self._spans and self._take(probe._replace(what=begins)) is None:
+                    return None
+                return [ended for _, ended in self._spans.pop(probe.what)], {}
             case "prefill":
                 return self._prefills([one], number["tokens"]), {}
             case "decode":
@@ -240,6 +254,17 @@ class Rig:
         start_s = self._start(inst)
         stop_s = self._stop(inst)
         return None if start_s is None else (start_s, stop_s)
+
+    def _nap(self, inst: Inst, way: str) -> tuple[float, float] | None:
+        """Put a server to sleep and wake it: seconds of each; None where it runs already, and is not ours to order."""
+        process, sleep = self._up[inst].process, self._subject.sleeps[way]
+        if process is None:
+            return None
+        begun_s = time.monotonic()
+        tell(process, sleep.down)
+        asleep_s = time.monotonic()
+        tell(process, sleep.up)
+        return asleep_s - begun_s, time.monotonic() - asleep_s
 
     # ------------------------------------------------------------ requests
 
