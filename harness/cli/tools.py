@@ -123,19 +123,22 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
 
 
 @click.command(epilog=examples(
-    "bench calibrate --engine llamacpp --models llama-tiny -o results/cpu",
+    "bench calibrate --engine llamacpp --models llama-small -o results/cpu",
     "bench calibrate --engine attach --attach http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
     "bench calibrate --from results/h200",
     "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Measure the servers of an engine, one alone and four side by side."
               )  # fmt: skip
-@click.option("--models", default="llama-tiny", show_default=True, metavar="SHAPES",
+@click.option("--models", default="llama-small", show_default=True, metavar="SHAPES",
               help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
 @click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already, four of "
               "each model.")  # fmt: skip
 @click.option("--slots", type=click.IntRange(1), metavar="N",
               help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
+@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
+              help="Of --engine: how often all is measured, so that a host that changes its speed is met at several "
+              "times.")  # fmt: skip
 @click.option("--from", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Instead: results of `make gpu`.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
@@ -149,6 +152,7 @@ def calibrate(
     models: str,
     attach: str,
     slots: int | None,
+    rounds: int,
     folder: Path | None,
     kind: str | None,
     out: Path | None,
@@ -164,7 +168,7 @@ def calibrate(
         raise UserError("bench calibrate takes one of --engine NAME and --from FOLDER")
     if engine is not None:
         urls = tuple(url for text in attach.split(",") if (url := text.strip()))
-        _servers(engine, models, out or RESULTS / engine, {"attach": urls, "batch_cap": slots, "gpu": kind})
+        _servers(engine, models, out or RESULTS / engine, rounds, {"attach": urls, "batch_cap": slots, "gpu": kind})
         return
     assert folder is not None
     path, notes = calibration.write(folder, kind, out)
@@ -173,7 +177,7 @@ def calibrate(
     click.echo(f"wrote {short_path(path)} (--table takes it)")
 
 
-def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> None:
+def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[str, Any]) -> None:
     """Measure the servers of an engine, and say what was found."""
     from harness.experiment.calibrate import calibrate
     from plots import fig_calibrate
@@ -181,7 +185,7 @@ def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> N
     fields = {name: value for name, value in given.items() if value}
     names = tuple(dict.fromkeys(name.strip() for name in models.split(",")))
     with Terminal("measurement") as teller:
-        found = calibrate(engine, names, folder, teller.say, **fields)
+        found = calibrate(engine, names, folder, teller.say, rounds, **fields)
     for note in found.notes:
         click.echo(note)
     stem = folder / "calibrate"
@@ -201,7 +205,7 @@ def _servers(engine: str, models: str, folder: Path, given: dict[str, Any]) -> N
 @click.option("--engine", metavar="NAME", help="Instead: run the same specs on the servers of an engine and on the "
               "simulator.")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Of --engine: the servers' cost table, by bench calibrate.")
-@click.option("--models", metavar="SHAPE", default="llama-tiny", show_default=True, help="Of --engine: every model is "
+@click.option("--models", metavar="SHAPE", default="llama-small", show_default=True, help="Of --engine: every model is "
               "this one.")  # fmt: skip
 @click.option("--counts", metavar="LIST", default="2,4,8", show_default=True, help="Of --engine: numbers of models.")
 @click.option("--systems", metavar="LIST", help="Of --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")

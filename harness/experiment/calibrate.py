@@ -34,7 +34,14 @@ class Calibrated(NamedTuple):
     points: pd.DataFrame  # measured and fitted seconds: a line a step
 
 
-def calibrate(engine: str, models: Sequence[str], folder: Path, say: Callable[[str], None], **given: Any) -> Calibrated:
+def calibrate(
+    engine: str,
+    models: Sequence[str],
+    folder: Path,
+    say: Callable[[str], None],
+    rounds: int = probe.ROUNDS,
+    **given: Any,
+) -> Calibrated:
     """Measure the servers of an engine for each of these shapes, as far as the folder has not, and write their table.
 
     `given`: further fields of the engine's configuration. UserError where they cannot be measured.
@@ -49,7 +56,7 @@ def calibrate(engine: str, models: Sequence[str], folder: Path, say: Callable[[s
     try:
         found.kind.ready(folder)
         subject = _subject(found.kind, config, found.measured_on)
-        lines = probe.profile(subject, folder, say)
+        lines = probe.profile(subject, folder, say, rounds)
     finally:
         found.close()
     file, fitted = fit_whole.table(lines, _about(engine, found.kind, config, subject))

@@ -6,7 +6,7 @@
     start,stop  seconds until a server answers, and until it is gone
     sleep,wake  seconds until a server that is ordered to has given its memory back, and until it has it again
 
-Each measurement has a client of its own, and is a median over its repeats; all are made in ROUNDS rounds. One during
+Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. One during
 which other processes kept more than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it
 suffered. A second call on the same folder goes on: what stands in its journal is not measured again.
 """
@@ -49,8 +49,8 @@ WARM_UPS = 1  # before the repeats, and not counted
 STEPS = 24  # tokens of a stream
 BESIDE = (2, 4)  # servers side by side
 STARTS = 1  # and stops, sleeps and wakes: of a round
-ENDS = {"start": "stop", "sleep": "wake"}  # what is measured together
-ROUNDS = 3  # of the whole plan: a host that others share changes its speed within minutes
+ENDS = {"stop": "start", "wake": "sleep"}  # what is measured with what
+ROUNDS = 3  # of the whole plan, unless said: a host that others share changes its speed within minutes
 TRIES = 3
 MOST_OTHERS = OTHER_CORES  # as in a run's verdict
 LEAD_NS = 20_000_000  # from the order to begin to the client's time 0
@@ -81,10 +81,10 @@ class Subject(NamedTuple):
     sleeps: Mapping[str, Sleep] = {}  # by way, as Kind has them
 
 
-def plan(subject: Subject) -> list[Probe]:
+def plan(subject: Subject, rounds: int = ROUNDS) -> list[Probe]:
     """Every measurement, in order, as many times as there are rounds."""
     once = list(_once(subject))
-    return [Probe(one.what, {**one.params, "round": k}) for k in range(1, ROUNDS + 1) for one in once]
+    return [Probe(one.what, {**one.params, "round": k}) for k in range(1, rounds + 1) for one in once]
 
 
 def _once(subject: Subject) -> list[Probe]:
@@ -110,13 +110,13 @@ def _once(subject: Subject) -> list[Probe]:
     return found
 
 
-def profile(subject: Subject, folder: Path, say: Callable[[str], None]) -> list[dict[str, Any]]:
+def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Make what of the plan is not in the folder's journal yet; all that is. UserError where a server fails."""
     folder.mkdir(parents=True, exist_ok=True)
     _same_machine(folder / HOST, subject.about)
     book = Journal(folder / RAW)
     made = {key(line["what"], line["params"]) for line in book.known if "what" in line}
-    probes = plan(subject)
+    probes = plan(subject, rounds)
     left = [probe for probe in probes if probe.key not in made]
     if len(left) < len(probes):
         say(f"{len(probes) - len(left)} of {len(probes)} measurements stand in {folder / RAW}")
@@ -150,7 +150,7 @@ class Rig:
     def __init__(self, subject: Subject, folder: Path) -> None:
         self._subject, self._logs = subject, folder / "logs"
         self._up: dict[Inst, Seat] = {}
-        self._spans: dict[str, list[tuple[float, float]]] = {}  # of starts and stops, of sleeps and wakes; by their end
+        self._begun: dict[str, list[tuple[float, float]]] = {}  # spans of starts and sleeps, with those of their ends
 
     def __enter__(self) -> Self:
         return self
@@ -196,19 +196,9 @@ class Rig:
         one = every[0]
         number = {name: int(value) for name, value in probe.params.items() if name not in {"shape", "way"}}
         match probe.what:
-            case "start" | "sleep":
-                way = probe.params.get("way")
-                spans = [self._cycle(one) if way is None else self._nap(one, str(way)) for _ in range(STARTS)]
-                found = [span for span in spans if span is not None]
-                if not found:
-                    return None
-                self._spans[ENDS[probe.what]] = found
-                return [begun for begun, _ in found], {}
-            case "stop" | "wake":
-                begins = next(what for what, ends in ENDS.items() if ends == probe.what)
-                if probe.what not in self._spans and self._take(probe._replace(what=begins)) is None:
-                    return None
-                return [ended for _, ended in self._spans.pop(probe.what)], {}
+            case "start" | "stop" | "sleep" | "wake":
+                spans = self._spans(probe, one)
+                return ([span[probe.what in ENDS] for span in spans], {}) if spans else None
             case "prefill":
                 return self._prefills([one], number["tokens"]), {}
             case "decode":
@@ -249,6 +239,17 @@ class Rig:
         if process is not None:
             process.stop()
         return time.monotonic() - begun_s
+
+    def _spans(self, probe: Probe, inst: Inst) -> list[tuple[float, float]]:
+        """Seconds of starts and stops, or of sleeps and wakes; those of an end were measured with its beginning."""
+        if (known := self._begun.pop(ENDS.get(probe.what, ""), None)) is not None:
+            return known
+        way = probe.params.get("way")
+        found = [self._cycle(inst) if way is None else self._nap(inst, str(way)) for _ in range(STARTS)]
+        spans = [span for span in found if span is not None]
+        if probe.what not in ENDS:
+            self._begun[probe.what] = spans
+        return spans
 
     def _cycle(self, inst: Inst) -> tuple[float, float] | None:
         start_s = self._start(inst)
