@@ -177,7 +177,7 @@ gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, vali
 	@[ -n '$(KIND)' ] || { echo 'error: no cost table has a word of $(CARD) as its name: make gpu-servers KIND=h100' >&2; exit 2; }
 	@$(MAKE) $(READY) $(CARDED)
 	@echo 'calibrate    $(GPU_MODEL): prefill, decode, start, sleep and wake, of one server and of several'
-	@$(BENCH) calibrate --engine vllm --gpu $(KIND) --models $(GPU_MODEL) -o $(AT)
+	@$(BENCH) calibrate --engine vllm --gpu $(KIND) --models $(GPU_MODEL) --rounds 1 -o $(AT)
 	@echo 'validate     the same runs on vLLM and on the simulator with that table'
 	@$(BENCH) validate --engine vllm --table $(TABLE) --models $(GPU_MODEL) --counts 2,4 --systems $(GPU_SYSTEMS) --runs $(AT)/runs -o $(AT)/validate
 	@echo 'figure 7     what of it runs on $(GPUS) GPUs'
