@@ -75,8 +75,9 @@ bridge: $(READY) ## from a fair default to the setting of Prism's paper, one ass
 regimes: $(READY) ## where sharing pays and where it does not: ratios of rates, each with its interval
 	@$(BENCH) regimes prism
 
-reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver: its claims beside what comes out here
+reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver, and its claims beside what comes out here
 	@$(PY) -m harness.experiment.weaving -o plots/out
+	@$(PY) -m plots.fig_weaver plots/out/weaver.csv
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
 	@$(BENCH) claims

@@ -71,7 +71,9 @@ def test_no_file_is_heavy() -> None:
 def test_only_what_belongs_is_kept() -> None:
     names = {path.relative_to(ROOT).as_posix() for path in files()}
     measured = re.compile(r"results/h200/(README\.md|raw\.jsonl|host\.json|h200-measured\.toml|[a-z]+\.png)")
-    timed = re.compile(r"results/cpu/(?:vllm/)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png))")
+    timed = re.compile(
+        r"results/cpu/(?:vllm/)?(raw\.jsonl|host\.json|[a-z]+-cpu\.toml|(calibrate|validate)\.(csv|png))"
+    )
     results = {name for name in names if name.startswith("results/")}
     kept = {name for name in results if not (measured.fullmatch(name) or timed.fullmatch(name))}
     assert kept <= {"results/README.md", "results/claims.md"}

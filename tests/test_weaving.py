@@ -6,11 +6,13 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.experiment import weaving
 from harness.experiment.claims import SAYS
 from harness.policy.types import UserError
+from plots import fig_weaver
 
 
 @pytest.fixture
@@ -64,6 +66,32 @@ def test_verdicts_are_those_of_the_one_rule(azure: Path, monkeypatch: pytest.Mon
     (one,) = (line for line in found if line.says.startswith("dedicated serving reaches 15"))
     assert (one.verdict, one.why) == ("agrees", "")
     assert all(line.why for line in found if line.verdict == "not testable")
+
+
+def test_the_figure_has_a_panel_for_each_of_what_is_measured(
+    azure: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weaving, "RATES", (5.0,))
+    monkeypatch.setattr(weaving, "RATIOS", (0.25, 0.5))
+    points = list(weaving.curves(1))
+    assert {point.panel for point in points} == set(fig_weaver.TITLES)
+    assert {p.series for p in points if p.panel in {"hot", "cold", "muxserve", "share"}} == set(fig_weaver.COLORS)
+    assert all(point.value > 0.0 for point in points)
+    hot = {point.series: point.value for point in points if point.panel == "hot"}
+    assert hot == {"Weaver": weaving.weaver(5.0, 0).hot_ms, "dedicated": weaving.weaver(5.0, 0, ratio=0.0).hot_ms}
+    pd.DataFrame(points).to_csv(tmp_path / "weaver.csv", index=False)
+    paths = fig_weaver.render(tmp_path / "weaver.csv", "x")
+    assert [path.name for path in paths] == ["weaver.pdf", "weaver.png", "weaver.csv"]
+    assert len(pd.read_csv(paths[2], comment="#")) == len(points)
+
+
+def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
+    claims = tomllib.loads(weaving.CLAIMS.read_text("utf-8"))["claim"]
+    said = {claim["measure"]: claim["paper"] for claim in claims if "measure" in claim}
+    gpu_ms = said["cpu_ms"] / said["gpu_gain"]
+    assert fig_weaver.PAPER["highest"] == {"dedicated": said["dedicated_rps"], "Weaver": said["weaver_rps"]}
+    controls = {"CPU": said["cpu_ms"], "GPU": gpu_ms, "GPU, split": gpu_ms * said["split_gain"]}
+    assert fig_weaver.PAPER["control"] == pytest.approx(controls)
 
 
 @pytest.mark.parametrize("sharing", ["fluid", "turns"])

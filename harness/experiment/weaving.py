@@ -1,6 +1,7 @@
 """Weaver's figures 4 to 7: rates, TPOT, batches and KV of a hot and a cold model, beside what the paper says.
 
-`python -m harness.experiment.weaving` prints a line a claim (`weaving.toml`), with its verdict; `-o` writes them.
+`python -m harness.experiment.weaving` prints a line a claim (`weaving.toml`), with its verdict; `-o` writes them, and
+the points of the figures, which plots/fig_weaver.py draws.
 
 As section 5: two Llama-3-8B, lengths of Azure-Conv without sequences beyond 2,048 tokens (TRACES_DIR, azure2023/),
 Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`), decode GPUs alone are shared. Beside Weaver and
@@ -249,6 +250,58 @@ MEASURES: Mapping[str, Callable[[int], float]] = {
 }
 
 
+# ------------------------------------------------------------------ what the figures show
+
+RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0)
+
+
+class Point(NamedTuple):
+    """A point of a figure."""
+
+    panel: str
+    series: str
+    x: float  # requests a second, or the share that is offloaded; 0 where the panel has bars
+    seed: int
+    value: float  # TPOT in ms, or requests a second
+
+
+def curves(seeds: int = SEEDS) -> Iterator[Point]:
+    """Figures 4 to 7, as far as one trace and one platform show them."""
+    for seed in range(seeds):
+        for rps in RATES:
+            for name, fields in (("Weaver", {}), ("dedicated", OFF)):
+                one = weaver(rps, seed, **fields)
+                yield Point("hot", name, rps, seed, one.hot_ms)
+                yield Point("cold", name, rps, seed, one.cold_ms)
+            yield Point("muxserve", "Weaver", rps, seed, beside(rps, seed).hot_ms)
+            yield Point("muxserve", "MuxServe", rps, seed, muxserve(rps, seed).hot_ms)
+            yield Point("muxserve", "MuxServe-Temporal", rps, seed, muxserve(rps, seed, "turns").hot_ms)
+        for ratio in RATIOS:
+            one = weaver(15.0, seed, ratio=ratio)
+            yield Point("share", "hot model", ratio, seed, one.hot_ms)
+            yield Point("share", "cold model", ratio, seed, one.cold_ms)
+        for name, done in HIGHEST.items():
+            yield Point("highest", name, 0.0, seed, done(seed).done_rps)
+        for name, fields in CONTROLS.items():
+            yield Point("control", name, 0.0, seed, weaver(5.0, seed, **fields).hot_ms)
+
+
+HIGHEST: Mapping[str, Callable[[int], Measured]] = {
+    "dedicated": lambda seed: weaver(HIGH_RPS, seed, **OFF),
+    "Weaver": lambda seed: weaver(HIGH_RPS, seed),
+    "Weaver, 2 GPUs": lambda seed: beside(HIGH_RPS, seed),
+    "MuxServe": lambda seed: muxserve(HIGH_RPS, seed),
+    "MuxServe-Temporal": lambda seed: muxserve(HIGH_RPS, seed, "turns"),
+    "Weaver, long outputs": lambda seed: beside(HIGH_RPS, seed, fixed=LONG),
+    "MuxServe, long outputs": lambda seed: muxserve(HIGH_RPS, seed, fixed=LONG),
+}
+CONTROLS: Mapping[str, Mapping[str, Any]] = {
+    "CPU": {"control": "cpu", "split": False},
+    "GPU": {"split": False},
+    "GPU, split": {},
+}
+
+
 class Line(NamedTuple):
     """A claim beside what came out."""
 
@@ -312,7 +365,7 @@ def here_text(e: Estimate | None) -> str:
 
 
 def main(out: Path | None = None) -> None:
-    """Print the claims, and write them as a table of their own."""
+    """Print the claims; write them, and the points of the figures, as tables."""
     found = list(lines())
     for one in found:
         print(f"{one.verdict:12} {number(one.paper):>12}  here {here_text(one.here):24} {one.says} ({one.section})")
@@ -320,10 +373,12 @@ def main(out: Path | None = None) -> None:
             print(f"{'':12} {one.why}")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        with (out / "weaver.csv").open("w", encoding="utf-8", newline="") as file:
+        with (out / "weaver-claims.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(("claim", "section", "paper", "here", "verdict", "why"))
             writer.writerows((x.says, x.section, number(x.paper), here_text(x.here), x.verdict, x.why) for x in found)
+        with (out / "weaver.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file).writerows((Point._fields, *curves()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,109 @@
+"""Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control, and highest rates.
+
+python -m harness.experiment.weaving -o plots/out && python -m plots.fig_weaver plots/out/weaver.csv
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from harness.policy.types import UserError
+from plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLORS: Mapping[str, str] = {
+    "Weaver": style.SKY, "dedicated": style.GREY, "MuxServe": style.ORANGE, "MuxServe-Temporal": style.BROWN,
+    "hot model": style.RED, "cold model": style.BLUE,
+}  # fmt: skip
+MARKS = dict(zip(COLORS, style.MARKERS, strict=False))
+PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms, over 4.83, and 9.5 % less
+    "highest": {"dedicated": 15.0, "Weaver": 22.0},
+    "control": {"CPU": 175.0, "GPU": 175.0 / 4.83, "GPU, split": 175.0 / 4.83 * (1 - 0.095)},
+}
+TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
+    "hot": ("hot model (fig. 4)", "requests/s of the hot model", "TPOT (ms)"),
+    "cold": ("cold model (fig. 4)", "requests/s of the hot model", "TPOT (ms)"),
+    "muxserve": ("on two GPUs (fig. 5a)", "requests/s of the hot model", "TPOT (ms)"),
+    "share": ("15 requests/s (fig. 5b)", "offloaded (%)", "TPOT (ms)"),
+    "highest": ("highest rate (figs. 4, 6)", "requests/s finished", ""),
+    "control": ("5 requests/s (fig. 7a)", "TPOT (ms)", ""),
+}
+CAPTION = (
+    "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, A100-40G, vLLM 0.6; mean of {n} "
+    "seeds, bands from the least to the most. Diamonds: the paper, where its text has a number. Prefill is not what "
+    "binds, here as there."
+)
+
+
+def draw(points: pd.DataFrame) -> Figure:
+    """Draw the six panels; call within `style.theme()`."""
+    figure = Figure(figsize=(style.PAGE_IN, 3.9), layout="constrained")
+    axes = figure.subplots(2, 3).ravel()
+    for axis, (panel, (title, x, y)) in zip(axes, TITLES.items(), strict=True):
+        own = points[points["panel"] == panel]
+        _bars(axis, own, PAPER[panel]) if panel in PAPER else _lines(axis, own, 100.0 if panel == "share" else 1.0)
+        axis.set(title=title, xlabel=x, ylabel=y)
+    handles = [Line2D([], [], color=color, marker=MARKS[name], label=name) for name, color in COLORS.items()]
+    handles.append(Line2D([], [], color="black", marker="D", linestyle="none", markerfacecolor="white", label="paper"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    style.below(figure, CAPTION.format(n=points["seed"].nunique()), 160)
+    return figure
+
+
+def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
+    """A line a series."""
+    for name, rows in own.groupby("series", sort=False):
+        by = rows.groupby("x")["value"]
+        x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
+        axis.fill_between(x, by.min(), by.max(), color=COLORS[str(name)], alpha=0.2, linewidth=0)
+        axis.plot(x, mean, color=COLORS[str(name)], marker=MARKS[str(name)])
+    axis.set_ylim(bottom=0)
+
+
+def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
+    """A bar a series, from the top down, with its number; what the paper says as a mark."""
+    names = list(dict.fromkeys(own["series"]))
+    for k, name in enumerate(names):
+        values = own[own["series"] == name]["value"]
+        color = next((c for of, c in COLORS.items() if name.split(",")[0] == of), style.SKY)
+        axis.barh(k, values.mean(), color=color, height=0.7)
+        at = max(values.mean(), paper.get(name, 0.0))
+        axis.text(at, k, f"  {values.mean():.3g}", va="center", fontsize=6)
+        if name in paper:
+            axis.plot(paper[name], k, "D", color="black", markerfacecolor="white", markersize=4)
+    axis.set_yticks(range(len(names)), names)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set_xlim(0, 1.22 * max(own.groupby("series")["value"].mean().max(), *paper.values()))
+    axis.grid(visible=False, axis="y")
+
+
+def render(path: Path, command: str) -> list[Path]:
+    """Draw a file of points to .pdf, .png and .csv of its name; returns their paths. Raises UserError."""
+    try:
+        points = pd.read_csv(path, comment="#")
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    with style.theme():
+        return style.save(draw(points), path.with_suffix(""), points, command)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """POINTS.csv."""
+    try:
+        paths = render(Path(arguments[0]), "python -m plots.fig_weaver " + " ".join(arguments))
+    except UserError as error:
+        raise SystemExit(f"error: {error}") from None
+    print(" · ".join(str(path) for path in paths))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
