@@ -218,7 +218,8 @@ def of_bridge(name: str, out: Path, workers: int | None, teller: Teller) -> Held
     found = ratios.measure(study, out, workers=workers, teller=teller)
     held = [row for row in found.table.to_pylist() if row["over"] is not None and row["paper"] is not None]
     last = max((row["condition"] for row in held if row["kind"] == "cumulative"), default=None)
-    spec, about, whys = study.spec, found.about, {(one.first, one.over): one.why for one in study.ratios}
+    spec, about = study.spec, found.about
+    whys = {(one.first, one.over): one.why for one in study.ratios}
     rows = []
     for one in held:
         if one["kind"] != "base" and one["condition"] != last:
