@@ -135,7 +135,7 @@ paper = "A test, figure 4"
 definition = "ttft"
 slo = "absolute:ttft=2,tpot=0.1"
 seeds = 1
-rates_rps = [1.0, 50.0]
+rates_rps = [1.0, 400.0]
 bisections = 0
 
 [systems]
@@ -153,6 +153,7 @@ window_s = 10.0
 first = "mine"
 over = "theirs"
 paper = 40.0
+why = "theirs has a lane a model"
 
 [[step]]
 name = "one process a model"
@@ -246,7 +247,7 @@ def test_an_ablation_a_fleet_and_a_bridge_as_rows(tmp_path: Path) -> None:
     assert [row.says for row in ends] == ["40x", "40x"]
     assert "fair default" in ends[0].conditions
     assert "all assumptions of the bridge" in ends[1].conditions
-    assert all(row.verdict in ledger.LEGEND for row in ends)
+    assert [(row.verdict, row.why) for row in ends] == [("differs", "theirs has a lane a model")] * 2
 
 
 def test_a_ratio_of_a_bridge_is_judged_by_the_one_rule() -> None:

@@ -30,11 +30,15 @@ START = "fair default"
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """The rate at which `first` holds the level over that of `over`, by the names of [systems]."""
+    """The rate at which `first` holds the level over that of `over`, by the names of [systems].
+
+    `why` is printed where an end of a bridge differs from the paper.
+    """
 
     first: str
     over: str
     paper: float | None = None  # what the paper states
+    why: str = ""
 
     @property
     def label(self) -> str:

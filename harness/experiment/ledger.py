@@ -219,6 +219,7 @@ def of_bridge(name: str, out: Path, workers: int | None, teller: Teller) -> Held
     held = [row for row in found.table.to_pylist() if row["over"] is not None and row["paper"] is not None]
     last = max((row["condition"] for row in held if row["kind"] == "cumulative"), default=None)
     spec, about = study.spec, found.about
+    whys = {(one.first, one.over): one.why for one in study.ratios}
     rows = []
     for one in held:
         if one["kind"] != "base" and one["condition"] != last:
@@ -231,7 +232,8 @@ def of_bridge(name: str, out: Path, workers: int | None, teller: Teller) -> Held
         what = f"{one['first']} / {one['over']}, rate at {100 * about['level']:g} % {about['definition'].upper()}"
         verdict, rule = _of_ratio(one)
         said = at, f"{one['paper']:g}x", ratio_rows.text(one), verdict
-        rows.append(Row(study.paper, what, *said, cause(verdict, one["note"]), rule))
+        why = whys[one["first"], one["over"]] if verdict == "differs" else one["note"]
+        rows.append(Row(study.paper, what, *said, cause(verdict, why), rule))
     return Held(tuple(rows), {})
 
 
