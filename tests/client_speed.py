@@ -2,8 +2,8 @@
 
 16 tokens a request, 50 ms to the first, 10 ms between. Lag: write - intended. TTFT overhead: from the client's write to
 its first chunk, less what the mock says that it took from reading the request to handing the first token to its socket.
-With AIPerf in an environment of its own (AIPERF: the path of its command) rows of it on the same mock; its lag is at
-the mock, against the ideal grid laid through the least late request.
+With AIPerf and GuideLLM in environments of their own (AIPERF, GUIDELLM: the paths of their commands) rows of them on
+the same mock; their lag is at the mock, against the ideal grid laid through the least late request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -142,20 +142,16 @@ def bursts(url: str, pid: int) -> Row:
                f"P50 {np.median(last_ms):.2f} ms, P95 {np.quantile(last_ms, 0.95):.2f} ms")  # fmt: skip
 
 
-def aiperf(command: str, url: str, pid: int, rate: float) -> Row:
-    """AIPerf at a constant rate, judged by what the mock saw."""
+def other_client(name: str, command: str, url: str, pid: int, rate: float) -> Row:
+    """Another client at a constant rate, judged by what the mock saw."""
     n = int(rate * SECONDS)
     reset(url)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer(Path(folder))
         load = OtherLoad([pid, os.getpid()])
         tool = subprocess.Popen(
-            [command, "profile", "-m", "m", "--url", url, "--endpoint-type", "completions", "--streaming",
-             "--request-rate", f"{rate:g}", "--arrival-pattern", "constant", "--request-count", f"{n}",
-             "--isl", f"{PROMPT_TOKENS}", "--isl-stddev", "0", "--osl", f"{TOKENS}", "--osl-stddev", "0",
-             "--extra-inputs", "ignore_eos:true", "--tokenizer", folder, "--no-server-metrics", "--no-gpu-telemetry",
-             "--ui", "none"],
-            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [command, *OTHERS[name](url, rate, n, Path(folder))], cwd=folder,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         spent_s, peak = watched(tool, 12 * SECONDS)
         other = load.cores()
@@ -165,9 +161,37 @@ def aiperf(command: str, url: str, pid: int, rate: float) -> Row:
         raise RuntimeError(f"{command}: the mock saw {len(read_ns)} requests")
     span_s = (read_ns[-1] - read_ns[0]) / 1e9
     late_ms = read_ns / 1e6 - np.arange(len(read_ns)) * 1e3 / rate
-    return Row("AIPerf", rate, (len(read_ns) - 1) / span_s, late_ms - late_ms.min(), np.array([]),
+    return Row(name, rate, (len(read_ns) - 1) / span_s, late_ms - late_ms.min(), np.array([]),
                spent_s / span_s, peak / 1e6, other,
                f"{len(read_ns)} requests of {n} came; cores include its start and its report")  # fmt: skip
+
+
+def aiperf(url: str, rate: float, n: int, folder: Path) -> list[str]:
+    """What AIPerf 0.13 is told."""
+    return [
+        "profile", "-m", "m", "--url", url, "--endpoint-type", "completions", "--streaming",
+        "--request-rate", f"{rate:g}", "--arrival-pattern", "constant", "--request-count", f"{n}",
+        "--isl", f"{PROMPT_TOKENS}", "--isl-stddev", "0", "--osl", f"{TOKENS}", "--osl-stddev", "0",
+        "--extra-inputs", "ignore_eos:true", "--tokenizer", str(folder), "--no-server-metrics", "--no-gpu-telemetry",
+        "--ui", "none",
+    ]  # fmt: skip
+
+
+def guidellm(url: str, rate: float, n: int, folder: Path) -> list[str]:
+    """What GuideLLM 0.8 is told; its own prompts need a tokenizer that writes text."""
+    words = np.random.default_rng(0).integers(1, 1000, (n, PROMPT_TOKENS)).tolist()
+    rows = [{"prompt": " ".join(f"w{k}" for k in one), "output_tokens_count": TOKENS} for one in words]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    return [
+        "run", "--backend", f"kind=openai_http,target={url},model=m,request_format=/v1/completions",
+        "--profile", f"kind=constant,rate={rate:g}", "--constraint", f"kind=max_requests,count={n}",
+        "--data", f"kind=json_file,path={folder / 'prompts.jsonl'}",
+        "--tokenizer", f"kind=huggingface_auto,model={folder}",
+        "--output", f"kind=json,path={folder / 'report.json'}", "--disable-console",
+    ]  # fmt: skip
+
+
+OTHERS: Mapping[str, Callable[[str, float, int, Path], list[str]]] = {"AIPerf": aiperf, "GuideLLM": guidellm}
 
 
 def watched(tool: subprocess.Popen[bytes], limit_s: float) -> tuple[float, int]:
@@ -212,12 +236,13 @@ def main() -> None:
         for rate in RATES:
             print(ours(url, pid, rate).text, flush=True)
         print(bursts(url, pid).text, flush=True)
-        command = os.environ.get("AIPERF", "")
-        if not Path(command).is_file():
-            print("AIPerf       skipped: the environment variable AIPERF does not name its command")
-            return
-        for rate in RATES[:2]:
-            print(aiperf(command, url, pid, rate).text, flush=True)
+        for name in OTHERS:
+            command = os.environ.get(name.upper(), "")
+            if not Path(command).is_file():
+                print(f"{name:12} skipped: the environment variable {name.upper()} does not name its command")
+                continue
+            for rate in RATES[:2]:
+                print(other_client(name, command, url, pid, rate).text, flush=True)
 
 
 if __name__ == "__main__":
