@@ -16,6 +16,7 @@ A highest rate is what is finished a second when 30 are offered.
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
@@ -372,13 +373,16 @@ def main(out: Path | None = None) -> None:
         if one.why:
             print(f"{'':12} {one.why}")
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / "weaver-claims.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(("claim", "section", "paper", "here", "verdict", "why"))
-            writer.writerows((x.says, x.section, number(x.paper), here_text(x.here), x.verdict, x.why) for x in found)
-        with (out / "weaver.csv").open("w", encoding="utf-8", newline="") as file:
-            csv.writer(file).writerows((Point._fields, *curves()))
+        claims = ((x.says, x.section, number(x.paper), here_text(x.here), x.verdict, x.why) for x in found)
+        _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), claims)
+        _write(out / "weaver.csv", Point._fields, curves())
+
+
+def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table, whole or not at all."""
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows((head, *rows))
+    record.write_bytes(path, text.getvalue().encode())
 
 
 if __name__ == "__main__":
