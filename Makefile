@@ -76,7 +76,7 @@ regimes: $(READY) ## where sharing pays and where it does not: ratios of rates, 
 	@$(BENCH) regimes prism
 
 reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver, and its claims beside what comes out here
-	@$(PY) -m harness.experiment.weaving -o plots/out
+	@$(PY) -m harness.study.weaving -o plots/out
 	@$(PY) -m plots.fig_weaver plots/out/weaver.csv
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
@@ -161,7 +161,7 @@ $(SGLANG): $(VLLM) | $(READY)
 	.venv-sglang/bin/python -c 'import sglang.srt.multiplex.pdmux_context' && touch $@)
 
 gpu: ## what this machine's GPU does, in MINUTES (8): needs CUDA torch, no .venv; again goes on
-	@$(PYTHON) -m harness.engines.probes --minutes $(MINUTES)
+	@$(PYTHON) -m probe --minutes $(MINUTES)
 
 # On a card: vLLM in .venv-vllm in place of that for processors. Every step keeps what stands, so a second call goes on.
 CARD = $(shell nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1 | tr 'A-Z ' 'a-z-')

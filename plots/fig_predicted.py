@@ -22,7 +22,7 @@ SIDE_IN = 2.3
 
 
 def draw(frame: pd.DataFrame, attainment: str, note: str) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame`: `cells` of `harness.experiment.ranks`."""
+    """Draw the figure; call within `style.theme()`. `frame`: `cells` of `harness.validate.ranks`."""
     figure = Figure(figsize=(SIDE_IN * 3, SIDE_IN + 0.45), layout="constrained")
     share, *others = figure.subplots(1, 3).flat
     _attainment(share, frame[frame["measure"] == attainment])

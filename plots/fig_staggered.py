@@ -28,7 +28,7 @@ CAPTION = (
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame` is what `harness.experiment.staggered.points` returns."""
+    """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns."""
     figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
     for axes, (metric, title) in zip(cells[0], TITLES.items(), strict=True):

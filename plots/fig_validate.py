@@ -35,7 +35,7 @@ Look = tuple[str, str]  # colour, marker
 
 
 def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.experiment.validate.points`."""
+    """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.validate.validate.points`."""
     shown = [metric for metric in PANELS if (frame["metric"] == metric).any()]
     engines = sorted(frame["engine"].unique())
     looks = {engine: (COLORS[k % len(COLORS)], SHAPES[k % len(SHAPES)]) for k, engine in enumerate(engines)}

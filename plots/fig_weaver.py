@@ -1,6 +1,6 @@
 """Weaver's figures 4 to 7: TPOT by rate, by the share that is offloaded and by control, and highest rates.
 
-python -m harness.experiment.weaving -o plots/out && python -m plots.fig_weaver plots/out/weaver.csv
+python -m harness.study.weaving -o plots/out && python -m plots.fig_weaver plots/out/weaver.csv
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment import figure, reproduce
-from harness.experiment.figure_text import lines
-from harness.experiment.rates import between
 from harness.policy.types import UserError
 from harness.rows import record, statistics, tidy
+from harness.study import figure, reproduce
+from harness.study.figure_text import lines
+from harness.study.rates import between
 from plots import fig_paper, style
 from tests.test_reproduce import ABOUT, cells, said, table
 

@@ -24,13 +24,13 @@ from click.testing import CliRunner, Result
 
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import contestants
-from harness.experiment.compare import AA, AA_SEED
-from harness.experiment.spec import Spec
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
 from harness.report import table
 from harness.rows import record, tidy
 from harness.rows.statistics import Estimate
+from harness.run.spec import Spec
+from harness.study.compare import AA, AA_SEED
 from tests.test_check import broken
 from tests.test_sweep import SYSTEM, files
 
@@ -443,9 +443,9 @@ def test_seconds_of_a_spec_judge_its_run_in_explain_too(tmp_path: Path) -> None:
 
 
 def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path: Path) -> None:
-    from harness.experiment.resolve import resolve
-    from harness.experiment.run import execute
-    from harness.experiment.sources import code
+    from harness.run.execute import execute
+    from harness.run.resolve import resolve
+    from harness.run.sources import code
     from tests.test_sweep import TINY
 
     folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))

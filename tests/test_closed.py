@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
-from harness.experiment.lookup import config_of, models_of, trace_of
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute, jobs_of
-from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished
 from harness.policy.types import Batch, Inst, Jobs, UserError
 from harness.rows import record, requests
+from harness.run.execute import execute, jobs_of
+from harness.run.lookup import config_of, models_of, trace_of
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
 from traces import synthetic
 from traces.load import sized
 from workloads.base import base

@@ -14,18 +14,19 @@ from pathlib import Path
 import pytest
 
 from harness.check.new import write
-from harness.experiment import resolve as resolve_module
-from harness.experiment import run, sweep
-from harness.experiment.lookup import Failed, assemble
-from harness.experiment.resolve import resolve
-from harness.experiment.run import current, execute, jobs_of
-from harness.experiment.spec import Spec, canonical
 from harness.loop import engine
 from harness.loop.guard import Terminated
 from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import record
+from harness.run import execute as run
+from harness.run import resolve as resolve_module
+from harness.run import sweep
+from harness.run.execute import current, execute, jobs_of
+from harness.run.lookup import Failed, assemble
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, canonical
 
 HEAVY = ("numba", "torch")
 

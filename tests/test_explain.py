@@ -19,10 +19,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.sim.trace import Trace
-from harness.experiment import retrace, trace_event
 from harness.policy.types import Inst
 from harness.report.timeline import Part, after_first, by_cause, folded, to_first
 from harness.rows import record
+from harness.run import perfetto as trace_event
+from harness.run import retrace
 from plots import fig_causes
 from tests.test_cli import bench, ok
 from tests.test_sweep import files

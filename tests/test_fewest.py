@@ -11,15 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import shapes
-from harness.experiment import ablation, fewest, toml_tables
-from harness.experiment.claims import judged
-from harness.experiment.fewest import Claim, Contest, next_count, ratio
-from harness.experiment.fewest_text import count, lines, spread
-from harness.experiment.rates import Workload
 from harness.policy.types import GIB, UserError
 from harness.report import table
 from harness.rows import record, statistics
 from harness.rows.statistics import Estimate
+from harness.run import toml_tables
+from harness.study import ablation, fewest
+from harness.study.claims import judged
+from harness.study.fewest import Claim, Contest, next_count, ratio
+from harness.study.fewest_text import count, lines, spread
+from harness.study.rates import Workload
 from plots import fig_fleet
 from tests.test_sweep import files
 from workloads.models import model_set

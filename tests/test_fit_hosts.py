@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.costs import quantities
-from harness.experiment.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
-from harness.experiment.measured import Batch, Case, Closed, Setting, cases
-from harness.experiment.validate import ours
+from harness.validate.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
+from harness.validate.measured import Batch, Case, Closed, Setting, cases
+from harness.validate.validate import ours
 
 BASE = quantities.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
 TRUE = BASE._replace(host0=2e-3, host1=8e-5)

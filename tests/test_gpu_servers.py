@@ -11,8 +11,8 @@ import pytest
 
 from harness.cli.app import load
 from harness.engines.servers import host
-from harness.experiment.figure import figure
-from harness.experiment.on_servers import part
+from harness.study.figure import figure
+from harness.study.on_servers import part
 
 ROOT = Path(__file__).resolve().parent.parent
 SMI = """#!/bin/sh

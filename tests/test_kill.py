@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.experiment import sweep
 from harness.loop.system import ROOT
 from harness.rows import record
+from harness.run import sweep
 from tests.test_sweep import TINY, files
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 COMPARE = """
 from dataclasses import replace
 from pathlib import Path
-from harness.experiment import compare as comparison
+from harness.study import compare as comparison
 from tests.test_sweep import TINY
 
 def entries():

@@ -19,7 +19,7 @@ from harness.check.purity import impure
 from harness.loop import engine
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("harness", "systems", "workloads", "traces", "plots")
+PACKAGES = ("harness", "probe", "systems", "workloads", "traces", "plots")
 GPU = "cuda cupy pycuda pynvml torch triton"
 
 
@@ -39,13 +39,11 @@ ARCHITECTURE = {
     "loop": Box("policy", "pyarrow"),
     "rows": Box("policy", "numpy pandas pyarrow scipy"),
     "client": Box("policy", "httptools numpy psutil uvloop"),  # what talks to real servers
-    "engines.probes": Box(others=f"matplotlib numpy {GPU}"),
-    "engines.costs": Box("policy rows engines.probes", "numpy pandas scipy"),
+    "probe": Box(others=f"matplotlib numpy {GPU}"),
+    "engines.costs": Box("policy rows probe", "numpy pandas scipy"),
     "engines": Box("policy rows engines.costs", f"numpy pyarrow {GPU}"),
     "engines.sim": Box("policy engines engines.costs", "llvmlite numba numpy pyarrow"),
-    "engines.servers": Box(
-        "policy rows client engines engines.costs engines.probes", "gguf numpy psutil pyarrow xllamacpp"
-    ),
+    "engines.servers": Box("policy rows client engines engines.costs probe", "gguf numpy psutil pyarrow xllamacpp"),
     # servers that stand in for real ones
     "mock": Box("policy engines", "httptools uvloop"),
     # what is asked of it
@@ -53,26 +51,30 @@ ARCHITECTURE = {
     "workloads": Box("policy traces", "numpy"),
     # many runs, and what they say
     "report": Box("policy rows", "numpy pandas pyarrow"),
-    "experiment": Box(
-        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads report",
-        "numpy pandas pyarrow scipy tqdm",
+    "run": Box(
+        "policy loop rows engines engines.costs engines.sim traces workloads report", "numpy pandas pyarrow scipy"
+    ),
+    "study": Box(
+        "policy loop rows engines engines.costs engines.sim traces workloads report run", "numpy pandas pyarrow scipy"
+    ),
+    "validate": Box(
+        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads report run study",
+        "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
     "plots": Box("policy rows", "matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
-        "policy loop rows engines.costs traces workloads mock report experiment check plots",
+        "policy loop rows engines.costs traces workloads mock report run study validate check plots",
         "click numpy pandas pyarrow tqdm",
     ),
 }
-MOST_ARROWS = 55
+MOST_ARROWS = 78
 # Engines in front of servers lie where engines are found by their names.
 OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "sglang_pdmux", "vllm")}
 # These call what was found by name; nobody else in the harness says the name of a system.
-NAMING = {"experiment", "check", "cli"}
+NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
-DEVICE = {
-    f"harness.engines.probes.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")
-}
+DEVICE = {f"probe.{name}" for name in ("driver", "kernels", "rig", "llama", "compute", "memory", "sharing")}
 
 
 def modules() -> dict[str, Path]:
@@ -221,30 +223,30 @@ def test_engines_do_not_build_on_each_other() -> None:
 PLANTED = [
     ("harness.policy.types", "from harness.loop.system import System", "policy cannot import"),
     ("harness.policy.types", "if TYPE_CHECKING:\n    from harness.loop.system import System", "policy cannot import"),
-    ("harness.loop.system", "def f():\n    from harness.experiment.run import execute", "loop cannot import"),
+    ("harness.loop.system", "def f():\n    from harness.run.execute import execute", "loop cannot import"),
     ("harness.loop.replay", "from harness.engines.sim.engine import Sim", "loop cannot import"),
     ("harness.loop.replay", "import torch", "cannot import torch"),
     ("harness.rows.record", "from harness.report import table", "rows cannot import"),
     ("harness.rows.record", "if x == 'dedicated':\n    pass", 'names the system "dedicated"'),
     ("harness.rows.record", "from matplotlib import pyplot", "cannot import matplotlib"),
-    ("harness.experiment.sweep", "from ..cli import app", "experiment cannot import"),
+    ("harness.run.sweep", "from ..cli import app", "run cannot import"),
     ("harness.engines.machine", "from harness.engines.sim import kernel", "engines cannot import"),
     ("harness.engines.costs.fit", "from harness.engines.sim.engine import Sim", "engines.costs cannot import"),
     ("harness.engines.sim.engine", "from harness.loop.replay import replay", "engines.sim cannot import"),
     ("harness.engines.sim.engine", "from systems import prism", "engines.sim cannot import"),
     ("harness.engines.local", "import torch", "where it is used"),
     ("harness.engines.local", "try:\n    from cuda.bindings import driver\nfinally:\n    pass", "where it is used"),
-    ("harness.engines.local", "from harness.engines.probes.driver import bind", "engines cannot import"),
+    ("harness.engines.local", "from probe.driver import bind", "engines cannot import"),
     ("harness.engines.vllm", "def f():\n    import vllm", "cannot import vllm"),
-    ("harness.engines.probes.conduct", "from harness.engines.probes import rig", "where it is used"),
-    ("harness.engines.probes.rig", "from harness.engines.costs import fit", "engines.probes cannot import"),
+    ("probe.conduct", "from probe import rig", "where it is used"),
+    ("probe.rig", "from harness.engines.costs import fit", "probe cannot import"),
     ("harness.utils", "", "in no box"),
     ("harness.cli.app", "import numpy as np", "at its start"),
     ("harness.cli.app", "try:\n    import tqdm\nfinally:\n    pass", "at its start"),
     ("harness.cli.app", "def f():\n    import torch", "cannot import torch"),
     ("traces.load", "from workloads.models import ModelSet", "traces cannot import"),
     ("workloads.build", "from harness.engines.costs.coefficients import tables", "workloads cannot import"),
-    ("plots.fig_compare", "from harness.experiment.sweep import sweep", "plots cannot import"),
+    ("plots.fig_compare", "from harness.run.sweep import sweep", "plots cannot import"),
     ("systems.prism", "from harness.loop.replay import replay", "systems cannot import"),
     ("systems.prism", "def f():\n    from time import monotonic", "imports time.monotonic"),
     ("systems.prism", "import random", "imports random"),
@@ -263,9 +265,9 @@ def test_planted_breach_is_found(module: str, source: str, says: str) -> None:
 ALLOWED = [
     ("harness.policy.events", "from harness.policy.actions import Action"),
     ("harness.engines.local", "def step():\n    import torch"),
-    ("harness.engines.probes.rig", "import torch\nfrom harness.engines.probes import driver, kernels"),
-    ("harness.experiment.run", "import workloads.build\nif x == 'dedicated':\n    pass"),
-    ("harness.cli.app", "import click\ndef f():\n    from harness.experiment.sweep import sweep\n    import pyarrow"),
+    ("probe.rig", "import torch\nfrom probe import driver, kernels"),
+    ("harness.run.execute", "import workloads.build\nif x == 'dedicated':\n    pass"),
+    ("harness.cli.app", "import click\ndef f():\n    from harness.run.sweep import sweep\n    import pyarrow"),
     ("harness.__main__", "from harness.cli.app import main"),
     ("systems.prism", "import math\nimport numpy as np\nfrom scipy.optimize import milp\nx = np.argsort(request.id)"),
 ]

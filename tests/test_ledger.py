@@ -14,11 +14,11 @@ from click.testing import CliRunner, Result
 from harness.cli import claims as command
 from harness.cli.app import main
 from harness.engines.machine import Config, Served, cluster
-from harness.experiment import ablation, claims, figure, ledger, weaving
-from harness.experiment.ledger import Held, Ledger, Row
-from harness.experiment.sweep import Silent
 from harness.policy.types import Inst, UserError
 from harness.rows import record
+from harness.run.sweep import Silent
+from harness.study import ablation, claims, figure, ledger, weaving
+from harness.study.ledger import Held, Ledger, Row
 from tests.test_sweep import files
 from workloads.models import shape
 

@@ -15,13 +15,13 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.engines.servers import host
 from harness.engines.sim.engine import Sim
-from harness.experiment import matrix
-from harness.experiment.lookup import assemble, config_of, machine_of
-from harness.experiment.resolve import gaps, traits
-from harness.experiment.spec import Spec
 from harness.loop import engine, system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Unsupported
+from harness.run import matrix
+from harness.run.lookup import assemble, config_of, machine_of
+from harness.run.resolve import gaps, traits
+from harness.run.spec import Spec
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = list(matrix.rows())

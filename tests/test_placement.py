@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from harness.engines.machine import Config
 from harness.engines.sim.engine import Sim
-from harness.experiment.lookup import assemble
-from harness.experiment.resolve import resolve
-from harness.experiment.spec import Spec
 from harness.loop import system
 from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.placement import footprint, one_request, searched, spread
 from harness.policy.search import Part, search
 from harness.policy.types import GIB, Cluster, Gpus, Infeasible
+from harness.run.lookup import assemble
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1
 
 POOL = round(67.28 * GIB)  # of each H100, as Prism's released configuration gives its engines

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.sim.engine import Sim
-from harness.experiment.lookup import Failed, assemble, cluster_of, config_of, models_of, trace_of
-from harness.experiment.placement import homes
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute, jobs_of
-from harness.experiment.spec import Spec, as_dict, from_dict
 from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.rows import record
+from harness.run.execute import execute, jobs_of
+from harness.run.lookup import Failed, assemble, cluster_of, config_of, models_of, trace_of
+from harness.run.placement import homes
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, as_dict, from_dict
 from traces import synthetic
 from workloads.build import FOLDED_S, PLAN_SEED, build, plan, requests_seen, window_fold
 

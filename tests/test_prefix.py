@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import kv_token_bytes
-from harness.experiment.lookup import config_of
-from harness.experiment.resolve import resolve
-from harness.experiment.run import jobs_of
-from harness.experiment.slo import base_specs
-from harness.experiment.spec import Spec
 from harness.policy.types import GIB, Jobs, Prefix, UserError
+from harness.run.execute import jobs_of
+from harness.run.lookup import config_of
+from harness.run.resolve import resolve
+from harness.run.slo import base_specs
+from harness.run.spec import Spec
 from tests.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert

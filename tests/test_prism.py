@@ -17,14 +17,14 @@ from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
-from harness.experiment.lookup import assemble
-from harness.experiment.resolve import resolve
-from harness.experiment.spec import Spec
 from harness.loop.recorder import Recorder
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
 from harness.policy.types import GIB, Inst, Jobs, Plan
+from harness.run.lookup import assemble
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1, alg2
 from workloads.models import shape
 

@@ -17,13 +17,13 @@ import pytest
 from harness.client.body import STYLES, Server
 from harness.client.log import DONE, Log
 from harness.engines.costs import fit_whole, quantities
-from harness.engines.probes.conduct import HOST, RAW
 from harness.engines.servers import commands, probe
 from harness.engines.servers.fleet import Seat, Sleep
 from harness.engines.servers.probe import Probe, Rig, Subject
 from harness.engines.servers.process import Process, free_port
-from harness.experiment import calibrate
 from harness.policy.types import Inst, UserError
+from harness.validate import calibrate
+from probe.conduct import HOST, RAW
 from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
 
 ROOT = Path(__file__).resolve().parents[1]

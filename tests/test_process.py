@@ -17,17 +17,17 @@ from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
 from harness.engines.sim import engine as sim
 from harness.engines.sim.engine import Sim
-from harness.experiment import score
-from harness.experiment.figure import HERE, figure
-from harness.experiment.lookup import cluster_of
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute
-from harness.experiment.sentences import departures
-from harness.experiment.slo import judge
-from harness.experiment.spec import Spec, as_dict
 from harness.policy.types import GIB, MIB, Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.tidy import machine
+from harness.run import score
+from harness.run.execute import execute
+from harness.run.lookup import cluster_of
+from harness.run.resolve import resolve
+from harness.run.slo import judge
+from harness.run.spec import Spec, as_dict
+from harness.study.figure import HERE, figure
+from harness.study.sentences import departures
 from plots import style
 from workloads.models import shape
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 import pytest
 
-from harness.experiment import ranks
-from harness.experiment.ranks import SERVERS, SIMULATOR
+from harness.validate import ranks
+from harness.validate.ranks import SERVERS, SIMULATOR
 
 SEEDS = range(5)
 WOBBLE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # over repeats

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.experiment import conditions, ratios_text
-from harness.experiment.conditions import START, Study, study
-from harness.experiment.rates import between
-from harness.experiment.ratios import Measured, measure
 from harness.policy.types import UserError
 from harness.rows import ratios
 from harness.rows.statistics import Estimate
+from harness.study import conditions, ratios_text
+from harness.study.conditions import START, Study, study
+from harness.study.rates import between
+from harness.study.ratios import Measured, measure
 from plots import fig_bridge, fig_regimes, style
 from tests.test_cli import bench, ok
 
@@ -177,7 +177,7 @@ def test_a_known_factor_is_found(tmp_path: Path, capped: Path) -> None:
 
 
 def test_stored_runs_are_not_made_again(tmp_path: Path, capped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.experiment import sweep
+    from harness.run import sweep
 
     asked = regime(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0")
     before = measure(asked, tmp_path / "runs")

@@ -19,19 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure as Drawing
 
-from harness.experiment import claims, compare, figure, reproduce, slo
-from harness.experiment.claims import judged, judged_reach
-from harness.experiment.figure_text import lines
-from harness.experiment.lookup import Failed
-from harness.experiment.rates import grid, highest
-from harness.experiment.reproduce import Reproduced
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute
-from harness.experiment.spec import Spec, from_dict
 from harness.policy.types import UserError
 from harness.report import explain
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
+from harness.run import slo
+from harness.run.execute import execute
+from harness.run.lookup import Failed
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, from_dict
+from harness.study import claims, compare, figure, reproduce
+from harness.study.claims import judged, judged_reach
+from harness.study.figure_text import lines
+from harness.study.rates import grid, highest
+from harness.study.reproduce import Reproduced
 from plots import fig_paper, style
 from tests.test_sweep import SYSTEM, files
 

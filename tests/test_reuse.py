@@ -22,15 +22,15 @@ from harness.engines.costs.shapes import kv_token_bytes
 from harness.engines.machine import Config, Served, machine
 from harness.engines.sim import state
 from harness.engines.sim.engine import Sim
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute, jobs_of
-from harness.experiment.slo import base_specs
-from harness.experiment.spec import Spec, as_dict
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
 from harness.policy.types import GIB, Batch, Inst, Jobs, Prefix, Unsupported, UserError
 from harness.rows import attainment, record, requests
+from harness.run.execute import execute, jobs_of
+from harness.run.resolve import resolve
+from harness.run.slo import base_specs
+from harness.run.spec import Spec, as_dict
 from tests.oracle import CAUSES
 from tests.test_kernel import ADMIT, END_S, FAR, M0, OTHER, SERVE, agreed, small
 from tests.test_prefix import chains, converted, lines, lru_tokens

@@ -19,20 +19,21 @@ from harness.engines.costs.constants import CONSTANTS
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.kernel import lent
-from harness.experiment import sensitivity_text, slo
-from harness.experiment.constants import MEANS, Constant, Setting, constants, settings
-from harness.experiment.lookup import models_of
-from harness.experiment.resolve import _timed as timed
-from harness.experiment.resolve import resolve
-from harness.experiment.run import solo_s
-from harness.experiment.sensitivity import Found, Row, lead_of, read, schema
-from harness.experiment.spec import Spec, as_dict, from_dict
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.placement import footprint
 from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Estimate
+from harness.run import slo
+from harness.run.execute import solo_s
+from harness.run.lookup import models_of
+from harness.run.resolve import _timed as timed
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, as_dict, from_dict
+from harness.study import sensitivity_text
+from harness.study.constants import MEANS, Constant, Setting, constants, settings
+from harness.study.sensitivity import Found, Row, lead_of, read, schema
 from plots import fig_tornado, style
 from tests.test_cli import bench, ok
 from tests.test_plots import sweep, values

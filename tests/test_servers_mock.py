@@ -226,9 +226,9 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
-    from harness.experiment.sentences import invalid
     from harness.report import table
     from harness.rows import tidy
+    from harness.study.sentences import invalid
     from plots import style
 
     spec = {"system": "one", "trace": "t", "models": "m", "gpu": "h100", "gpus": 1, "engine": "attach", "seed": 0,

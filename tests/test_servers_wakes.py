@@ -16,13 +16,13 @@ from harness.engines.servers import wakes
 from harness.engines.servers.commands import LLAMACPP_WAKES
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
-from harness.experiment.resolve import resolve
-from harness.experiment.spec import Spec, as_dict
 from harness.loop.replay import replay
 from harness.policy.events import Woke
 from harness.policy.types import Jobs, UserError
 from harness.report import explain
 from harness.rows import tidy
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, as_dict
 from tests import mocked, test_servers_started
 from tests.staged import MS, Script, Stage, jobs, routed, waits
 from tests.test_servers_mock import Script as Everything

@@ -14,14 +14,14 @@ from harness.engines.costs import shapes
 from harness.engines.costs.quantities import gpu
 from harness.engines.machine import Config, Served
 from harness.engines.sim.engine import Sim, granule_bytes
-from harness.experiment import slo
-from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived
 from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
+from harness.run import slo
+from harness.run.spec import Spec
 from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.spec import Spec, as_dict, canonical, digest, from_dict, read
 from harness.policy.types import UserError
+from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read
 
 WORDS = st.text("abcdefghij-._/0123456789 é", min_size=1, max_size=12)
 SECONDS = st.floats(1e-6, 1e9, allow_nan=False)

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from harness.cli.app import main
 from harness.engines.costs import quantities
-from harness.experiment import staggered
-from harness.experiment.staggered import Interval, congested, files, first_instance, knee, notes, ours, process, read
 from harness.policy.types import GIB, UserError
+from harness.validate import staggered
+from harness.validate.staggered import Interval, congested, files, first_instance, knee, notes, ours, process, read
 from plots import fig_staggered, style
 
 HEADER = ",".join(staggered.COLUMNS)

@@ -21,16 +21,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import quantities
-from harness.experiment import compare, slo, sweep
-from harness.experiment.lookup import Failed, fields_of, models_of, trace_of
-from harness.experiment.rates import LEVEL, LOW, knee
-from harness.experiment.resolve import resolve
-from harness.experiment.run import current, execute, jobs_of
-from harness.experiment.sources import closure, code, scoring
-from harness.experiment.spec import Spec, as_dict
 from harness.loop.system import ROOT, find
 from harness.policy.types import UserError
 from harness.rows import attainment, record, tidy
+from harness.run import slo, sweep
+from harness.run.execute import current, execute, jobs_of
+from harness.run.lookup import Failed, fields_of, models_of, trace_of
+from harness.run.resolve import resolve
+from harness.run.sources import closure, code, scoring
+from harness.run.spec import Spec, as_dict
+from harness.study import compare
+from harness.study.rates import LEVEL, LOW, knee
 from workloads.base import DRAWN, RARE
 from workloads.build import build
 
@@ -190,7 +191,7 @@ def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
 def sources(spec: Spec) -> set[str]:
     engine = ROOT / "harness/engines/sim/__init__.py"
     policy = ROOT / f"systems/{spec.system}.py"
-    found = closure(ROOT / "harness/experiment/run.py", engine, policy)
+    found = closure(ROOT / "harness/run/execute.py", engine, policy)
     return {str(path.relative_to(ROOT)) for path in found}
 
 
@@ -198,7 +199,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     found = sources(TINY)
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
-    core |= {f"harness/experiment/{x}.py" for x in ("spec", "lookup", "run")}  # what `resolve` decides is in the spec
+    core |= {f"harness/run/{x}.py" for x in ("spec", "lookup", "execute")}  # what `resolve` decides is in the spec
     core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
     costs = ("coef", "coefficients", "kernels", "profile", "quantities")
     core |= {f"harness/engines/costs/{x}.py" for x in costs} | {"harness/engines/sim/jit.py"}
@@ -206,16 +207,17 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
-    others |= {f"harness/experiment/{x}.py" for x in ("resolve", "sources", "sweep", "figure", "reproduce")}
+    others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep")}
+    others |= {f"harness/study/{x}.py" for x in ("figure", "reproduce")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
 
 def test_the_sources_of_a_score_are_what_it_imports() -> None:
-    files = [ROOT / f"harness/experiment/{name}.py" for name in ("compare", "reproduce")]
+    files = [ROOT / f"harness/study/{name}.py" for name in ("compare", "reproduce")]
     for file in files:
         found = {str(path.relative_to(ROOT)) for path in closure(file)}
-        assert {f"harness/experiment/{x}.py" for x in ("score", "slo", "spec")} <= found
+        assert {f"harness/run/{x}.py" for x in ("score", "slo", "spec")} <= found
         assert {f"harness/rows/{x}.py" for x in ("requests", "attainment", "tidy", "record")} <= found
         assert "workloads/slo.py" in found
         assert not any(name.startswith(("systems/", "plots/", "harness/cli/")) for name in found)
@@ -235,7 +237,7 @@ def test_a_table_that_no_longer_holds_is_scored_anew(
             path.write_bytes(b"nothing of ours")
         case _:
             with monkeypatch.context() as patch:
-                patch.setattr("harness.experiment.sources.scoring", lambda _: "other sources")
+                patch.setattr("harness.run.sources.scoring", lambda _: "other sources")
                 compared(tmp_path, "static")
     assert path.read_bytes() != whole
     compared(tmp_path, "static")
@@ -347,7 +349,7 @@ def test_any_order_and_number_of_processes_gives_the_same_bytes(tmp_path: Path) 
 
 def test_the_hash_seed_of_python_does_not_matter(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom harness.experiment import sweep\n"
+        "import sys\nfrom pathlib import Path\nfrom harness.run import sweep\n"
         "from tests.test_sweep import GRID\n"
         "sweep.sweep(GRID, Path(sys.argv[1]), workers=1)\n"
     )

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from harness.experiment.lookup import models_of, trace_of
 from harness.policy.types import UserError
+from harness.run.lookup import models_of, trace_of
 from traces import realism, schema, synthetic
 from traces.convert import hyperbolic
 from traces.load import Trace, of_table, sized, trace

@@ -17,14 +17,14 @@ torch = pytest.importorskip("torch")
 from harness.check.engine import cases, run  # noqa: E402
 from harness.engines import llama  # noqa: E402
 from harness.engines.machine import Config, Served, machine  # noqa: E402
-from harness.experiment.resolve import resolve  # noqa: E402
-from harness.experiment.run import execute  # noqa: E402
-from harness.experiment.spec import Spec  # noqa: E402
 from harness.loop import engine, system  # noqa: E402
 from harness.loop.replay import replay  # noqa: E402
 from harness.loop.system import ROOT  # noqa: E402
 from harness.policy.types import Jobs, Plan  # noqa: E402
 from harness.rows import record  # noqa: E402
+from harness.run.execute import execute  # noqa: E402
+from harness.run.resolve import resolve  # noqa: E402
+from harness.run.spec import Spec  # noqa: E402
 from tests.test_cli import ok  # noqa: E402
 from workloads.models import shape  # noqa: E402
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.experiment.lookup import trace_of
 from harness.policy.types import UserError
+from harness.run.lookup import trace_of
 from traces import schema, synthetic
 from traces.convert import arena, convert
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace

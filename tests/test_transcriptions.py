@@ -17,8 +17,8 @@ from scipy.stats import spearmanr
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config
-from harness.experiment.figure import figure
 from harness.policy.types import GIB, KEPT_PAGES, MIB
+from harness.study.figure import figure
 from systems import aegaeon, muxserve, prism_released
 from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe

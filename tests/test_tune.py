@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 
 from harness.cli import tune as command
 from harness.cli.app import main
-from harness.experiment import tune
-from harness.experiment.compare import AA_SEED
-from harness.experiment.slo import TUNING_SEEDS
-from harness.experiment.spec import Spec
 from harness.loop import system
 from harness.policy.fields import choice, number
 from harness.policy.types import UserError
 from harness.rows.statistics import Estimate
+from harness.run.slo import TUNING_SEEDS
+from harness.run.spec import Spec
+from harness.study import tune
+from harness.study.compare import AA_SEED
 
 RECORD = tomllib.loads(command.TUNED.read_text("utf-8"))
 TUNED: dict[str, dict[str, Any]] = {name: one for name, one in RECORD.items() if isinstance(one, dict)}

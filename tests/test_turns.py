@@ -9,14 +9,14 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from harness.experiment import turns
-from harness.experiment.resolve import resolve
-from harness.experiment.run import execute, recorded
-from harness.experiment.spec import asked, from_dict
 from harness.policy.actions import Load, Run
 from harness.policy.events import TurnEnded
 from harness.policy.types import Batch, Inst, UserError
 from harness.rows import record
+from harness.run import turns
+from harness.run.execute import execute, recorded
+from harness.run.resolve import resolve
+from harness.run.spec import asked, from_dict
 from plots import fig_split, fig_switch, fig_turns
 
 

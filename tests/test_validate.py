@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from harness.cli.app import main
 from harness.engines.costs import quantities
-from harness.experiment.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting, cases
-from harness.experiment.validate import AIMS, ours, points, refits, scores, slow, within
 from harness.policy.types import UserError
 from harness.rows import checked
+from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting, cases
+from harness.validate.validate import AIMS, ours, points, refits, scores, slow, within
 from plots import fig_validate, style
 from traces.prefix import seen_tokens
 

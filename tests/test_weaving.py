@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.experiment import weaving
-from harness.experiment.claims import SAYS
 from harness.policy.types import UserError
+from harness.study import weaving
+from harness.study.claims import SAYS
 from plots import fig_weaver
 
 

@@ -14,14 +14,14 @@ import pytest
 from harness.engines import sim
 from harness.engines.costs import quantities
 from harness.engines.machine import Config, Served, machine
-from harness.experiment.resolve import resolve
-from harness.experiment.spec import Spec
 from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Load, Run
 from harness.policy.events import Event, Woke
 from harness.policy.types import Batch, Inst, Jobs, Unsupported, UserError
 from harness.policy.view import View
 from harness.rows import requests
+from harness.run.resolve import resolve
+from harness.run.spec import Spec
 from tests import whole_table
 from workloads.models import shape
 

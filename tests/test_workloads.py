@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import weight_bytes
-from harness.experiment.lookup import trace_of
 from harness.policy.types import GIB, Jobs, Prefix, UserError
+from harness.run.lookup import trace_of
 from traces import synthetic
 from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from traces.load import trace as load

@@ -22,8 +22,8 @@ FILE = "claims.md"
               help="Where the page goes.  [default: results/claims.md]")  # fmt: skip
 def claims(*, only: str | None, workers: int | None, out: Path | None) -> None:
     """Hold every paper's claims against runs here: one page, with a verdict each and its cause."""
-    from harness.experiment import ledger
     from harness.rows import record
+    from harness.study import ledger
 
     names = None if only is None else [name for part in only.split(",") if (name := part.strip())]
     with Terminal() as teller:

@@ -34,8 +34,8 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.experiment.compare import Compared, Entry
     from harness.report.table import View
+    from harness.study.compare import Compared, Entry
 
 ALL = "all"
 ROOM = 120  # characters of a line where the width of the terminal is not known
@@ -89,11 +89,11 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
-    from harness.experiment import compare as comparison
-    from harness.experiment import sensitivity_text, sentences
-    from harness.experiment.lookup import trace_of
-    from harness.experiment.rates import LEVEL
     from harness.report import table
+    from harness.run.lookup import trace_of
+    from harness.study import compare as comparison
+    from harness.study import sensitivity_text, sentences
+    from harness.study.rates import LEVEL
 
     entries = contestants(systems, controls=controls, **{**setting, **attached(attach, key_env), **settings})
     folder = (out or RESULTS).resolve()
@@ -134,7 +134,7 @@ def compare(
 
 def contestants(systems: str, *, controls: bool, **common: Any) -> list[Entry]:
     """Contestants as `--systems` and `--controls` ask for them; `all` is every system that is not listed."""
-    from harness.experiment.compare import CONTROLS
+    from harness.study.compare import CONTROLS
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
     others = [name for name in system_names() if name not in listed]
@@ -147,16 +147,16 @@ def contestants(systems: str, *, controls: bool, **common: Any) -> list[Entry]:
 
 def silent_of(entries: Sequence[Entry]) -> tuple[str, ...]:
     """Labels that contend for nothing: controls, and the copies of A/A."""
-    from harness.experiment.compare import AA, CONTROLS
+    from harness.study.compare import AA, CONTROLS
 
     return (*CONTROLS, *(entry.label for entry in entries if entry.label.endswith(AA)))
 
 
 def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
     """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
-    from harness.experiment.compare import Entry
-    from harness.experiment.spec import asked, from_dict
     from harness.policy.types import UserError
+    from harness.run.spec import asked, from_dict
+    from harness.study.compare import Entry
 
     settings = {key: value for key, value in common.items() if value is not None}
     found = []
@@ -173,7 +173,7 @@ def _copy(entries: Sequence[Entry]) -> Entry:
     """The A/A copy of the first contestant: the same spec, on seeds of its own."""
     from dataclasses import replace
 
-    from harness.experiment.compare import AA, AA_SEED, CONTROLS, Entry
+    from harness.study.compare import AA, AA_SEED, CONTROLS, Entry
 
     label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
     return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
@@ -183,12 +183,13 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.experiment import sentences, sweep
-    from harness.experiment import slo as slos
-    from harness.experiment.lookup import Failed
-    from harness.experiment.rates import LOW, TOP
-    from harness.experiment.resolve import resolve
     from harness.report import table
+    from harness.run import slo as slos
+    from harness.run import sweep
+    from harness.run.lookup import Failed
+    from harness.run.resolve import resolve
+    from harness.study import sentences
+    from harness.study.rates import LOW, TOP
 
     known = sweep.speeds(out)
     if entries[0].spec.scaling == "none":
@@ -221,8 +222,8 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
 
 def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.experiment import sensitivity_text, sentences
     from harness.report import table
+    from harness.study import sensitivity_text, sentences
 
     for line in sentences.headline(found, shown):
         click.echo(line)

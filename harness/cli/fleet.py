@@ -18,11 +18,11 @@ OUT = click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR"
 
 
 def _fleets() -> list[str]:
-    return stems("harness/experiment/fleets")
+    return stems("harness/study/fleets")
 
 
 def _ablations() -> list[str]:
-    return stems("harness/experiment/ablations")
+    return stems("harness/study/ablations")
 
 
 @click.command(epilog=examples("bench fleet fig12", "bench fleet fig12 --seeds 10 --markdown"))
@@ -39,8 +39,8 @@ def fleet(
     """Find the fewest GPUs on which each system reaches a level of attainment, by bracketing."""
     from dataclasses import replace
 
-    from harness.experiment import fewest, fewest_text
-    from harness.experiment.sentences import failures
+    from harness.study import fewest, fewest_text
+    from harness.study.sentences import failures
 
     asked = fewest.fleet(name)
     asked = replace(asked, seeds=seeds or asked.seeds)
@@ -70,8 +70,8 @@ def ablate(*, name: str, seeds: int | None, markdown: bool, workers: int | None,
     """Switch parts of a system off one at a time: what each adds to attainment, beside what the paper says."""
     from dataclasses import replace
 
-    from harness.experiment import ablation
-    from harness.experiment.sentences import failures
+    from harness.study import ablation
+    from harness.study.sentences import failures
 
     asked = ablation.ablation(name)
     asked = replace(asked, seeds=seeds or asked.seeds)

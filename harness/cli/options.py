@@ -79,8 +79,8 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 def read_settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
     """`--set KEY=VALUE` as TOML values; a bare word is a string."""
-    from harness.experiment.spec import toml_value
     from harness.policy.types import UserError
+    from harness.run.spec import toml_value
 
     found = {}
     for pair in pairs:

@@ -14,11 +14,11 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.experiment.conditions import Kind
+    from harness.study.conditions import Kind
 
 
 def _named(folder: str) -> Callable[..., list[str]]:
-    return complete(lambda: stems(f"harness/experiment/{folder}"))
+    return complete(lambda: stems(f"harness/study/{folder}"))
 
 
 SHARED = grouped(
@@ -64,7 +64,7 @@ def _measured(
     no_plot: bool, workers: int | None, out: Path | None,
 ) -> None:  # fmt: skip
     """Run a study, print its table, and draw it."""
-    from harness.experiment import conditions, ratios, ratios_text
+    from harness.study import conditions, ratios, ratios_text
 
     parts = None if only is None else [part.strip() for part in only.split(";") if part.strip()]
     changed = {key: value for key, value in spec.items() if value is not None}

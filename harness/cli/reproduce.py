@@ -23,7 +23,7 @@ from harness.report.commands import short_path
 
 
 def _figures() -> list[str]:
-    return stems("harness/experiment/figures")
+    return stems("harness/study/figures")
 
 
 def _listed(text: str | None) -> tuple[str, ...] | None:
@@ -69,14 +69,14 @@ def reproduce(
     out: Path | None,
 ) -> None:
     """Run a paper's figure again, and put what comes out beside what the paper says."""
-    from harness.experiment import figure as figures
-    from harness.experiment import figure_text
-    from harness.experiment import reproduce as again
-    from harness.experiment.sentences import failures
+    from harness.study import figure as figures
+    from harness.study import figure_text
+    from harness.study import reproduce as again
+    from harness.study.sentences import failures
 
     asked = figures.figure(figure).only(_listed(systems), _listed(traces), _listed(models), seeds)
     if engine != "sim":
-        from harness.experiment import on_servers
+        from harness.study import on_servers
 
         asked, notes = on_servers.part(asked, engine, table, gpus)
         click.echo("\n".join(notes))

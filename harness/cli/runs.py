@@ -24,16 +24,16 @@ def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: s
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from dataclasses import replace
 
-    from harness.experiment import compare as comparison
-    from harness.experiment import score, sweep
-    from harness.experiment import slo as slos
-    from harness.experiment.resolve import resolve
-    from harness.experiment.run import recorded
-    from harness.experiment.spec import as_dict, read
     from harness.policy.types import UserError
     from harness.report import explain as words
     from harness.report.table import by_model
     from harness.rows import record
+    from harness.run import score, sweep
+    from harness.run import slo as slos
+    from harness.run.execute import recorded
+    from harness.run.resolve import resolve
+    from harness.run.spec import as_dict, read
+    from harness.study import compare as comparison
 
     folder = (out or RESULTS).resolve()
     asked = replace(read(spec), **attached(attach, key_env))
@@ -77,9 +77,9 @@ def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: s
               help="Path of the figure without its ending.  [default: plots/out/compare-HASH]")  # fmt: skip
 def plot(sweep: Path | None, out: Path | None) -> None:
     """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
-    from harness.experiment import sensitivity_text
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
+    from harness.study import sensitivity_text
     from plots import fig_compare, fig_fleet, fig_paper
 
     if sweep is None:
@@ -116,9 +116,9 @@ def _stale(sweep: Path) -> str:
     """Say which runs of a sweep were made by other sources than the present ones."""
     import pyarrow.parquet as pq
 
-    from harness.experiment.sources import code
-    from harness.experiment.spec import from_dict
     from harness.rows import record
+    from harness.run.sources import code
+    from harness.run.spec import from_dict
 
     path = sweep / record.SWEEP
     if not path.is_file():
@@ -169,14 +169,14 @@ def explain(
 
     RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
     """
-    from harness.experiment import judged, retrace
-    from harness.experiment import slo as slos
-    from harness.experiment.misses import is_sweep
-    from harness.experiment.spec import from_dict
     from harness.policy.types import UserError
     from harness.report import explain as words
     from harness.report.timeline import Part
     from harness.rows import record
+    from harness.run import judged, retrace
+    from harness.run import slo as slos
+    from harness.run.spec import from_dict
+    from harness.study.misses import is_sweep
 
     folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
     if folder is not None:
@@ -232,9 +232,10 @@ def timeline(run: Path, out: Path | None) -> None:
 
     The run is made again from its spec, which a simulated run alone allows. A span of decode steps is one slice.
     """
-    from harness.experiment import retrace, trace_event
     from harness.policy.types import UserError
     from harness.rows import record
+    from harness.run import perfetto as trace_event
+    from harness.run import retrace
 
     path = out or FIGURES / f"timeline-{run.name}.json"
     if not path.name.endswith((".json", ".json.gz")):
@@ -255,8 +256,8 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     """What the misses of a comparison were made of: lines, and on request a figure."""
     import shlex
 
-    from harness.experiment import misses
     from harness.report import misses as words
+    from harness.study import misses
 
     with Terminal() as teller:
         found = misses.of_sweep(sweep, definition=definition, system=system, teller=teller)

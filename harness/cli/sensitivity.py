@@ -31,7 +31,7 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.experiment.compare import Entry
+    from harness.study.compare import Entry
 
 
 @click.command(epilog=examples(
@@ -82,10 +82,10 @@ def sensitivity(
     SLOs stay in seconds what they are on the machine as it is. The sentence that comes out is kept beside the
     comparison of the same systems, rates and seeds, and stands under its figure.
     """
-    from harness.experiment import compare as comparison
-    from harness.experiment import sensitivity as sensitivities
-    from harness.experiment import sensitivity_text
-    from harness.experiment.constants import settings as changes_of
+    from harness.study import compare as comparison
+    from harness.study import sensitivity as sensitivities
+    from harness.study import sensitivity_text
+    from harness.study.constants import settings as changes_of
 
     entries = contestants(systems, controls=controls, **{**setting, **settings})
     only = None if constants is None else [name.strip() for name in constants.split(",") if name.strip()]
@@ -118,10 +118,10 @@ def _dry(
     """Show what would be varied and how long it may take."""
     from dataclasses import replace
 
-    from harness.experiment import sweep
-    from harness.experiment.constants import constants, settings
-    from harness.experiment.resolve import resolve
     from harness.report.table import aligned
+    from harness.run import sweep
+    from harness.run.resolve import resolve
+    from harness.study.constants import constants, settings
 
     specs = [entry.spec for entry in entries]
     changes, left = settings(specs, only)

@@ -33,18 +33,18 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     if matrix and ctx.invoked_subcommand is not None:
         raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
     if matrix:
-        from harness.experiment import matrix as cells
+        from harness.run import matrix as cells
 
         click.echo("\n".join(cells.lines(list(cells.rows()), markdown=markdown)))
         return
     if ctx.invoked_subcommand is not None:
         return
     from harness.engines.costs import quantities
-    from harness.experiment.lookup import blamed
-    from harness.experiment.resolve import gaps as gaps_of
-    from harness.experiment.spec import Spec
     from harness.loop import engine, system
     from harness.report import table
+    from harness.run.lookup import blamed
+    from harness.run.resolve import gaps as gaps_of
+    from harness.run.spec import Spec
     from workloads.models import sets
 
     gaps = []
@@ -179,7 +179,7 @@ def calibrate(
 
 def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[str, Any]) -> None:
     """Measure the servers of an engine, and say what was found."""
-    from harness.experiment.calibrate import calibrate
+    from harness.validate.calibrate import calibrate
     from plots import fig_calibrate
 
     fields = {name: value for name, value in given.items() if value}
@@ -249,10 +249,10 @@ def validate(
 
 def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None:
     """Hold the simulator against files of measured runs."""
-    from harness.experiment import staggered
-    from harness.experiment import validate as judge
-    from harness.experiment.measured import cases
     from harness.report import table
+    from harness.validate import staggered
+    from harness.validate import validate as judge
+    from harness.validate.measured import cases
 
     shared = staggered.files(folder)
     for path in shared:
@@ -277,9 +277,9 @@ def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None
 
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | None, **asked: Any) -> None:
     """Hold the simulator against servers, on the same specs."""
-    from harness.experiment import predicted, ranks
     from harness.policy.types import UserError
     from harness.report import table
+    from harness.validate import predicted, ranks
 
     if asked["table"] is None:
         raise UserError(f"--engine {engine} needs the servers' cost table: --table FILE (bench calibrate writes one)")
@@ -335,7 +335,7 @@ def _numbers(option: str, text: str) -> list[float]:
 
 def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
     """Print how six models on one card compare with a measured run, and draw it."""
-    from harness.experiment import staggered
+    from harness.validate import staggered
 
     measured = staggered.read(path)
     with Terminal() as teller:

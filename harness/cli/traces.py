@@ -23,8 +23,8 @@ def trace() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(name: str, as_json: bool) -> None:
     """Popularity, burstiness, idleness and lengths of a trace."""
-    from harness.experiment.lookup import trace_of
     from harness.report.table import aligned
+    from harness.run.lookup import trace_of
     from traces.stats import stats as measure
 
     found = trace_of(name)

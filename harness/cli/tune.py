@@ -13,7 +13,7 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.experiment.tune import Tuned
+    from harness.study.tune import Tuned
 
 TUNED = ROOT / "systems" / "tuned.toml"
 SYSTEMS = "prism,muxserve,static,elastic,qlm"
@@ -37,7 +37,7 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
     """
     from datetime import UTC, datetime
 
-    from harness.experiment import tune as tuning
+    from harness.study import tune as tuning
 
     names = [name.strip() for name in systems.split(",") if name.strip()]
     with Terminal() as teller:
@@ -51,8 +51,8 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
-    from harness.experiment.tune import shown
     from harness.report.table import aligned
+    from harness.study.tune import shown
 
     rows: list[Sequence[str]] = [("draw", "held %", "gain", "from", "to", "attainment %", "fields")]
     for k, draw in enumerate(one.draws):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.engines.probes.worker import Box, Sample, sample
+from probe.worker import Box, Sample, sample
 
 
 def hello() -> dict[str, Any]:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from harness.engines.costs import calibrate, coefficients, kernels, profile, quantities
-from harness.engines.probes import report
-from harness.engines.probes.plan import PLAN
 from harness.policy.types import UserError
+from probe import report
+from probe.plan import PLAN
 from tests.gpu import raw
 
 SPEC = quantities.gpu("h200")

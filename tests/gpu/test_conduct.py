@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.engines.probes import __main__ as command
-from harness.engines.probes import conduct, worker
-from harness.engines.probes.plan import PLAN, Plan, Probe
+from probe import __main__ as command
+from probe import conduct, worker
+from probe.plan import PLAN, Plan, Probe
 
 FAKES = "tests.gpu.fakes"
 LONG, SHORT = 60.0, 0.05  # seconds; only a probe that never answers is given the short one

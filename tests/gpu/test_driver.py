@@ -11,7 +11,7 @@ import pytest
 pytestmark = pytest.mark.torch
 drv = pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.probes import driver  # noqa: E402
+from probe import driver  # noqa: E402
 
 PAGE, AT, STREAM = 1 << 21, 1 << 30, 7
 DEVICE, HANDLE, RESOURCE = drv.CUdevice(0), drv.CUmemGenericAllocationHandle(), drv.CUdevResource()

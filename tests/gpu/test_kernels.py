@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime import interpreter  # noqa: E402
 
-from harness.engines.probes import kernels, llama, rig  # noqa: E402
+from probe import kernels, llama, rig  # noqa: E402
 
 SMS, SHARED, REGISTERS = 132, 113 * 1024, 255  # two programs' shared memory on an SM of 227 KiB; registers of a thread
 NAMES = [name for name, kernel in vars(kernels).items() if isinstance(kernel, triton.runtime.jit.JITFunction)]

@@ -21,9 +21,9 @@ torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 pytest.importorskip("cuda.bindings.driver")
 
-from harness.engines.probes import compute, driver, kernels, llama, memory, rig, sharing  # noqa: E402
-from harness.engines.probes.plan import PLAN  # noqa: E402
-from harness.engines.probes.worker import Box, Sample, find, key, record  # noqa: E402
+from probe import compute, driver, kernels, llama, memory, rig, sharing  # noqa: E402
+from probe.plan import PLAN  # noqa: E402
+from probe.worker import Box, Sample, find, key, record  # noqa: E402
 
 KIB = 1 << 10
 NORESERVE = 0x4000  # Linux; `mmap` names it from Python 3.13 on

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from harness.engines.costs import fit, kernels, quantities
 from harness.engines.costs.fit import Rows
-from harness.engines.probes import report
-from harness.engines.probes.conduct import HOST, RAW
 from harness.policy.types import Shape, UserError
 from harness.rows.record import write_bytes
+from probe import report
+from probe.conduct import HOST, RAW
 
 F8 = NDArray[np.float64]
 Line = dict[str, Any]

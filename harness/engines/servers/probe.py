@@ -28,13 +28,13 @@ from harness.client.client import Client
 from harness.client.load import OtherLoad
 from harness.client.log import DONE, Log
 from harness.client.verdict import OTHER_CORES
-from harness.engines.probes.conduct import HOST, RAW, Journal
-from harness.engines.probes.worker import Key, key
 from harness.engines.servers.engine import SILENT_S
 from harness.engines.servers.fleet import READY_S, Seat, Sleep, tell
 from harness.engines.servers.process import PortTaken
 from harness.policy.types import Inst, Jobs, UserError
 from harness.rows.record import write_bytes
+from probe.conduct import HOST, RAW, Journal
+from probe.worker import Key, key
 
 I8 = NDArray[np.int64]
 

@@ -1,0 +1,111 @@
+"""Which system runs on which engine, and what is lacking where it does not: generated from what both declare.
+
+A cell is what `replay` refuses the pair for (`loop.replay.missing`): a system's `uses`, `hears` and `options`, less an
+engine's `can`, `tells` and `offers`. Where none of these is lacking and a run is impossible all the same, it is that
+reason: no cost table for a policy that asks one, too few GPUs. What no engine in real time has is simulated only, and
+stands in a column of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from harness.loop import engine, system
+from harness.loop.replay import missing
+from harness.report import table
+from harness.run.lookup import assemble, blamed, config_of, machine_of
+from harness.run.resolve import gaps, traits
+from harness.run.spec import Spec
+
+# One word for what several names ask for; the first whose beginning fits. Others stand as they are.
+WORDS = {
+    "Run.phase": "turns", "Run.for_s": "turns", "Run.steps": "turns", "event TurnEnded": "turns",
+    "Run.sms": "SM shares", "Run.op_s": "cut kernels", "Run.slice_layers": "cut prefills",
+    "Run.seqs": "batch sizes", "Run.chunk_tokens": "chunk sizes",
+    "Move.attend": "attention elsewhere", "Move": "KV moves", "event Move": "KV moves",
+    "Evict.drain": "eviction at once", "Evict": "eviction", "event Evict": "eviction",
+    "view.oracle_tokens": "true lengths", "Load.way:": "load by ", "option kv=": "KV ", "option memory=": "memory ",
+    "option sharing=": "sharing ", "option process=": "process ",
+}  # fmt: skip
+
+
+class Lack(NamedTuple):
+    """Why a pair does not run: names that the engine does not have; or, where it has all of them, another reason."""
+
+    names: tuple[str, ...] = ()
+    why: str = ""
+
+
+class Row(NamedTuple):
+    """A system with a preset (None: its defaults), and what each engine lacks for it."""
+
+    system: str
+    preset: str | None
+    lacks: Mapping[str, Lack]  # by engine
+
+
+def cell(name: str, preset: str | None, where: str) -> Lack:
+    """What an engine lacks for a system with a preset."""
+    spec = Spec(name, preset=preset, trace="sample", gpus=8)
+    with blamed(spec):
+        policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))  # the simulator has room for any
+        here = replace(spec, engine=where)
+        names = missing(policy, engine.find(where)(config_of(here), policy.options, machine_of(here)))
+    return Lack(tuple(names), "" if names else ", ".join(gaps(name, preset, where)))
+
+
+def rows() -> Iterator[Row]:
+    """Every system with every preset, on every engine."""
+    engines = engine.names()
+    for name in system.names():
+        with blamed(Spec(name)):
+            presets = (None, *system.find(name).presets)
+        yield from (Row(name, preset, {where: cell(name, preset, where) for where in engines}) for preset in presets)
+
+
+def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
+    """The matrix as a table, presets that are alike in one row, and the names that its words stand for."""
+    engines = list(found[0].lacks)
+    real = [where for where in engines if _real(where)]
+    names = {where: {name for row in found for name in row.lacks[where].names} for where in engines}
+    simulated = set.intersection(*(names[where] for where in real))
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for row in found:
+        only = _words(name for where in real for name in row.lacks[where].names if name in simulated)
+        cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
+        alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
+    shown = ([name, ", ".join(presets), *cells] for (name, *cells), presets in alike.items())
+    yield from table.laid([["system", "presets", *engines, "simulated only"], *shown], markdown=markdown)
+    folded = dict[str, list[str]]()
+    for name in sorted(set().union(*names.values())):
+        folded.setdefault(_word(name), []).append(name)
+    legend = (f"{word}: {', '.join(of)}" for word, of in sorted(folded.items()) if word in WORDS.values())
+    yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
+
+
+def _real(where: str) -> bool:
+    """Whether an engine runs in real time."""
+    spec = Spec("static", engine=where, trace="sample")
+    return engine.find(where)(config_of(spec), {}, machine_of(spec)).wall_clock
+
+
+def _word(name: str) -> str:
+    """A name in short."""
+    start = next((start for start in WORDS if name.startswith(start)), None)
+    if start is None:
+        return name
+    return WORDS[start] + (name[len(start) :] if WORDS[start].endswith(" ") else "")
+
+
+def _words(names: Iterable[str]) -> str:
+    """Names in short, each once."""
+    return ", ".join(dict.fromkeys(map(_word, names)))
+
+
+def _told(lack: Lack) -> str:
+    """A cell in words."""
+    if lack == Lack():
+        return "yes"
+    return "no " + (lack.why.partition(":")[0] or _words(lack.names))

@@ -1,0 +1,210 @@
+"""A recorded run as trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format is that of the Trace Event document: `X` a slice of a track, `b` and `e` the ends of slices that overlap, `C`
+counters, `M` names of tracks. A GPU is a process: a track for each lane, its turns, and each of its links; loads and
+moves to it; its memory, and the SMs of its lanes where they have partitions. Requests are slices by model, with what
+they did inside. Time 0 is the start of the warm-up.
+
+A span of decode steps, which the simulator takes at once, is one slice with their number in `args`. Waits between
+like steps of a request are folded into one slice, with their seconds by cause. The memory that a span holds for steps
+to come counts as used; a system whose memory knows no limit (`memory=unlimited`) may pass the GPU's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.engines.sim.trace import Trace, Transfer, link_of
+from harness.policy.types import GIB, Batch, Host
+from harness.run.retrace import every
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+
+Event = dict[str, Any]
+REQUESTS = 1  # process of all requests; GPUs and hosts follow
+FIRST_GPU = 2
+STAGES = ("waits for memory", "on its links", "its last seconds")  # of a transfer, by the stamps that end them
+
+
+class Tracks:
+    """Processes and threads by name, numbered in the order in which they are asked for."""
+
+    def __init__(self, start_s: float, gpus: int) -> None:
+        self._start_ns, self._gpus = round(start_s * 1e9), gpus
+        self._threads: dict[tuple[int, str], int] = {}
+        self._processes: dict[int, str] = {}
+
+    def us(self, at_s: float) -> float:
+        """Microseconds since the run's start, in whole nanoseconds."""
+        return self.us_of(round(at_s * 1e9))
+
+    def us_of(self, at_ns: int) -> float:
+        """Microseconds since the run's start."""
+        return (at_ns - self._start_ns) / 1000
+
+    def process(self, home: int | Host | None) -> int:
+        """The process of a GPU, of a host, or (None) of the requests."""
+        if home is None:
+            return self._named(REQUESTS, "requests")
+        if isinstance(home, Host):
+            return self._named(FIRST_GPU + self._gpus + home.node, f"host {home.node}")
+        return self._named(FIRST_GPU + home, f"GPU {home}")
+
+    def _named(self, process: int, name: str) -> int:
+        self._processes.setdefault(process, name)
+        return process
+
+    def thread(self, home: int | Host, name: str) -> dict[str, int]:
+        """The process and the thread of a track."""
+        process = self.process(home)
+        thread = self._threads.setdefault((process, name), len(self._threads) + 1)
+        return {"pid": process, "tid": thread}
+
+    def slice(self, at: Mapping[str, int], name: str, start_s: float, end_s: float, **args: Any) -> Event:
+        """A complete slice of a track."""
+        start_us = self.us(start_s)
+        dur_us = round(self.us(end_s) - start_us, 3)
+        return {"ph": "X", **at, "name": name, "cat": "run", "ts": start_us, "dur": dur_us, "args": args}
+
+    def names(self) -> Iterator[Event]:
+        """Metadata: what processes and threads are called, and their order."""
+        for process, name in sorted(self._processes.items()):
+            yield {"ph": "M", "pid": process, "tid": 0, "name": "process_name", "args": {"name": name}}
+            yield {"ph": "M", "pid": process, "tid": 0, "name": "process_sort_index", "args": {"sort_index": process}}
+        for (process, name), thread in self._threads.items():
+            yield {"ph": "M", "pid": process, "tid": thread, "name": "thread_name", "args": {"name": name}}
+
+
+def events(trace: Trace, stored: pa.Table) -> list[Event]:
+    """All events of a run whose rows are `stored`: names of tracks, then the rest in order of time."""
+    tracks = Tracks(trace.start_s, len(trace.gpu_bytes))
+    found = [*_lanes(trace, tracks), *_links(trace, tracks), *_transfers(trace, tracks), *_memory(trace, tracks),
+             *_partitions(trace, tracks), *_requests(trace, stored, tracks)]  # fmt: skip
+    found.sort(key=lambda event: event["ts"])  # stable: what ends at an instant stands before what begins behind it
+    return [*tracks.names(), *found]
+
+
+def lane(batch: Batch, phase: str) -> str:
+    """The name of a lane: its model, the batch where it is not the first, and whether it decodes apart."""
+    tag = f" batch {batch.tag}" if batch.tag else ""
+    return f"{batch.inst.model}{tag} {phase}"
+
+
+def _lanes(trace: Trace, tracks: Tracks) -> Iterator[Event]:
+    for step in sorted(trace.steps, key=lambda one: one.start_s):
+        kind = "decode" if step.decode_lane else "prompts"
+        name = f"{step.phase} {step.tokens} tokens" if step.prompts else f"decode {step.decodes} x {step.steps}"
+        args = {"steps": step.steps, "decodes": step.decodes, "prompts": step.prompts, "prompt_tokens": step.tokens,
+                "alone_ms": round(1e3 * step.solo_s, 6), "sms": step.sms if step.sms >= 0 else trace.sms}  # fmt: skip
+        for gpu in _gpus(step.batch):
+            yield tracks.slice(tracks.thread(gpu, lane(step.batch, kind)), name, step.start_s, step.end_s, **args)
+    for turn in sorted(trace.turns, key=lambda one: one.start_s):
+        for gpu in _gpus(turn.batch):
+            at = tracks.thread(gpu, f"{lane(turn.batch, turn.phase)} turns")
+            yield tracks.slice(at, f"turn of {turn.batch.inst.model}", turn.start_s, turn.end_s, steps=turn.steps)
+
+
+def _gpus(batch: Batch) -> tuple[int, ...]:
+    place = batch.inst.place
+    return () if isinstance(place, Host) else place
+
+
+def _links(trace: Trace, tracks: Tracks) -> Iterator[Event]:
+    for one in sorted(trace.carried, key=lambda x: x.start_s):
+        home, name = link_of(one.link, len(trace.gpu_bytes))
+        what = trace.transfers[one.transfer]
+        yield tracks.slice(tracks.thread(home, f"link {name}"), _title(what), one.start_s, one.end_s,
+                           **_facts(what))  # fmt: skip
+
+
+def _title(one: Transfer) -> str:
+    return f"{one.kind} {one.model}"
+
+
+def _facts(one: Transfer) -> dict[str, Any]:
+    request = {"request": one.request} if one.request >= 0 else {}
+    return {"model": one.model, "gib": round(one.size_bytes / GIB, 6), "to": _place(one.to), **request}
+
+
+def _place(home: Any) -> str:
+    return f"host {home.node}" if isinstance(home, Host) else "gpu " + "+".join(map(str, home))
+
+
+def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
+    """Loads and moves, from when they were asked for: they wait for memory, lie on links, and take fixed seconds."""
+    for number, one in enumerate(trace.transfers):
+        home: int | Host | None = one.to if isinstance(one.to, Host) else one.to[0]
+        common = {"pid": tracks.process(home), "tid": 0, "cat": "transfer", "id": f"t{number}"}
+        stamps = [one.asked_s, one.granted_s, one.moved_s, one.end_s]
+        end_s = trace.end_s if math.isnan(one.end_s) else one.end_s
+        times = [tracks.us(end_s if math.isnan(x) else x) for x in stamps]
+        title = {**common, "name": _title(one)}
+        yield {**title, "ph": "b", "ts": times[0], "args": {**_facts(one), "done": one.done}}
+        for name, a, b in zip(STAGES, times[:-1], times[1:], strict=True):
+            if b > a:
+                yield {**common, "name": name, "ph": "b", "ts": a, "args": {}}
+                yield {**common, "name": name, "ph": "e", "ts": b, "args": {}}
+        yield {**title, "ph": "e", "ts": times[3], "args": {}}
+
+
+def _memory(trace: Trace, tracks: Tracks) -> Iterator[Event]:
+    for one in trace.memory:
+        values = {"weights": one.weights_bytes / GIB, "KV": one.kv_bytes / GIB}
+        yield _counter(tracks, one.gpu, "memory GiB", one.at_s, values)
+
+
+def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[str, float]) -> Event:
+    return {"ph": "C", "pid": tracks.process(gpu), "tid": 0, "name": name, "ts": tracks.us(at_s), "args": dict(values)}
+
+
+def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
+    """The SMs of each lane that runs, on GPUs where some lane has a partition."""
+    changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: when, end before begin, whose, how many
+    for step in trace.steps:
+        name = lane(step.batch, "decode" if step.decode_lane else "prompts")
+        for gpu in _gpus(step.batch):
+            sms = step.sms if step.sms >= 0 else trace.sms
+            changes.setdefault(gpu, []).extend([(step.start_s, 1, name, sms), (step.end_s, 0, name, 0)])
+    parted = {gpu for step in trace.steps if step.sms >= 0 for gpu in _gpus(step.batch)}
+    for gpu in sorted(parted):
+        now: dict[str, float] = dict.fromkeys(sorted({name for _, _, name, _ in changes[gpu]}), 0.0)
+        told: dict[str, float] = {}
+        rows = sorted(changes[gpu])
+        for i, (at_s, _, name, sms) in enumerate(rows):
+            now[name] = float(sms)
+            if (i + 1 == len(rows) or rows[i + 1][0] > at_s) and now != told:
+                told = dict(now)
+                yield _counter(tracks, gpu, "SMs", at_s, told)
+
+
+def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]:
+    for row, parts in every(trace, stored):
+        if not parts:
+            continue
+        common = {"pid": tracks.process(None), "tid": 0, "cat": "request", "id": f"r{row['id']}"}
+        whole = {**common, "name": row["model"]}
+        args = {"request": row["id"], "state": row["state"], "prompt_tokens": row["prompt_tokens"],
+                "output_tokens": row["output_tokens"]}  # fmt: skip
+        yield {**whole, "ph": "b", "ts": tracks.us_of(parts[0].start_ns), "args": args}
+        for part in parts:
+            ms = {f"{cause}_ms": ns / 1e6 for cause, ns in part.ns.items()}
+            gaps = {"waits_between_steps": part.gaps} if part.gaps else {}
+            one = {**common, "name": part.doing}
+            yield {**one, "ph": "b", "ts": tracks.us_of(part.start_ns), "args": {**ms, **gaps}}
+            yield {**one, "ph": "e", "ts": tracks.us_of(part.end_ns), "args": {}}
+        yield {**whole, "ph": "e", "ts": tracks.us_of(parts[-1].end_ns), "args": {}}
+
+
+def document(found: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
+    """The file of these events; compressed where its name ends in .gz. Equal events, equal bytes."""
+    head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)}, sort_keys=True)
+    lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in found)
+    text = f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()
+    return gzip.compress(text, mtime=0) if path.suffix == ".gz" else text

@@ -1,0 +1,73 @@
+"""One placement for all systems of a comparison: from a file, or as one of them begins.
+
+It separates what a system makes of memory from where its models happened to be put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from harness.loop.guard import guarded
+from harness.policy.actions import Load
+from harness.policy.events import Woke
+from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
+from harness.run.lookup import Failed, assemble, blamed, models_of
+from harness.run.spec import Spec, another, from_dict, meant
+from harness.run.toml_tables import read
+
+Homes = tuple[tuple[str, Gpus], ...]
+
+
+def homes(spec: Spec) -> Homes:
+    """The GPUs of each model under a spec's `placement`, by model; none where each system places its own.
+
+    Raises UserError for a file or a system that does not place every model on GPUs that there are.
+    """
+    if not spec.placement:
+        return ()
+    found = (
+        _read(Path(spec.placement))
+        if spec.placement.endswith(".toml")
+        else _start(replace(another(spec, spec.placement), placement="", homes=()))
+    )
+    where = f"placement {spec.placement}: "
+    names = models_of(spec.models).names
+    if unknown := next((m for m in found if m not in names), None):
+        raise UserError(f'{where}no model "{unknown}" in {spec.models}{meant(unknown, names)}')
+    if absent := next((m for m in names if m not in found), None):
+        raise UserError(f"{where}{absent} has no GPU in it")
+    for m, gpus in found.items():
+        if len(set(gpus)) != len(gpus) or max(gpus) >= spec.gpus:
+            raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of which there are {spec.gpus}, from 0")
+    return tuple(sorted(found.items()))
+
+
+def _read(path: Path) -> Mapping[str, Gpus]:
+    rows = read(path)
+    if bad := next((m for m, at in rows.items() if not isinstance(at, list) or not at), None):
+        raise UserError(f'{path}: "{bad}" is {rows[bad]!r}, not a list of GPUs, as in [0]')
+    return dict(from_dict({"system": "", "homes": rows}).homes)
+
+
+@lru_cache(64)
+def _start(spec: Spec) -> Mapping[str, Gpus]:
+    """Where a system loads each model when it starts; the first place of a model that it loads twice."""
+    found: dict[str, Gpus] = {}
+    try:
+        with blamed(spec):
+            policy, engine = assemble(spec)
+            with closing(engine):
+                engine.ready()
+                with guarded():
+                    for action in policy.on(Woke("start"), engine.view()):
+                        if isinstance(action, Load) and isinstance(action.inst.place, tuple):
+                            found.setdefault(action.inst.model, action.inst.place)
+    except (Infeasible, Unsupported) as why:
+        raise UserError(f"placement {spec.label}: {why}") from None
+    except Failed as failed:  # of no system that is compared, so none can leave
+        raise UserError(f"placement {failed}") from failed
+    return found

@@ -1,0 +1,226 @@
+"""A spec is resolved: names become canonical, and each number that it leaves open is decided. The result is hashed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from harness.engines import machine
+from harness.loop import system
+from harness.loop.guard import Fault, guarded
+from harness.loop.replay import missing
+from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.run import sources
+from harness.run.lookup import (
+    assemble,
+    blamed,
+    cluster_of,
+    engine_of,
+    fields_of,
+    machine_of,
+    models_of,
+    trace_of,
+)
+from harness.run.placement import homes
+from harness.run.spec import Spec, meant
+
+if TYPE_CHECKING:
+    from workloads.models import ModelSet
+    from workloads.models import Served as Member
+
+
+ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
+KNOWN = {"held-out": "window", "prefix": "trace"}  # what such a system is told where others are told less
+
+
+class Traits(NamedTuple):
+    """What a spec needs to know of its system and its engine."""
+
+    gpus: int
+    reads_slo: bool
+    oracle: bool  # its forecast is the window's own
+    decision_s: float
+    wall_clock: bool
+    measured_on: Mapping[str, str]
+
+
+def traits(spec: Spec) -> Traits:
+    """GPUs that the system takes (some bring their own count), whether it reads SLOs, what a decision costs it.
+
+    Of the engine: whether its time is real, and where. Nothing is started for it. Raises Failed where the system's
+    file does.
+    """
+    same = replace(spec, rate_scale=1.0, scaling="rotate", seed=0, window_s=None, warmup_s=None, drain_s=None, slo="",
+                   slo_s=(), placement="", homes=(), workload="trace", noise=None, token_times=False)  # fmt: skip
+    with blamed(spec):
+        return _traits(same)
+
+
+@cache
+def _traits(spec: Spec) -> Traits:
+    make = system.find(spec.system)
+    fields_of(make, spec)
+    decision_s = getattr(system.module(spec.system), "DECISION_S", 0.0)
+    if type(decision_s) not in (int, float) or not 0 <= decision_s < math.inf:
+        raise Fault(f"DECISION_S is {decision_s!r}, not seconds")
+    if hasattr(make, "gpus_needed"):
+        models = cluster_of(spec).models
+        with guarded():
+            spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
+    bare = engine_of(spec)
+    try:
+        uses = assemble(spec)[0].uses
+    except (Infeasible, Unsupported):
+        uses = frozenset[str]()
+    return Traits(
+        spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
+    )
+
+
+def resolve(spec: Spec) -> Spec:
+    """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
+    from harness.engines.costs import quantities
+    from traces.load import sized
+    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
+
+    if spec.attach and spec.engine != "attach":
+        raise UserError(f'attach names servers that run already, which are engine "attach", not "{spec.engine}"')
+    if spec.keep_s and spec.engine != "llamacpp":
+        raise UserError(f'keep_s is {spec.keep_s}: only servers of engine "llamacpp" sleep by themselves')
+    models = models_of(spec.models)
+    spec = replace(
+        spec,
+        system=_located(spec.system, ".py"),
+        engine=_located(spec.engine, ".py"),
+        trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
+        models=_located(spec.models, ".toml"),
+        table=spec.table and _located(spec.table, ".toml"),
+    )
+    spec = _measured(spec)
+    if (policy := Path(spec.system)).is_absolute() and policy.is_file():
+        sources.imported(policy)  # one line for a file that is not Python
+    trace = trace_of(spec.trace)
+    if spec.trace_sha256 not in {"", trace.sha256}:
+        raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
+    if unknown := next((model for model, *_ in spec.slo_s if model not in models.names), None):
+        raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, models.names)}')
+    _hold(spec, models)
+    known = traits(spec)
+    if known.wall_clock:
+        spec = _timed(spec)
+    measured_on = ", ".join(f"{key} {value}" for key, value in known.measured_on.items())
+    if spec.measured_on not in {"", measured_on}:
+        raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
+    host = quantities.host(spec.host, spec.gpu, spec.table)
+    plan = "trace" if spec.workload == "base" else KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
+    span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
+    reads = known.reads_slo and spec.workload == "trace"
+    window_s: float | None = span_s
+    warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
+    if closed(trace) is not None:
+        window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
+    placement = spec.placement
+    if placement and not spec.homes:
+        placement = _located(placement, ".toml")
+        spec = replace(spec, homes=homes(replace(spec, placement=placement, gpus=known.gpus, plan=plan)))
+    return replace(
+        spec,
+        trace_sha256=trace.sha256,
+        prefix_cache=None if trace.prefix is None else spec.prefix_cache is not False,
+        gpus=known.gpus,
+        scaling=scaling,
+        window_s=window_s if spec.window_s is None else spec.window_s,
+        warmup_s=warmup_s if spec.warmup_s is None else spec.warmup_s,
+        plan=plan,
+        placement=placement,
+        slo=spec.slo if reads else "",
+        slo_s=spec.slo_s if reads else (),
+        decision_s=known.decision_s if spec.decision_s is None else spec.decision_s,
+        control_s=host.api_in_s if spec.control_s is None else spec.control_s,
+        noise=quantities.noise(spec.gpu, spec.host, spec.table) if spec.noise is None else spec.noise,
+        measured_on=measured_on,
+    )
+
+
+def _measured(spec: Spec) -> Spec:
+    """The spec on its GPU kind, or on the machine that its table carries, as that was measured.
+
+    UserError where the spec names another machine than its table's.
+    """
+    from harness.engines.costs import quantities
+
+    kind = quantities.gpu(spec.gpu, spec.table).kind
+    if quantities.machine(spec.table) is None:
+        return replace(spec, gpu=kind)
+    given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
+    open_ = {one.name for one in dataclasses.fields(Spec) if getattr(spec, one.name) in (one.default, None)}
+    for name in ("gpu", "host"):
+        if name not in open_ and getattr(spec, name) != kind:
+            raise UserError(f'{name} is "{getattr(spec, name)}", and cost table {spec.table} is of {kind}')
+    return replace(spec, **{name: value for name, value in given.items() if name in open_})
+
+
+def _timed(spec: Spec) -> Spec:
+    """The spec of a run on a wall clock, where decisions, calls and noise take the time that they take."""
+    for name in ("decision_s", "control_s", "noise"):
+        if getattr(spec, name):
+            raise UserError(f"{name} is {getattr(spec, name):g}: on {spec.engine} time is real, and none can be added")
+    if spec.scaled:
+        raise UserError(f"scaled.{spec.scaled[0][0]}: on {spec.engine} the machine is real, and nothing of it scales")
+    return replace(spec, decision_s=0.0, control_s=0.0, noise=0.0)
+
+
+def _located(name: str, suffix: str) -> str:
+    """A path that holds from any folder; names stay."""
+    return str(Path(name).resolve()) if name.endswith(suffix) else name
+
+
+def _hold(spec: Spec, models: ModelSet) -> None:
+    """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
+    from harness.engines.costs import shapes
+
+    card = machine_of(spec).spec
+    if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
+        raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
+
+    def alone(m: Member, tp: int) -> tuple[int, int]:
+        """Bytes that the model takes on each GPU, and those that engines may use."""
+        config = machine.Config(
+            models=(machine.Served(m.name, m.shape, tp),), gpus=tp, host=spec.host, mem_fraction=spec.mem_fraction,
+            chunk_tokens=spec.chunk_tokens, prefill_tokens=spec.prefill_tokens, batch_cap=spec.batch_cap,
+            process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, scaled=dict(spec.scaled),
+        )  # fmt: skip
+        held = machine.memory(config, card)
+        return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
+
+    for m in models.members:
+        need, have = alone(m, m.tp)
+        if need <= have:
+            continue
+        way = "no tensor-parallel degree helps"
+        for tp in (t for t in shapes.degrees(m.shape) if m.tp < t <= spec.node_gpus):
+            more, room = alone(m, tp)
+            if more <= room:
+                way = f"tp = {tp} in a model set would fit: --models FILE.toml"
+                break
+        raise UserError(
+            f"{m.name} needs {need / GIB:.1f} GiB on each GPU, {spec.gpu} has {have / GIB:.1f} for the engine ({way})"
+        )
+
+
+def gaps(name: str, preset: str | None, engine: str) -> list[str]:
+    """What an engine lacks for a system, tried on the committed sample with room for every model."""
+    spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
+    with blamed(spec):
+        spec = replace(spec, gpus=min(spec.gpus, len(cluster_of(spec).gpus)))
+        try:
+            return missing(*assemble(replace(spec, gpus=traits(spec).gpus)))
+        except Unsupported as why:
+            return [str(why)]
+        except Infeasible as why:
+            return [f"room: {why}"]

@@ -1,0 +1,69 @@
+"""Stored runs are scored under a judge: each by itself, or many into a table that is kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.policy.types import UserError
+from harness.rows import attainment, record, requests, tidy
+from harness.run import sources
+from harness.run.slo import Judge, limits
+from harness.run.spec import digest
+from harness.run.sweep import Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def scorable(label: str, run: Path, under: Judge) -> tidy.Run:
+    """A run as metrics scores it under a judge."""
+    about = record.meta(run)
+    about["spec"] = about["spec"] | {"slo": under.rule}
+    slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
+    return tidy.Run(run.name, about, record.read(run), slo, label)
+
+
+def attained(run: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:
+    """Pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
+    about = record.meta(run)
+    if about["skipped"] or about["infeasible"]:
+        return dict.fromkeys(definitions, 0.0)
+    rows = requests.rows(record.read(run))
+    counted = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
+    slo = attainment.limits(rows, limits(run, under)).take(counted)
+    offered = requests.take(rows, counted)
+    found = {}
+    for name in definitions:
+        if (scores := attainment.SCORES[name](offered, slo)) is None:
+            raise UserError(f"{run.name} has no token times, which {name} needs")
+        found[name] = attainment.share(scores) if len(offered) else 0.0
+    return found
+
+
+def ran(run: Path) -> bool:
+    """Tell whether a run was neither skipped nor infeasible."""
+    about = record.meta(run)
+    return not (about["skipped"] or about["infeasible"])
+
+
+def kept(
+    path: Path, about: Mapping[str, Any], tasks: Iterable[Task], scorer: str, make: Callable[[], pa.Table]
+) -> pa.Table:
+    """The table at `path`; made and written anew unless its facts, its runs and the sources of its scorer still hold.
+
+    `scorer` is the file of the module whose `make` this is.
+    """
+    import pyarrow.parquet as pq
+
+    runs = sorted((task.spec.folder, task.code) for task in tasks)
+    key = digest(record.dumps([runs, sources.scoring(scorer), about]))
+    with suppress(OSError, ValueError):  # whatever stands there, it is made anew
+        if (pq.read_metadata(path).metadata or {}).get(b"key") == record.dumps(key).encode():
+            return pq.read_table(path)
+    table = make()
+    record.write_table(path, table, {**about, "key": key})
+    return table

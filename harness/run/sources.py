@@ -1,0 +1,105 @@
+"""Which sources decided a result: files and all of ours that they import, read from the imports, as one hash.
+
+So editing one system makes only its own runs stale, and editing a definition of attainment only what was scored.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from harness.loop import engine
+from harness.loop.system import ROOT
+from harness.policy.types import UserError
+from harness.run.spec import Spec
+
+PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
+DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
+RUN = Path(__file__).with_name("execute.py")  # makes the rows of a resolved spec
+
+
+def code(spec: Spec) -> str:
+    """SHA-256 over the sources that decide a resolved spec's rows: `run`, the engine, the system, all that they import.
+
+    Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names.
+    """
+    policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
+    named = {Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")}
+    return _hash(closure(RUN, engine.path(spec.engine), policy) | named | _data())
+
+
+def scoring(module: str) -> str:
+    """SHA-256 over the file of a module that scores runs, and all of ours that it imports."""
+    return _hash(closure(Path(module)))
+
+
+def _hash(files: Iterable[Path]) -> str:
+    total = sha256()
+    for name, path in sorted((_relative(path), path) for path in files):
+        total.update(f"{name}\0{_file_hash(path, path.stat().st_mtime_ns)}\n".encode())
+    return total.hexdigest()
+
+
+def _relative(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
+@cache
+def _file_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
+    return sha256(path.read_bytes()).hexdigest()
+
+
+@cache
+def _data() -> frozenset[Path]:
+    return frozenset(path for pattern in DATA for path in ROOT.glob(pattern))
+
+
+def closure(*roots: Path) -> set[Path]:
+    """The files and all of ours that they import, directly or not."""
+    found: set[Path] = set()
+    todo = list(roots)
+    while todo:
+        path = todo.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            todo += imported(path)
+    return found
+
+
+def imported(path: Path) -> tuple[Path, ...]:
+    """Files of ours that a file imports, wherever in it; UserError where it is not Python."""
+    return _imported(path, path.stat().st_mtime_ns)
+
+
+@cache
+def _imported(path: Path, stamp: int) -> tuple[Path, ...]:  # noqa: ARG001
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        raise UserError(f"{path}:{error.lineno or 1}: {error.msg}") from None
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes, or nested too deep
+        raise UserError(f"{path}: not Python: {error}") from None
+    return tuple({file for name in _names(tree) for file in _files(name)})
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _files(name: str) -> Iterator[Path]:
+    """The module or package that a dotted name is, or lies in."""
+    parts = name.split(".")
+    if parts[0] in PACKAGES:
+        for k in (len(parts), len(parts) - 1):
+            stem = ROOT.joinpath(*parts[:k])
+            for path in (stem.with_suffix(".py"), stem / "__init__.py"):
+                if k > 1 and path.is_file():
+                    yield path
+                    return

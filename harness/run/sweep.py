@@ -1,0 +1,267 @@
+"""Many specs become many runs: stored ones are kept, the rest is shared out to processes.
+
+A sweep holds no state of its own: what is current on disk is done. So it can be killed at any moment and started
+again, with any number of workers, and ends with the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import tempfile
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from harness.engines import sim
+from harness.loop.guard import LIMIT_S, Terminated
+from harness.policy.types import UserError
+from harness.rows import record
+from harness.run.execute import current, execute
+from harness.run.lookup import Failed, engine_of, trace_of
+from harness.run.resolve import resolve
+from harness.run.sources import code
+from harness.run.spec import Spec
+
+BASE = "dedicated"  # each model on GPUs of its own: what bases are measured on
+FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
+CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
+REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
+
+
+class Teller(Protocol):
+    """Who hears how a sweep goes on."""
+
+    def say(self, line: str) -> None:
+        """One line for the user."""
+        ...
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` runs of a phase stand; a phase begins with those that stood before."""
+        ...
+
+
+class Silent:
+    """Hears nothing."""
+
+    def say(self, line: str) -> None:
+        """See Teller."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """See Teller."""
+
+
+# ------------------------------------------------------------------ runs
+
+
+class Task(NamedTuple):
+    """A resolved spec and the hash of the sources that decide its rows."""
+
+    spec: Spec
+    code: str
+
+
+def tasks(specs: Iterable[Spec]) -> list[Task]:
+    """Resolve specs and hash their sources; UserError for what does not exist."""
+    hashes: dict[tuple[str | None, ...], str] = {}
+
+    def task(spec: Spec) -> Task:
+        key = (spec.engine, spec.system, spec.models, spec.table, spec.slo)
+        if key not in hashes:
+            hashes[key] = code(spec)
+        return Task(spec, hashes[key])
+
+    return [task(resolve(spec)) for spec in specs]
+
+
+def sweep(
+    specs: Iterable[Spec], out: Path, *, workers: int | None = None, teller: Teller | None = None, what: str = "runs"
+) -> list[Path]:
+    """Make sure that the run of each spec stands in `out`; returns the folders in the order of the specs.
+
+    `workers` processes (None: as many as pay). A system whose policy fails is not tried again; when all others are done
+    that is raised as Failed. Raises UserError, and whatever an engine raised: runs that were finished before are kept.
+    """
+    teller = teller or Silent()
+    every = tasks(specs)
+    record.clean(out)
+    todo = list({task.spec.folder: task for task in every if not current(task.spec, out, task.code)}.values())
+    total = len({task.spec.folder for task in every})
+    done = total - len(todo)
+    teller.progress(what, done, total)
+    failed: dict[str, str] = {}
+    for why in _executed(todo, out, workers, teller, failed):
+        failed |= why
+        done += not why
+        teller.progress(what, done, total)
+    if failed:
+        raise Failed(failed)
+    return [out / task.spec.folder for task in every]
+
+
+Why = Mapping[str, str]  # what failed, as Failed has it; empty: nothing
+
+
+def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, failed: Why) -> Iterator[Why]:
+    """Yield what failed once for each task that was run; those of systems in `failed`, which grows, are left out.
+
+    The first is run here: it compiles what the others then find compiled. Those of exclusive engines are run here too,
+    one by one, when no worker is left.
+    """
+    if not todo:
+        return
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
+    if any(task.spec.engine == "sim" for task in todo) and not sim.compiled():
+        teller.say("compiling the simulator, once (about 20 s)")
+    first, *rest = todo
+    yield _tried(first, out)
+    exclusive = {name for name, spec in {t.spec.engine: t.spec for t in rest}.items() if engine_of(spec).exclusive}
+    shared = [task for task in rest if task.spec.engine not in exclusive]
+    if workers is None:
+        known = speeds(out)
+        few = sum(estimate_s(task.spec, known) for task in shared) < FEW_S
+        workers = 1 if few else cpus()
+    if workers > 1 and len(shared) > 1:
+        yield from _shared(shared, out, min(workers, len(shared)), failed)
+        rest = [task for task in rest if task.spec.engine in exclusive]
+    for task in rest:
+        if task.spec.label not in failed:
+            yield _tried(task, out)
+
+
+def _tried(task: Task, out: Path) -> Why:
+    """Execute a task; what failed in it."""
+    try:
+        execute(task.spec, out, task.code)
+    except Failed as failed:
+        return failed.why
+    return {}
+
+
+def compile_once() -> None:
+    """Make the simulator's machine code, by a run that is not kept."""
+    spec = resolve(Spec(BASE, trace="sample", models="llama-3.2-1b", slo=""))
+    with tempfile.TemporaryDirectory() as folder:
+        execute(spec, Path(folder), "")
+
+
+def cpus() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _shared(todo: Sequence[Task], out: Path, workers: int, failed: Why) -> Iterator[Why]:
+    """Share tasks out to processes, longest first; yield what failed once for each that was run.
+
+    A process ends when its pipe closes, so none outlives this one, however it dies.
+    """
+    known = speeds(out)
+    queue = sorted(todo, key=lambda task: estimate_s(task.spec, known))
+    context = multiprocessing.get_context("spawn")
+    crew: dict[Connection, tuple[BaseProcess, Task]] = {}
+    idle: list[tuple[Connection, BaseProcess]] = []
+    try:
+        for _ in range(workers):
+            ours, theirs = context.Pipe()
+            process: BaseProcess = context.Process(target=_serve, args=(theirs, out, LIMIT_S.get()), daemon=True)
+            process.start()
+            theirs.close()
+            idle.append((ours, process))
+        while queue or crew:
+            while queue and idle:
+                task = queue.pop()
+                if task.spec.label in failed:
+                    continue
+                pipe, process = idle.pop()
+                with suppress(BrokenPipeError):  # it died: `recv` below says so
+                    pipe.send(task)
+                crew[pipe] = (process, task)
+            for ready in wait(list(crew)):
+                assert isinstance(ready, Connection)
+                process, task = crew.pop(ready)
+                why = _heard(ready, process, task)
+                idle.append((ready, process))
+                yield why
+    finally:
+        processes = [p for _, p in idle] + [p for p, _ in crew.values()]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join(CLOSE_S)
+            process.kill()
+            process.join()
+
+
+def _heard(pipe: Connection, process: BaseProcess, task: Task) -> Why:
+    """Take a worker's answer: what failed, or else what was raised there, which is raised here."""
+    try:
+        answer: Why | BaseException = pipe.recv()
+    except (EOFError, ConnectionResetError):
+        process.join()
+        raise UserError(
+            f"a worker died while running {task.spec.folder} (exit code {process.exitcode}; -9 often means that memory "
+            f"ran out: --workers 1 takes less)"
+        ) from None
+    if isinstance(answer, BaseException):
+        raise answer
+    return answer
+
+
+def _serve(pipe: Connection, out: Path, limit_s: float) -> None:
+    """Be a worker: run what comes through the pipe until it closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    LIMIT_S.set(limit_s)
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            task = Task(*pipe.recv())
+            try:
+                pipe.send(_tried(task, out))
+            except UserError as error:
+                pipe.send(error)
+            except Terminated:  # by the parent
+                return
+            except BaseException as error:  # whatever it is, the parent shows it
+                pipe.send(_portable(error))
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error with its traceback as a note; its text alone where it cannot be pickled."""
+    text = "".join(traceback.format_exception(error))
+    error.add_note(f"in a worker:\n{text}")
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(text)
+    return error
+
+
+# ------------------------------------------------------------------ how long it takes
+
+
+def speeds(out: Path) -> dict[str, float]:
+    """Seconds per request of each system, from what stored runs say beside their rows."""
+    spent: dict[str, list[float]] = {}
+    for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
+        with suppress(OSError, ValueError, KeyError):
+            side = json.loads(path.read_text("utf-8"))
+            sums = spent.setdefault(path.parent.name.rpartition("-")[0], [0.0, 0.0])
+            sums[0] += max(0.0, side["cpu_s"] - RUN_S)
+            sums[1] += side["requests"]
+    return {name: seconds / requests for name, (seconds, requests) in spent.items() if requests}
+
+
+def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
+    """Seconds that a run may take: from stored runs of its system where there are any."""
+    scale = 1.0 if spec.scaling == "time" else spec.rate_scale
+    each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
+    return RUN_S + len(trace_of(spec.trace)) * scale * each

@@ -1,0 +1,136 @@
+"""The constants of the machine under a comparison: what they are and come from, and the changes of them to try."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
+
+from harness.engines import machine
+from harness.engines.costs import quantities
+from harness.engines.costs.constants import CONSTANTS, SOURCES
+from harness.loop.system import System
+from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.run.lookup import assemble, config_of, machine_of
+from harness.run.resolve import resolve
+from harness.run.spec import Spec, meant
+
+FACTORS = (0.5, 2.0)
+SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
+MEANS = {**CONSTANTS, SHARING: "how models whose steps meet on a GPU divide it"}
+
+
+class Constant(NamedTuple):
+    """A constant as the comparison has it."""
+
+    name: str
+    means: str
+    value: str
+    source: str
+
+
+class Setting(NamedTuple):
+    """One change: of which constant, how it is said, and the fields of a spec that it sets."""
+
+    constant: str
+    said: str
+    changes: Mapping[str, Any]
+
+    def of(self, spec: Spec) -> Spec:
+        """The spec with this change; a factor multiplies the spec's own."""
+        have = dict(spec.scaled)
+        own = {name: by * have.get(name, 1.0) for name, by in self.changes.get("scaled", ())}
+        return replace(spec, **{**self.changes, "scaled": tuple((have | own).items())})
+
+
+def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:
+    """The changes to try for contestants, of `only` these constants (None: all); and why other constants are left.
+
+    Raises UserError for a constant that there is none of.
+    """
+    if unknown := next((name for name in only or () if name not in MEANS), None):
+        raise UserError(f'there is no constant "{unknown}"{meant(unknown, MEANS)} ({", ".join(MEANS)})')
+    found, left = list[Setting](), dict[str, str]()
+    for name in MEANS:
+        if only is not None and name not in only:
+            left[name] = "not asked for"
+        elif why := _fixed(name, specs):
+            left[name] = why
+        elif name == SHARING:
+            have = _sharing(specs)
+            found += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
+        else:
+            found += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in FACTORS]
+    return found, left
+
+
+def _fixed(name: str, specs: Sequence[Spec]) -> str:
+    """Why a constant cannot be varied, or need not be; empty where it is."""
+    if name == SHARING and SHARING not in {one.name for one in fields(Spec)}:
+        return "a spec cannot choose it"
+    if name == "net" and all(resolve(spec).gpus <= spec.node_gpus for spec in specs):
+        return "nothing crosses nodes, for there is one"
+    if name == "reserve" and not any(one.options.get("kv") == "elastic" for one in _policies(specs)):
+        return "neither system has elastic KV memory"
+    if name == "co_run" and "fluid" not in _sharing(specs):
+        return "neither system has steps that run beside others"
+    return ""
+
+
+def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
+    """Every constant with the value that it has for these contestants, and where that comes from."""
+    spec = resolve(specs[0])
+    config, priced = config_of(spec), machine_of(spec)
+    card, ladder, host = priced.spec, priced.ladder, priced.host
+    said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
+    uses = {what for one in _policies(specs) for what in one.uses}
+    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]  # what a Load takes that names no way
+    why = quantities.ladder_sources(spec.table)
+    held = sorted(sum(machine.parts(config, model)) / GIB for model in config.models)
+    span = " to ".join(dict.fromkeys(f"{x:.2f}" for x in (held[0], held[-1])))
+    hidden = "added" if host.serial else "hidden where the GPU takes longer"
+
+    def link(rate: float, key: str, given: float | None) -> tuple[str, str]:
+        return f"{rate / 1e9:g} GB/s", said[f"{card.kind}.{key}"] if given is None else "as given"
+
+    stated = {
+        "pcie": link(card.h2d, "h2d", spec.pcie_gbps),
+        "nvlink": link(card.nvlink, "nvlink", spec.nvlink_gbps),
+        "net": link(card.net, "net", spec.net_gbps),
+        "disk": link(card.disk, "disk", spec.disk_gbps),
+        "swap": (
+            ", ".join(f"{way} {ladder[way].fixed_s:g} s" for way in ways),
+            "; ".join(f"{way}: {why[way]}" for way in ways),
+        ),
+        "step": (
+            f"{1e3 * host.host0:.3g} ms + {1e6 * host.host1:.3g} us/sequence, {hidden}",
+            said[f"host {spec.host}"],
+        ),
+        "process": (f"{span} GiB", SOURCES["process"] if spec.process_bytes is None else "as given"),
+        "reserve": (f"{machine.kept_pages(config):g} pages", SOURCES["reserve"]),
+        "co_run": (
+            ("as demands tell", SOURCES["co_run"])
+            if quantities.machine(spec.table) is None
+            else (f"{priced.co_run:g} x what shares tell", said[f"{card.kind}.co_run"])
+        ),
+        SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
+    }
+    return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())
+
+
+def _sharing(specs: Sequence[Spec]) -> set[str]:
+    """The modes in which models share a GPU under these specs: one for all, or each system's own."""
+    given = str(getattr(specs[0], SHARING, "own"))
+    own = {str(one.options.get(SHARING, MODES[0])) for one in _policies(specs)}
+    return own if given == "own" else {given}
+
+
+def _policies(specs: Iterable[Spec]) -> list[System]:
+    """The policies of specs, without those that cannot be made there."""
+    found = []
+    for spec in specs:
+        try:
+            found.append(assemble(resolve(spec))[0])
+        except (Infeasible, Unsupported):
+            continue
+    return found

@@ -1,0 +1,108 @@
+"""What the misses of a comparison were made of: the time of all requests that missed, by cause, over its runs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+from harness.report import table
+from harness.report.misses import Misses
+from harness.rows import attainment, definitions, record, requests
+from harness.run import slo as slos
+from harness.run.spec import meant
+from harness.run.sweep import Silent, Teller
+from harness.study.compare import AA, CONTROLS
+from harness.study.rates import LEVEL
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class Found(NamedTuple):
+    """The misses of a comparison at one rate by label, or of one label by rate."""
+
+    rows: list[Misses]
+    scored: pa.Table  # the rows of the comparison's table that these are of
+    rule: str
+    definition: str  # of a miss: a score below 1
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a folder holds the scored table of many runs."""
+    return (folder / record.SWEEP).is_file()
+
+
+def of_sweep(
+    sweep: Path, *, definition: str | None = None, system: str | None = None, teller: Teller | None = None
+) -> Found:
+    """What missed at the rate that `bench compare` shows, by label; of one system, at each of its rates.
+
+    Raises UserError where the folder is no comparison's, or its runs are gone.
+    """
+    scored, under = _read(sweep)
+    definition, teller = definition or under.definition, teller or Silent()
+    labels = sorted(set(scored["label"].to_pylist()))
+    if system is not None and system not in labels:
+        raise UserError(f'no system "{system}" in {sweep.name}{meant(system, labels)} (it has: {", ".join(labels)})')
+    if system is None:
+        silent = (*CONTROLS, *(label for label in labels if label.endswith(AA)))
+        shown = table.view(scored, labels, definition, LEVEL, controls=silent).rate_scale
+        scored = scored.filter(pc.equal(scored["rate_scale"], shown))
+    else:
+        scored = scored.filter(pc.equal(scored["label"].cast("string"), system))
+    columns = ["label", "rate_scale", "run", "definition", "over", "value"]
+    offered_rps: dict[tuple[str, float, str], float] = {}
+    for one in scored.select(columns).to_pylist():
+        key = one["label"], one["rate_scale"], one["run"]
+        offered_rps.setdefault(key, math.nan)
+        if (one["definition"], one["over"]) == ("offered_rps", "pooled") and one["value"] is not None:
+            offered_rps[key] = one["value"]
+    points: dict[tuple[str, float], list[Misses]] = {}
+    for done, ((label, rate, run), rps) in enumerate(sorted(offered_rps.items())):
+        teller.progress("runs read", done, len(offered_rps))
+        points.setdefault((label, rate), []).append(_of_run(sweep.parent / run, under, definition, label, rate, rps))
+    return Found([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
+
+
+def _read(sweep: Path) -> tuple[pa.Table, slos.Judge]:
+    """The scored table of a comparison, and its one judge."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        scored = pq.read_table(sweep / record.SWEEP)
+        judges = json.loads((pq.read_metadata(sweep / record.SWEEP).metadata or {})[b"judges"])
+        if "panel" in scored.column_names:
+            raise UserError(
+                f"{sweep.name} is a paper's figure, with SLOs and rates of several panels: name one of its runs"
+            )
+        seconds = judges[0]["seconds"]
+        return scored, slos.Judge(judges[0]["rule"], seconds and {name: (a, b) for name, (a, b) in seconds.items()})
+    raise UserError(f"{sweep}: {record.SWEEP} cannot be read as a comparison's (bench compare writes it anew)")
+
+
+def _of_run(run: Path, under: slos.Judge, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
+    """The misses of one run: how many, and their time by cause in whole nanoseconds."""
+    if not record.exists(run):
+        raise UserError(f"{run} is gone: bench compare makes it again")
+    about = record.meta(run)
+    if about["skipped"] or about["infeasible"]:
+        return Misses(label, rate_scale, rps, 1, 0, 0, {}, {}, hollow=True)
+    names = [name for name in record.SCHEMA.names if name != "token_ns" or definition in definitions.BY_TOKEN]
+    stored = record.read(run, names)
+    rows = requests.rows(stored)
+    offered = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
+    slo = attainment.limits(rows, slos.limits(run, under))
+    score = attainment.SCORES[definition](rows, slo)
+    if score is None:
+        raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")
+    missed = offered & (score < 1)
+    ns = {wait: int(stored[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
+    shares = attainment.causes(requests.take(rows, missed), score[missed])
+    longest = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
+    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, longest)

@@ -1,0 +1,193 @@
+"""A comparison in sentences: what a reader must know before the numbers, after them, and may ask next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.policy.types import Inst, Unsupported
+from harness.report import table
+from harness.report.commands import again, explain_command, short_path
+from harness.report.table import View
+from harness.rows import record, tidy
+from harness.rows.checked import checked, note
+from harness.run.execute import jobs_of
+from harness.run.lookup import cluster_of, fit_of, models_of, trace_of
+from harness.run.spec import as_dict
+from harness.study import compare as comparison
+from harness.study import rates
+from harness.study.compare import Compared
+from workloads.build import closed, idle_to_swap, rate_rps, window_fold
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def headline(found: Compared, shown: View) -> Iterator[str]:
+    """What a reader must know before the numbers."""
+    spec = found.reference
+    trace, models = trace_of(spec.trace), models_of(spec.models)
+    load = f"{round(trace.span_s * rate_rps(trace, models))} requests in {trace.span_s:g} s"
+    if window_fold(trace, spec.seed, spec.plan) is not None:
+        load += ", a half of which each seed replays"
+    if (loop := closed(trace)) is not None:
+        load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(spec))
+    seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
+    fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
+    if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
+        fidelity += f" · {said}"
+    base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
+    plans = f" · {tidy.plans([spec.plan])}"
+    machine = f" · {asked}" if (asked := tidy.machine(as_dict(spec))) else ""
+    cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
+    if spec.prefix_cache is None and any(entry.spec.prefix_cache for entry in found.entries):
+        cache = " · no prefix cache: the trace has no ids of blocks"
+    yield (
+        f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
+        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
+        f"SLO {found.judge.rule}{base} · {seeds}{plans}{cache}"
+    )
+    rates = ", ".join(f"{rate:g}" for rate in found.rates)
+    of = f", of {rates}" if len(found.rates) > 1 else ""
+    offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
+    yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+
+
+def _fit(fit: str | None) -> str:
+    """How near a synthetic trace comes to what it is fitted to, where that was measured."""
+    return f", fit {fit}" if fit else ""
+
+
+def _gaps(found: Compared, shown: View) -> str:
+    """The ratio that says whether models idle long enough to be swapped."""
+    spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
+    cluster = cluster_of(spec)
+    try:
+        swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
+    except Unsupported:  # an engine without a cost table
+        return ""
+    ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
+    return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
+
+
+def _name(text: str) -> str:
+    return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
+
+
+def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
+    """What stands under the table: who is not in it, what qualifies it, and what it says."""
+    yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    yield from departures(found.table)
+    yield from invalid(found.table)
+    yield from served(found, shown)
+    yield from _refused(found, shown)
+    if shown.undefined_tpot:
+        yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
+    yield from table.caps(found.table, as_dict(found.reference))
+    copy = next((row.label for row in shown.rows if row.label.endswith(comparison.AA)), None)
+    for line in (
+        table.verdict(found.table, shown, rule, rates.LEVEL),
+        table.why(found.table, shown, rule, rates.LEVEL),
+        copy and table.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
+    ):
+        if line:
+            yield line
+
+
+def failures(failed: Mapping[str, str]) -> list[str]:
+    """One line a system that left a comparison: what its policy did."""
+    return [f"{label}: {why}" for label, why in failed.items()]
+
+
+def invalid(rows: pa.Table) -> list[str]:
+    """One line a label of which runs on real servers measured something else, and why."""
+    return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
+
+
+def served(found: Compared, shown: View) -> list[str]:
+    """Which server served which model, and results by model; nothing where no servers were attached."""
+    if not found.reference.attach:
+        return []
+    runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
+    by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
+    own = found.judge.definition
+    return [*(f"{model}: {how}" for model, how in by.items()), *table.by_model(found.table, shown.rate_scale, own)]
+
+
+def departures(rows: pa.Table) -> list[str]:
+    """One line a label whose engine is not its paper's."""
+    return [line.replace("departs:", "not as published:", 1) for line in _gone(rows, "departs")]
+
+
+def _gone(rows: pa.Table, column: str) -> list[str]:
+    """One line a label that is infeasible or skipped, with its reason."""
+    pairs = zip(rows.column("label").to_pylist(), rows.column(column).to_pylist(), strict=True)
+    return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
+
+
+def _refused(found: Compared, shown: View) -> list[str]:
+    """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
+    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
+    for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
+        if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
+            runs[label][run] = None
+    lines = []
+    for label, names in runs.items():
+        every = [record.meta(found.folder.parent / name) for name in names]
+        if hit := [about for about in every if about["refused"]]:
+            count = sum(about["refused"] for about in hit)
+            of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
+            what = "1 action refused:" if count == 1 else f"{count} actions refused{of}, the first:"
+            lines.append(f"{label}: {what} {hit[0]['first_refused']}")
+    return lines
+
+
+def next_command(found: Compared, shown: View, rule: str, words: Iterable[str]) -> str:
+    """What to ask now: why the one that misses most misses."""
+    missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
+    if not missing and any(row.infeasible for row in shown.rows):
+        return again(words, "--gpus", str(2 * shown.gpus))
+    if not missing and found.reference.scaling == "none":
+        return f"bench plot {short_path(found.folder)}"
+    if not missing:
+        more = again(words, "--rate-scale", f"{2 * max(found.rates):g}")
+        return more if len(found.rates) == 1 else f"bench plot {short_path(found.folder)}"
+    worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
+    frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
+    own = ["--definition", rule] * (rule != found.judge.definition)
+    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.judge.rule, *own, "--misses")
+
+
+def facts(found: Compared, rule: str) -> dict[str, Any]:
+    """Facts of a comparison for other programs."""
+    trace = trace_of(found.reference.trace)
+    return {
+        "trace": trace.name,
+        "tier": trace.tier,
+        "fit": fit_of(found.reference),
+        "models": found.reference.models,
+        "gpu": found.reference.gpu,
+        "engine": found.reference.engine,
+        "fidelity": sorted(found.table.column("fidelity").unique().to_pylist()),
+        "host": found.reference.host,
+        "checked": checked(found.reference.gpu, found.reference.host),
+        "scaling": found.reference.scaling,
+        "plan_origin": found.reference.plan,
+        "slo": found.judge.rule,
+        "slo_s": found.judge.seconds,
+        "definition": rule,
+        "rates": found.rates,
+        "seeds": found.seeds,
+        "folder": str(found.folder),
+        "departs": departures(found.table),
+        "invalid": invalid(found.table),
+        "infeasible": _gone(found.table, "infeasible"),
+        "skipped": _gone(found.table, "skipped"),
+        "failed": failures(found.failed),
+        "caps": table.caps(found.table, as_dict(found.reference)),
+    }

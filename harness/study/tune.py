@@ -1,0 +1,186 @@
+"""Fair tuning: what papers leave open is drawn as often for one system as for another, and never on evaluation seeds.
+
+    cell    a trace, rate and seed; all draws of all systems share the cells
+    held    share of the cells in which 99 % of both SLOs are met: what figures compare systems by
+    score   mean over cells of pooled attainment of TTFT and TPOT
+    unit    a trace and seed, over the rates: what intervals take as one, for its rates share arrivals and assignment
+
+Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
+range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
+holds most cells, of equals the one with the highest score, of equals the first.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import NamedTuple
+
+from harness.loop import system
+from harness.policy.fields import Domain, domains
+from harness.policy.types import GIB, Option, UserError
+from harness.rows.statistics import Estimate, interval
+from harness.run import score
+from harness.run.slo import TUNING_SEEDS, Judge, judge
+from harness.run.spec import Spec
+from harness.run.sweep import Teller, sweep
+from harness.study.rates import LEVEL
+
+TRACES = ("arena-like", "hyperbolic-like")
+# 0.6 to 23 requests a second: from where a system misses only by its own moves to where none holds its SLOs
+RATE_SCALES = (0.5, 2.0, 4.0, 8.0)
+SEEDS = TUNING_SEEDS[:4]
+RULE, DEFINITION = "5xP95", "both"
+BASE = Spec("", models="heavy8", gpus=2, pool_bytes=round(67.28 * GIB), assign="shuffled")
+DRAWS = 16
+DECADE, DIGITS = 10.0, 3  # beyond the first a range is drawn in logarithm; significant digits of a drawn number
+PLACES = 4  # of a score: a hundredth of a point
+
+Fields = Mapping[str, Option]
+
+
+class Draw(NamedTuple):
+    """Values of the tuned fields of a system, and what they came to."""
+
+    fields: Fields
+    held: float
+    score: float
+    gain: Estimate  # of `held` over the defaults, paired
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The draws of a system in order, and the chosen one."""
+
+    system: str
+    draws: tuple[Draw, ...]
+    chosen: int
+
+
+def open_fields(name: str) -> dict[str, Domain]:
+    """The fields of a system that its source leaves open. UserError where it has none."""
+    found = {field: domain for field, domain in domains(system.find(name)).items() if domain.tuned}
+    if not found:
+        raise UserError(f"{name} has no tuned field: a field is one by tuned=True where it is declared")
+    return found
+
+
+def drawn(name: str, draws: int) -> list[dict[str, Option]]:
+    """The values to try, the defaults first; the same for the same number of draws."""
+    import numpy as np
+
+    rng = np.random.default_rng([TUNING_SEEDS[0], zlib.crc32(name.encode())])
+    found: list[dict[str, Option]] = [{} for _ in range(draws)]
+    for field, domain in open_fields(name).items():
+        n = draws - 1
+        at = (rng.permutation(n) + rng.random(n)) / max(n, 1)
+        values = [domain.default, *(_value(domain, float(u)) for u in at)]
+        for one, value in zip(found, values, strict=True):
+            one[field] = value
+    return found
+
+
+def _value(domain: Domain, u: float) -> Option:
+    """The value of a domain at u of [0, 1)."""
+    if domain.choices:
+        open_ = [one for one in domain.choices if one not in domain.undrawn]
+        return open_[int(u * len(open_))]
+    least, most = domain.least, domain.most
+    log = least > 0 and most / least > DECADE
+    x = least * (most / least) ** u if log else least + (most - least) * u
+    return round(x) if isinstance(domain.default, int) else float(f"{x:.{DIGITS}g}")
+
+
+def tune(
+    systems: Sequence[str], out: Path, *, draws: int = DRAWS, workers: int | None = None, teller: Teller | None = None
+) -> list[Tuned]:
+    """Run every draw of each system in every cell, and choose. Runs are kept in `out`, and so is what was begun."""
+    if draws < 2:
+        raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
+    tried = {name: drawn(name, draws) for name in systems}
+    under = {trace: judge(replace(BASE, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
+             for trace in TRACES}  # fmt: skip
+    return [_tuned(name, fields, under, out, workers, teller) for name, fields in tried.items()]
+
+
+def _tuned(
+    name: str, tried: Sequence[Fields], under: Mapping[str, Judge], out: Path, workers: int | None,
+    teller: Teller | None,
+) -> Tuned:  # fmt: skip
+    cells = [(trace, seed, rate) for trace in TRACES for seed in SEEDS for rate in RATE_SCALES]
+    specs = [
+        under[trace].spec(
+            replace(BASE, system=name, fields=tuple(fields.items()), trace=trace, seed=seed, rate_scale=rate)
+        )
+        for fields in tried
+        for trace, seed, rate in cells
+    ]
+    folders = iter(sweep(specs, out, workers=workers, teller=teller, what=name))
+    units, scores = [], []
+    for _ in tried:
+        got = {cell: score.attained(next(folders), under[cell[0]], [DEFINITION])[DEFINITION] for cell in cells}
+        held = {cell: float(share >= LEVEL) for cell, share in got.items()}
+        units.append([fmean(held[trace, seed, rate] for rate in RATE_SCALES) for trace in TRACES for seed in SEEDS])
+        scores.append(round(fmean(got.values()), PLACES))
+    found = [
+        Draw(fields, round(fmean(mine), PLACES), mean, rounded([a - b for a, b in zip(mine, units[0], strict=True)]))
+        for fields, mine, mean in zip(tried, units, scores, strict=True)
+    ]
+    return Tuned(name, tuple(found), choose(found))
+
+
+def rounded(gains: Sequence[float]) -> Estimate:
+    """Mean and interval to the places that are recorded, so that the choice follows from the record."""
+    found = interval(gains)
+    low, high = (None if x is None else round(x, PLACES) for x in (found.low, found.high))
+    return replace(found, mean=round(found.mean, PLACES), low=low, high=high)
+
+
+def choose(draws: Sequence[Draw]) -> int:
+    """The draw that holds most, of equals the highest score, of equals the first."""
+    return max(range(len(draws)), key=lambda k: (draws[k].held, draws[k].score, -k))
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def shown(fields: Fields) -> str:
+    """Fields in a line: `z=2.0 moves="copy"`."""
+    return " ".join(f"{name}={_toml(value)}" for name, value in fields.items())
+
+
+def as_toml(found: Sequence[Tuned], date: str, command: str) -> str:
+    """The record of a tuning: how it was made, every draw in order with its score, and what was chosen."""
+    lines = [
+        "# Written by the command below. Each draw: its values; held, the share of (trace, rate, seed) in which 99 %",
+        "# of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults",
+        "# before tuning, with a 95 % interval over (trace, seed). Chosen: the most held, then the best score, then",
+        "# the first.",
+        f"date = {date}",
+        f"command = {_toml(command)}",
+        f"seeds = {list(SEEDS)}",
+        f"traces = {_toml(list(TRACES))}",
+        f"rate_scales = {list(RATE_SCALES)}",
+        f"models = {_toml(BASE.models)}",
+        f"gpus = {BASE.gpus}",
+        *([f"pool_bytes = {BASE.pool_bytes}"] if BASE.pool_bytes is not None else []),
+        f"assign = {_toml(BASE.assign)}",
+        f"slo = {_toml(RULE)}",
+    ]
+    for one in found:
+        lines += ["", f"[{one.system}]", f"chosen = {one.chosen}"]
+        for draw in one.draws:
+            gain = ", ".join(f"{x:.{PLACES}f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0))
+            lines += ["", f"[[{one.system}.draw]]", f"held = {draw.held:.{PLACES}f}"]
+            lines += [f"score = {draw.score:.{PLACES}f}", f"gain = [{gain}]"]
+            lines += [f"fields.{name} = {_toml(value)}" for name, value in draw.fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: Option | Sequence[str]) -> str:
+    """A value as TOML writes it."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else json.dumps(value)

@@ -1,0 +1,257 @@
+"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... python -m harness.validate.fit_hosts`.
+
+It writes them to `engines/tables/hosts.toml`. Each measured row is replayed by the simulator under its own conditions
+(`measured`), so kernels are those of the cost tables, and only what an engine adds to them is fitted.
+
+Two errors stand beside the constants: `fit` on the rows that they were fitted on, and `held`, in which each row is
+predicted by a fit without its run (Poisson), its prompt or output length (closed loop), or its model or batch size
+(offline). The rows state no sampling flags. Inference-perf, the client of the Poisson runs, sends none, so vLLM takes
+the checkpoint's own; the same is assumed of the closed loops.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from harness.engines.costs import quantities
+from harness.engines.costs.fit import dumps
+from harness.policy.types import UserError
+from harness.validate.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
+from harness.validate.validate import ours
+
+F8 = NDArray[np.float64]
+
+FITTED_ON = "2026-11-22"
+GPU = "h100"  # of every row
+NEWEST = "vllm-0.15"
+LOOPS = ("isl", "osl", "concurrency")  # columns that tell rows apart
+BATCHES = ("Model", "Num of Hardware", "Input Output Length", "Batch Size")
+POISSON = "sim-to-real-accuracy-validation dcec3fd, its training rows (Apache-2.0)"
+CLOSED = "aiconfigurator 095f58a silicon_sample.csv, Qwen3-32B TP2 (Apache-2.0)"
+OFFLINE = "LLM-Inference-Bench 4211f5d All_results.csv (BSD-3-Clause)"
+# A token's way out is a published fit (BLIS, H100); the rows show only its sum with the way in.
+API_OUT_S = 0.0008
+SORT = "sorting in PyTorch (vllm PR 40376: 1.07 and 2.40 ms for 64 and 128 rows of 131,072, its GPU not stated)"
+SAMPLE_S = 1.36e-10  # the mean of these two, a row and entry
+
+
+# ---------------------------------------------------------------------------------------------------- rows
+
+
+def measured_rows() -> list[Case]:
+    """The measured rows of `MEASURED_DIR`."""
+    where = os.environ.get("MEASURED_DIR", "")
+    if not where:
+        raise UserError("set MEASURED_DIR to the folder of public end-to-end measurements")
+    return cases(Path(where))
+
+
+def usable(setting: Setting) -> bool:
+    """Whether a host profile may be fitted on a row: not where KV memory is short, nor where a kernel has no table.
+
+    The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
+    paged-attention kernel, which reads grouped KV once for every query head.
+    """
+    load = setting.load
+    if isinstance(load, Closed | Batch):
+        many = load.clients if isinstance(load, Closed) else load.size
+        old = setting.model == "mistral-7b" and many * setting.shape.q_heads // setting.tp > 512
+        if setting.engine == "vllm-0.6" and old:
+            return False
+        return many * (load.prompt + load.output) <= setting.kv_blocks * BLOCK_TOKENS
+    return load is not None
+
+
+def groups(case: Case) -> tuple[str, ...]:
+    """What a refit leaves out together with a case."""
+    setting, load = case.setting, case.setting.load
+    if isinstance(load, Closed):
+        return f"prompt {load.prompt}", f"output {load.output}"
+    if isinstance(load, Batch):
+        return setting.model, f"batch {load.size}"
+    return (f"{setting.model} {load}",)
+
+
+def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Tables of values by column that hold of these cases and of no other mixture of their values."""
+    each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in found)
+    boxes: list[tuple[Any, ...]] = list(each)
+    for k in range(1, len(columns) + 1):
+        merged: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        for box in boxes:
+            rest = (*box[:k], *box[k + 1 :])
+            merged[rest] = (*merged.get(rest, ()), *box[k])
+        boxes = [(*rest[:k], tuple(sorted(values)), *rest[k:]) for rest, values in merged.items()]
+    plain = [[[int(v) if isinstance(v, float) and v == int(v) else v for v in vs] for vs in box[1:]] for box in boxes]
+    return [
+        {"file": box[0], **dict(zip(columns, values, strict=True))} for box, values in zip(boxes, plain, strict=True)
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- fits
+
+
+Fit = Callable[[Sequence[Case]], quantities.HostProfile]
+
+
+def whole(case: Case) -> str:
+    """The metric of a whole request: E2E, which in a closed loop is its throughput, or the throughput of a batch."""
+    return "e2e" if "e2e" in case.measured else "throughput"
+
+
+def first_token(base: quantities.HostProfile) -> Fit:
+    """Fit what API and tokeniser add to a first token: the median of what is left of TTFT."""
+
+    def fit(found: Sequence[Case]) -> quantities.HostProfile:
+        left = [c.measured["ttft"] - own["ttft"] for c, own in zip(found, ours(found, base), strict=True)]
+        return base._replace(api_in_s=float(np.median(left)))
+
+    return fit
+
+
+def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> Fit:
+    """Fit the named constants to `whole` requests."""
+    names, scale = list(start), np.array(list(start.values()))
+
+    def with_(x: F8) -> quantities.HostProfile:
+        found: dict[str, Any] = dict(zip(names, (np.abs(x) * scale).tolist(), strict=True))
+        return base._replace(**found)
+
+    def fit(found: Sequence[Case]) -> quantities.HostProfile:
+        y = np.array([c.measured[whole(c)] for c in found])
+
+        def residuals(x: F8) -> F8:
+            predicted = [own[whole(c)] for c, own in zip(found, ours(found, with_(x)), strict=True)]
+            return np.asarray(np.log(np.array(predicted) / y))
+
+        steps = np.full(len(names), 0.05)  # wide: whole steps end whole requests
+        got = least_squares(residuals, np.ones(len(names)), loss="soft_l1", f_scale=0.02, diff_step=steps, max_nfev=20)
+        return with_(got.x)
+
+    return fit
+
+
+def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
+    """Median and P95 of the absolute relative error, and the median signed one, by metric."""
+    out = {}
+    for metric in METRICS:
+        pairs = [
+            (own[metric], c.measured[metric]) for c, own in zip(found, predicted, strict=True) if metric in c.measured
+        ]
+        if pairs:
+            e = np.array([mine / measured - 1 for mine, measured in pairs])
+            numbers = (np.median(np.abs(e)), np.quantile(np.abs(e), 0.95), np.median(e))
+            out[metric] = dict(zip(("median", "p95", "bias"), (round(float(v), 4) for v in numbers), strict=True))
+            out[metric]["n"] = len(e)
+    return out
+
+
+def left_out(found: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
+    """Every case as a fit without each of its groups predicts it."""
+    rows: list[Case] = []
+    predicted: list[dict[str, float]] = []
+    for group in dict.fromkeys(g for c in found for g in groups(c)):
+        held = [c for c in found if group in groups(c)]
+        rows += held
+        predicted += ours(held, fit([c for c in found if group not in groups(c)]))
+    return rows, predicted
+
+
+def profile(
+    found: Sequence[Case], fit: Fit, source: str, formula: str, columns: Sequence[str] = ()
+) -> tuple[quantities.HostProfile, dict[str, Any]]:
+    """A host profile, and its table for `hosts.toml`; values of these columns tell the rows that it is fitted on."""
+    use = [c for c in found if usable(c.setting)]
+    host = fit(use)
+    numbers: dict[str, Any] = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
+    host = host._replace(**numbers)
+    own, held = errors(use, ours(use, host)), errors(*left_out(use, fit))
+    plain = {k: {n: e[whole(use[0])][n] for n in ("median", "p95", "n")} for k, e in (("fit", own), ("held", held))}
+    parts = {f"{name} {kind}": e for kind, es in (("fit", own), ("held", held)) for name, e in es.items()}
+    said = {
+        "source": f"{source}; {len(use)} rows of {len(found)}",
+        "formula": formula,
+        "fitted_on": FITTED_ON,
+        "rows": tables(use, columns),
+    }
+    return host, said | host._asdict() | plain | {"held_parts": parts}
+
+
+def fit() -> dict[str, dict[str, Any]]:
+    """The profiles of the engine generations that were measured, by name."""
+    # Scheduling ahead hides the host's part of a step behind the GPU's; the rows only show that it fits there.
+    hidden = quantities.host("vllm-graph", GPU)._replace(
+        api_in_s=0.0, api_out_s=API_OUT_S, sample_s=SAMPLE_S, lookahead_steps=1
+    )
+    serial = hidden._replace(host0=0.0, host1=0.0, serial=True, lookahead_steps=0)
+    out: dict[str, dict[str, Any]] = {}
+    # A whole Poisson run (no stage) says nothing that its stages do not.
+    every = [
+        c for c in measured_rows() if c.setting.load is not None and (c.stage is not None or c.setting.engine != NEWEST)
+    ]
+    runs, loops, waves, batches = (
+        [c for c in every if c.setting.engine == engine] for engine in (NEWEST, "vllm-0.12", "sglang-0.5", "vllm-0.6")
+    )
+    # The prompts of vLLM 0.15 were hits, so it takes the sustained prefill of 0.12, on the same card and kernels.
+    start = {"host0": 1e-3, "host1": 5e-5, "scale_prefill": 1.0}
+    sustained = whole_requests(serial, start)([c for c in loops if usable(c.setting)]).scale_prefill
+    hidden = hidden._replace(scale_prefill=float(f"{sustained:.3g}"))
+    newest, out["vllm-0.15"] = profile(
+        runs,
+        first_token(hidden),
+        f"vLLM 0.15.1, TP1 to 4: {POISSON}. Fitted: api_in_s. host0, host1: as vllm-graph, hidden in every row;"
+        f" api_out_s: as vllm-graph, only its sum with api_in_s is seen; scale_prefill: as vllm-0.12; sample_s: {SORT}",
+        "max(kernels + sampler, host0 + host1 x sequences); a new prompt joins behind the step already scheduled",
+    )
+    api_in_s = newest.api_in_s
+    _, out["vllm-0.12"] = profile(
+        loops,
+        whole_requests(serial._replace(api_in_s=api_in_s), start),
+        f"vLLM 0.12.0: {CLOSED}, clients at once. Fitted: host0, host1, scale_prefill (a sustained prefill, seen at TP2"
+        f" only). API: as vllm-0.15; sample_s: {SORT}",
+        "kernels + sampler + host0 + host1 x sequences",
+        LOOPS,
+    )
+    _, out["sglang-0.5"] = profile(
+        waves,
+        whole_requests(hidden._replace(api_in_s=api_in_s, sample_s=0.0), {"scale_prefill": 1.0}),
+        f"SGLang 0.5.1: {CLOSED}, clients at once. Fitted: scale_prefill (a sustained prefill, seen at TP2 only)."
+        " API, host0, host1: as vllm-0.15, hidden in every row; sample_s: its sampler does not sort",
+        "max(kernels, host0 + host1 x sequences); a new prompt joins behind the step already scheduled",
+        LOOPS,
+    )
+    plain = serial._replace(api_in_s=api_in_s, sample_s=0.0)
+    _, out["vllm-0.6"] = profile(
+        batches,
+        whole_requests(plain, {"host0": 1e-3, "host1": 5e-5, "host_tp": 5e-4}),
+        f"vLLM 0.5 and 0.6, TP1 to 4: {OFFLINE}. Fitted: host0, host1, host_tp (the driver hands each step's inputs to"
+        " its workers). API: as vllm-0.15, not in these rows; sample_s: the script of these rows sets top_p = 1",
+        "kernels + host0 + host_tp x log2(GPUs) + host1 x sequences",
+        BATCHES,
+    )
+    return out
+
+
+def main() -> None:
+    """Write the profiles into `hosts.toml` and say their errors."""
+    path = quantities.TABLES / "hosts.toml"
+    file = tomllib.loads(path.read_text(encoding="utf-8"))
+    found = fit()
+    old = {k: v for k, v in file["host"].items() if k not in found}
+    path.write_text(dumps(file | {"host": found | old}), encoding="utf-8")
+    for name, q in found.items():
+        print(name, {k: q[k] for k in quantities.HostProfile._fields})
+        for part, e in q["held_parts"].items():
+            print(f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}")
+
+
+if __name__ == "__main__":
+    main()

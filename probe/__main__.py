@@ -1,0 +1,44 @@
+"""`python3 -m probe`: probe this machine's GPU within some minutes; call it again to go on."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from probe import conduct, report, worker
+from probe.plan import PLAN
+
+
+def main(argv: list[str]) -> int:
+    """0: probed (what failed is in the table); 2: nothing to probe here, or a mistake in the arguments."""
+    if argv[:1] == ["worker"]:
+        worker.main(argv[1], int(argv[2]))
+        return 0
+    names = [probe.name for probe in PLAN.probes]
+    parser = argparse.ArgumentParser("probe", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all probes of this call (default 8)")
+    parser.add_argument("--out", type=Path, default=Path("results"), help="folder of results (default results)")
+    parser.add_argument("--only", nargs="+", default=(), choices=names, metavar="PROBE", help="no other probe")
+    parser.add_argument("--again", nargs="+", default=(), choices=names, metavar="PROBE", help="also if it is done")
+    parser.add_argument("--list", action="store_true", help="the probes, their seconds and what to expect")
+    parser.add_argument("--report", type=Path, metavar="FOLDER", help="only write the table and figures of a folder")
+    args = parser.parse_args(argv)
+    if args.list:
+        for p in PLAN.probes:
+            print(f"{p.name:10} {p.box_s:4.0f} s  {'alone  ' if p.alone else '       '}{p.expect}")
+        return 0
+    try:
+        folder = args.report or conduct.conduct(PLAN, args.out, args.minutes, again=args.again, only=args.only)
+    except conduct.NoGpuError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted: what was measured is kept; the same command goes on from there", file=sys.stderr)
+        return 130
+    print(report.write(folder, PLAN))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

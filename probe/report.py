@@ -1,0 +1,340 @@
+"""From raw.jsonl to a README with the table "expected - measured", and to figures where matplotlib is at hand."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from probe.conduct import HOST, RAW, ended, lines
+from probe.plan import Plan
+
+Line = dict[str, Any]
+MIB = 1 << 20
+PAGES = (2, 16, 64, 256)  # MiB
+CALLS = ("create", "map", "allow", "unmap", "release")
+MODES = ("plain", "split", "priority")
+FEW = 60e6  # bytes; of smaller kernels the launch is most
+
+
+class Row(NamedTuple):
+    """One line of the table."""
+
+    probe: str
+    what: str
+    measured: str
+
+
+class Book:
+    """The samples of a folder; the latest of equals counts."""
+
+    def __init__(self, samples: Iterable[Line]) -> None:
+        self.samples = [line for line in samples if "what" in line]
+
+    def all(self, what: str, **params: Any) -> list[Line]:
+        """Those of a kind whose parameters are these."""
+        found: dict[str, Line] = {}
+        for line in self.samples:
+            if line["what"] == what and all(line["params"].get(k) == v for k, v in params.items()):
+                found[json.dumps(line["params"], sort_keys=True)] = line
+        return list(found.values())
+
+    def one(self, what: str, **params: Any) -> Line | None:
+        """The only or first such, or None."""
+        return next(iter(self.all(what, **params)), None)
+
+
+def read(folder: Path) -> Book:
+    """The samples of a folder of results."""
+    return Book(lines(folder / RAW))
+
+
+def rate(line: Line, of: str = "bytes") -> float:
+    """Bytes or FLOPs a second at the median."""
+    return float(line["facts"][of] / line["p50"])
+
+
+def spread(values: Sequence[float], form: Callable[[float], str]) -> str:
+    """One value, or the least and the largest; nothing of nothing."""
+    if not values:
+        return ""
+    low, high = form(min(values)), form(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def us(seconds: float) -> str:
+    """Microseconds, in three digits."""
+    return f"{1e6 * seconds:.3g} us"
+
+
+Found = Iterator[tuple[str, str]]  # what, measured
+
+
+def _median(found: Sequence[Line], form: Callable[[float], str]) -> str:
+    return spread([line["p50"] for line in found], form)
+
+
+def _fact(found: Sequence[Line], name: str, form: Callable[[float], str]) -> str:
+    return spread([line["facts"][name] for line in found], form)
+
+
+def _rate(found: Sequence[Line], form: str, of: str = "bytes", unit: float = 1e12) -> str:
+    return spread([rate(line, of) / unit for line in found], form.format)
+
+
+def _asks(book: Book, what: str) -> list[int]:
+    return sorted({line["params"]["ask"] for line in book.all(what)})
+
+
+def _device(book: Book) -> Found:
+    for words, name in (("SMs", "MULTIPROCESSOR_COUNT"), ("copy engines", "ASYNC_ENGINE_COUNT")):
+        yield words, _median(book.all("attribute", name=name), "{:.0f}".format)
+    yield "granularity", _median(book.all("granularity"), lambda b: f"{b / MIB:g} MiB")
+    yield "copy, read and written", _rate(book.all("copy"), "{:.2f} TB/s")
+    for data in ("random", "zeros"):
+        yield f"8192^3 bf16, {data}", _rate(book.all("matmul", data=data), "{:.0f} TFLOP/s", "flops")
+
+
+def _splits(book: Book) -> Found:
+    found = book.all("split")
+    yield "asked: got + rest", ", ".join(f"{s['params']['ask']}: {s['sms']} + {s['facts']['rest']}" for s in found)
+    yield "SMs seen by both", _fact(found, "shared", "{:.0f}".format)
+    yield "a context and its stream", _fact(found, "create_s", lambda s: f"{1e3 * s:.2g} ms")
+
+
+def _vmm(book: Book) -> Found:
+    for mib in PAGES:
+        calls = [(what, book.one(what, size=mib * MIB)) for what in CALLS]
+        yield f"{mib} MiB", ", ".join(f"{what} {us(line['p50'])}" for what, line in calls if line)
+    for what in ("unmap_run", "map_offset"):
+        for line in book.all(what)[:1]:
+            yield what.replace("_", " "), line["facts"]["refused"] or "allowed"
+    yield "this thread beside another's calls", _median(book.all("thread"), "{:.2f} x".format)
+
+
+def _gemm(book: Book) -> Found:
+    for ask in _asks(book, "gemm"):
+        few = [g for g in book.all("gemm", ask=ask, target=0) if g["params"]["m"] <= 64 and g["facts"]["bytes"] > FEW]
+        yield f"{ask} SMs, at most 64 tokens", _rate(few, "{:.2f} TB/s")
+    yield "8,192 tokens", _rate(book.all("gemm", m=8192, target=0), "{:.0f} TFLOP/s", "flops")
+    told = [(g, book.one("gemm", **{**g["params"], "target": 0})) for g in book.all("gemm", target=1)]
+    yield "speed with an SM target", spread([other["p50"] / g["p50"] for g, other in told if other], "{:.3f} x".format)
+
+
+def _attention(book: Book) -> Found:
+    usual = {"of": "8B", "splits": 0, "stages": 7}
+    yield "error", _median(book.all("attention_error"), "{:.2g}".format)
+    for ask in _asks(book, "attention"):
+        large = [a for a in book.all("attention", **usual, ask=ask, page=0) if a["facts"]["bytes"] > FEW / 2]
+        yield f"8B, {ask} SMs", _rate(large, "{:.2f} TB/s")
+    plain = book.one("attention", **usual, B=64, ctx=2048, page=0)
+    for page in PAGES:
+        on = book.one("attention", **usual, B=64, ctx=2048, page=page * MIB)
+        if plain and on:
+            yield f"on {page} MiB pages", f"{on['p50'] / plain['p50']:.2f} x the time"
+
+
+def _prefill(book: Book) -> Found:
+    yield "mask error", _median(book.all("mask_error"), "{:.2g}".format)
+    for line in book.all("prefill"):
+        whole = line["p50"] * 32 / line["params"]["layers"]
+        yield f"{line['params']['tokens']} tokens, {line['sms']} SMs", f"{1e3 * whole:.1f} ms an 8B, by layers"
+
+
+def _step(book: Book) -> Found:
+    for line in book.all("step"):
+        p, launch = line["params"], book.one("launch", **line["params"])
+        more = f", launch {us(launch['p50'])}" if launch else ""
+        yield (
+            f"{p['of']}, B {p['B']}, ctx {p['ctx']}",
+            f"{1e3 * line['p50']:.2f} ms, {rate(line) / 1e12:.2f} TB/s{more}",
+        )
+
+
+def _interfere(book: Book) -> Found:
+    for mode in MODES:
+        for victim, beside in matrix(book, mode).items():
+            yield f"{mode}, {victim} beside", ", ".join(f"{other} {factor:.2f}" for other, factor in beside.items())
+
+
+def _copies(book: Book) -> Found:
+    for line in book.all("pin"):
+        yield f"pinning by {line['params']['method']}", f"{rate(line) / (1 << 30):.2f} GiB/s"
+    for line in [line for what in ("h2d", "d2h") for line in book.all(what, chunk=64 * MIB)]:
+        beside = line["params"]["beside"]
+        yield line["what"] + (f" beside {beside}" if beside else ""), f"{rate(line) / 1e9:.1f} GB/s"
+    for line in book.all("decode_beside"):
+        p, alone = line["params"], book.one("decode_beside", B=line["params"]["B"], copy="")
+        if alone and p["copy"]:
+            yield f"decode B {p['B']} under {p['copy']}", f"{line['p50'] / alone['p50']:.3f} x"
+
+
+def _evict(book: Book) -> Found:
+    yield "out, all", _median(book.all("evict", part=1.0), "{:.3f} s".format)
+    yield "back, all", _median(book.all("restore", part=1.0), "{:.3f} s".format)
+    if found := book.all("restore_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+
+
+def _swap(book: Book) -> Found:
+    for method in ("gather", "batch", "pages"):
+        yield f"{method}, 2,048 tokens", _rate(book.all("swap", method=method, tokens=2048), "{:.1f} GB/s", unit=1e9)
+    if found := book.all("swap_equal"):
+        yield "same bits", "yes" if all(line["min"] == 1 for line in found) else "NO"
+
+
+def _host(book: Book) -> Found:
+    for line in book.all("host_step"):
+        yield f"{line['params']['models']} models", f"{us(line['p50'])} a step, P95 {us(line['p95'])}"
+
+
+def _hand_over(book: Book, by: Sequence[str]) -> Found:
+    for line in [*book.all("edge"), *book.all("hand_over")]:
+        p, gave = line["params"], (line.get("facts") or {}).get("gave_up")
+        if p["by"] in by:
+            yield f"{p['by']}, {p['mode']}", us(line["p50"]) + (f", gave up {gave} times" if gave else "")
+
+
+def _unmap(book: Book) -> Found:
+    still = book.one("step_beside", change="")
+    for line in book.all("step_beside"):
+        if still and line["params"]["change"]:
+            times, late = line["p50"] / still["p50"], line["facts"]["max"] - still["p50"]
+            yield f"beside {line['params']['change']}", f"P50 {times:.3f} x, worst step {us(late)} late"
+
+
+def _hole(book: Book) -> Found:
+    for line in book.all("error", read="hole"):
+        yield "reading a hole", line["facts"]["said"] or "no error"
+
+
+SECTIONS: dict[str, Callable[[Book], Found]] = {
+    "device": _device, "splits": _splits, "vmm": _vmm, "gemm": _gemm, "attention": _attention, "prefill": _prefill,
+    "step": _step, "interfere": _interfere, "copies": _copies, "evict": _evict, "swap": _swap, "host": _host,
+    "events": lambda book: _hand_over(book, ("graph", "host")), "memops": lambda book: _hand_over(book, ("memops",)),
+    "polling": lambda book: _hand_over(book, ("polling",)), "unmap": _unmap, "hole": _hole,
+}  # fmt: skip
+
+
+def rows(book: Book) -> list[Row]:
+    """What each probe found, in words; what was not measured has no row."""
+    return [Row(probe, what, said) for probe, section in SECTIONS.items() for what, said in section(book) if said]
+
+
+def matrix(book: Book, mode: str) -> dict[str, dict[str, float]]:
+    """How many times longer a unit of work takes beside another: victim -> other -> factor."""
+    out: dict[str, dict[str, float]] = {}
+    for line in book.all("unit", mode=mode):
+        p = line["params"]
+        alone = book.one("unit", mode=mode, victim=p["victim"], other="")
+        alone = alone or book.one("unit", mode="plain", victim=p["victim"], other="")  # copies know no partition
+        if alone and p["other"]:
+            out.setdefault(p["victim"], {})[p["other"]] = line["p50"] / alone["p50"]
+    return out
+
+
+def table(folder: Path, plan: Plan) -> list[str]:
+    """Markdown: what was expected of each probe, what came, and how it ended."""
+    known = list(lines(folder / RAW))
+    found = rows(Book(known))
+    out = ["| probe | ended | expected | measured |", "|---|---|---|---|"]
+    for probe in plan.probes:
+        here = [f"{row.what}: {row.measured}" for row in found if row.probe == probe.name]
+        last = [line for line in known if line["probe"] == probe.name and "state" in line][-1:]
+        how = ended(known, probe.name) or (
+            "cut off" if any(line["probe"] == probe.name for line in known) else "not run"
+        )
+        why = f" ({last[0]['why']})" if last and "why" in last[0] else ""
+        cells = (probe.name, how + why, probe.expect, "<br>".join(here) or "-")
+        out.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |")
+    return out
+
+
+def write(folder: Path, plan: Plan) -> str:
+    """README.md and figures of a folder; returns the table as plain text."""
+    calls = json.loads((folder / HOST).read_text(encoding="utf-8"))["calls"]
+    host, drawn = calls[-1], figures(folder)
+    packages = ", ".join(f"{name} {version}" for name, version in host.get("packages", {}).items())
+    head = (
+        f"Measured by `make gpu` in {len(calls)} call(s): {host.get('sms')} SMs, CUDA {host.get('cuda')}, driver"
+        f" {host.get('driver')}, {packages}, Python {host.get('python')}, {host.get('cpus')} CPUs. Each line of `{RAW}`"
+        f" is one measurement; `{HOST}` holds the machine of each call. Medians; data is random."
+    )
+    pictures = [f"![{path.stem}]({path.name})" for path in drawn]
+    text = [f"# What a {host['name']} does", "", head, "", *table(folder, plan), "", *pictures]
+    (folder / "README.md").write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+    seen = rows(read(folder))
+    width = max((len(row.what) for row in seen), default=0)
+    plain = [f"{row.probe:10} {row.what:{width}}  {row.measured}" for row in seen]
+    return "\n".join([*plain, f"wrote {folder / 'README.md'}" + "".join(f", {path.name}" for path in drawn)])
+
+
+def figures(folder: Path) -> list[Path]:
+    """Decode and prefill over the SMs, the interference matrix, costs of driver pages; none without matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    from matplotlib.figure import Figure
+
+    book, out = read(folder), []
+
+    def keep(figure: Figure, name: str) -> None:
+        path = folder / f"{name}.png"
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+        out.append(path)
+
+    curves = shares(book)
+    if curves:
+        figure = Figure(figsize=(6, 4))
+        ax = figure.subplots()
+        for label, points in curves.items():
+            ax.plot([n for n, _ in points], [y for _, y in points], marker="o", label=label)
+        ax.set(xlabel="SMs", ylabel="time, of that on all SMs", ylim=(0, None))
+        ax.legend(frameon=False, fontsize="small")
+        keep(figure, "shares")
+    modes = [mode for mode in MODES if matrix(book, mode)]
+    if modes:
+        figure = Figure(figsize=(5 * len(modes), 4.5))
+        for ax, mode in zip(figure.subplots(1, len(modes), squeeze=False)[0], modes, strict=True):
+            found = matrix(book, mode)
+            acts = list(dict.fromkeys([*found, *(other for beside in found.values() for other in beside)]))
+            grid = [[found.get(v, {}).get(o, float("nan")) for o in acts] for v in acts]
+            ax.imshow(grid, vmin=1, vmax=3, cmap="Reds")
+            for y, row in enumerate(grid):
+                for x, value in enumerate(row):
+                    if not math.isnan(value):
+                        ax.text(x, y, f"{value:.2f}", ha="center", va="center", fontsize=8)
+            ax.set_xticks(range(len(acts)), acts, rotation=45)
+            ax.set_yticks(range(len(acts)), acts)
+            ax.set(title=mode, xlabel="beside", ylabel="time of a unit, of that alone")
+        keep(figure, "interference")
+    costs = {what: [(mib, line["p50"]) for mib in PAGES if (line := book.one(what, size=mib * MIB))] for what in CALLS}
+    if any(costs.values()):
+        figure = Figure(figsize=(6, 4))
+        ax = figure.subplots()
+        for what, found_at in costs.items():
+            ax.plot([x for x, _ in found_at], [1e6 * y for _, y in found_at], marker="o", label=what)
+        ax.set(xscale="log", yscale="log", xlabel="page, MiB", ylabel="us a call")
+        ax.legend(frameon=False, fontsize="small")
+        keep(figure, "vmm")
+    return out
+
+
+def shares(book: Book) -> dict[str, list[tuple[int, float]]]:
+    """Time over SMs, of that on all: the 8B's GEMMs and attention of a decode, and its prefill."""
+    out: dict[str, list[tuple[int, float]]] = {}
+
+    def add(label: str, found: Sequence[Line]) -> None:
+        points = sorted((line["sms"], line["p50"]) for line in found)
+        if len(points) > 1:
+            out[label] = [(n, s / points[-1][1]) for n, s in points]
+
+    for m in (1, 64):
+        add(f"gate-up, {m} tokens", book.all("gemm", of="8B.gate_up", m=m, target=0))
+    for rows_, ctx in ((8, 2048), (64, 2048)):
+        add(f"attention, {rows_} x {ctx}", book.all("attention", of="8B", B=rows_, ctx=ctx, splits=0, stages=7, page=0))
+    for tokens in (512, 2048):
+        add(f"prefill, {tokens} tokens", book.all("prefill", tokens=tokens))
+    return out

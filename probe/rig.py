@@ -1,0 +1,258 @@
+"""What the probes share: the machine's facts, partitions, graphs, clocks.
+
+Data is random (zeros draw less power and time too well); buffers rotate over more than the L2 cache.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from probe import driver
+
+MIB, GIB = 1 << 20, 1 << 30
+BF16 = 2  # bytes
+CACHES = 1.5  # buffers that rotate hold so many times the L2 cache
+DEVICE = "cuda:0"
+LARGE = 16 * MIB  # a page of KV or weights
+
+
+# ---------------------------------------------------------------------------------------------------- machine
+
+
+def short(name: str) -> str:
+    """A card's name as a folder: "NVIDIA H200" is h200."""
+    words = name.lower().replace("nvidia", " ").replace("/", " ").split()
+    return "-".join(words) or "gpu"
+
+
+def hello() -> dict[str, Any]:
+    """Facts of the machine; raises where torch sees no device."""
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"torch {torch.__version__} sees no CUDA device")
+    torch.cuda.init()
+    torch.empty(1, device=DEVICE)  # the primary context exists, and is this thread's
+    p, smi = torch.cuda.get_device_properties(0), ""
+    if tool := shutil.which("nvidia-smi"):
+        fields = "driver_version,clocks.sm,clocks.mem,clocks.max.sm,power.limit,pcie.link.gen.max,pcie.link.width.max"
+        ask = [tool, f"--query-gpu={fields}", "--format=csv,noheader", "--id=0"]
+        smi = subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip()
+    packages = ("torch", "triton", "cuda-bindings", "numpy")
+    return {
+        "name": p.name,
+        "short": short(p.name),
+        "sms": p.multi_processor_count,
+        "capability": f"{p.major}.{p.minor}",
+        "mem_bytes": p.total_memory,
+        "l2_bytes": p.L2_cache_size,
+        "cuda": torch.version.cuda,
+        "driver": driver.version(),
+        "nvidia-smi": smi,
+        "packages": {name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "gcc": shutil.which("gcc") or "",
+    }
+
+
+def tidy() -> None:
+    """Between two probes: raises where the context is broken."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+@cache
+def sms() -> int:
+    """SMs of the card."""
+    return int(torch.cuda.get_device_properties(0).multi_processor_count)
+
+
+@cache
+def l2_bytes() -> int:
+    """Its L2 cache."""
+    return int(torch.cuda.get_device_properties(0).L2_cache_size)
+
+
+def free_bytes() -> int:
+    """Device memory that a probe may take, a GiB kept back."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    return driver.memory()[0] - GIB
+
+
+def random(numbers: int, scale: float = 0.02, seed: int = 0) -> Tensor:
+    """bf16 numbers on the device."""
+    return noise(torch.empty(numbers, dtype=torch.bfloat16, device=DEVICE), scale, seed)
+
+
+def noise(x: Tensor, scale: float = 0.02, seed: int = 0) -> Tensor:
+    """Fill with normal numbers, piece by piece."""
+    generator = torch.Generator(device=x.device).manual_seed(seed)
+    for piece in x.view(-1).split(1 << 28):
+        piece.normal_(0.0, scale, generator=generator)
+    return x
+
+
+def at(address: int, nbytes: int, dtype: torch.dtype = torch.bfloat16, device: str | None = None) -> Tensor:
+    """A flat tensor over memory that is somebody else's. The address is not looked at: holes are allowed."""
+    place = torch.device(device or DEVICE)
+    storage = torch._C._construct_storage_from_data_pointer(address, place, nbytes)
+    return torch.empty(0, dtype=dtype, device=place).set_(storage, 0, (nbytes // dtype.itemsize,), (1,))
+
+
+# ------------------------------------------------------------------------------------------------- partitions
+
+
+class Part(NamedTuple):
+    """A stream, and the SMs that its kernels may use; `green` keeps the partition alive."""
+
+    sms: int
+    stream: Any
+    green: Any = None
+
+
+@cache
+def whole(priority: int = 0, lane: int = 0) -> Part:
+    """All SMs; `lane` tells streams of the same priority apart."""
+    del lane
+    return Part(sms(), torch.cuda.Stream(priority=priority))
+
+
+def on(resource: Any) -> Part:
+    """A partition of its own over a resource."""
+    dev = driver.device()
+    context = driver.green(driver.describe(resource), dev)
+    stream = torch.cuda.ExternalStream(driver.green_stream(context), device=torch.device("cuda", 0))
+    return Part(int(driver.green_sms(context).sm.smCount), stream, context)
+
+
+@cache
+def pair(n: int) -> tuple[Part, Part]:
+    """About n SMs and the rest, disjoint, from one split: the rest may lack thread-block clusters."""
+    group, rest = driver.split(driver.all_sms(driver.device()), n)
+    return on(group), on(rest)
+
+
+def part(n: int) -> Part:
+    """About n SMs, or all."""
+    return whole() if n >= sms() else pair(n)[0]
+
+
+def shares(counts: Sequence[int]) -> list[int]:
+    """Those SM counts that are a true part of this card, and the whole card first."""
+    return [sms(), *sorted((n for n in counts if n < sms()), reverse=True)]
+
+
+# ----------------------------------------------------------------------------------------------------- clocks
+
+
+@contextmanager
+def capture(stream: Any) -> Iterator[Any]:
+    """A graph of what is launched inside, each kernel bound to `stream`'s partition."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield graph
+        finally:
+            graph.capture_end()
+
+
+def graph_of(p: Part, work: Callable[[int], object], calls: int = 1) -> Any:
+    """A graph of `calls` calls of `work(i)`; run once before, so that nothing compiles inside the capture."""
+    p.stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(p.stream):
+        for i in range(min(2, calls)):
+            work(i)
+    torch.cuda.synchronize()
+    with capture(p.stream) as graph:
+        for i in range(calls):
+            work(i)
+    return graph
+
+
+def replays(p: Part, graph: Any, n: int) -> list[float]:
+    """Seconds of n replays, back to back."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(n + 1)]
+    with torch.cuda.stream(p.stream):
+        marks[0].record()
+        for mark in marks[1:]:
+            graph.replay()
+            mark.record()
+    p.stream.synchronize()
+    return [1e-3 * a.elapsed_time(b) for a, b in pairwise(marks)]
+
+
+def timed(p: Part, work: Callable[[int], object], calls: int = 1, seconds: float = 0.1) -> list[float]:
+    """Seconds of one call, from replays of a graph of `calls`; the first replays, cold, are left out."""
+    graph = graph_of(p, work, calls)
+    probe = min(replays(p, graph, 3))
+    n = int(min(50, max(5, seconds / max(probe, 1e-6))))
+    out = [s / calls for s in replays(p, graph, n + 1)[1:]]
+    graph.reset()
+    return out
+
+
+def rotation(nbytes: int, least: int = 4, most: int = 64) -> int:
+    """How many buffers of a size outgrow the L2 cache."""
+    return int(min(most, max(least, -(-int(CACHES * l2_bytes()) // nbytes))))
+
+
+# ------------------------------------------------------------------------------------------------------ pages
+
+
+class Pages:
+    """Addresses for `count` pages; handles come and go. Nothing is mapped at the start; page 0 stays mapped for ever.
+
+    Triton asks the driver about the base pointer at each launch, so page 0 must be there.
+    """
+
+    def __init__(self, count: int, page: int = 0) -> None:
+        page = page or LARGE
+        self.count, self.page, self.size = count, page, count * page
+        self.base = driver.reserve(self.size, page)
+        self.handles: dict[int, Any] = {}
+
+    def put(self, i: int, handle: Any) -> None:
+        """Map a handle as page i, still closed."""
+        driver.map_at(self.base + i * self.page, self.page, handle)
+        self.handles[i] = handle
+
+    def take(self, i: int) -> Any:
+        """Unmap page i and hand its handle out."""
+        driver.unmap(self.base + i * self.page, self.page)
+        return self.handles.pop(i)
+
+    def open(self, first: int = 0, count: int | None = None) -> None:
+        """Let the device use pages that are mapped side by side."""
+        driver.allow(self.base + first * self.page, (self.count if count is None else count) * self.page)
+
+    def fill(self) -> Pages:
+        """Map new handles everywhere."""
+        for i in range(self.count):
+            self.put(i, driver.create(self.page))
+        self.open()
+        return self
+
+    def close(self) -> None:
+        """Give everything back."""
+        torch.cuda.synchronize()
+        for i in list(self.handles):
+            driver.release(self.take(i))
+        driver.unreserve(self.base, self.size)
