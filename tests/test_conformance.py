@@ -31,20 +31,20 @@ def covering(name: str) -> dict[str, Subject]:
     }
 
 
-SUBJECTS = {key: one for name in system.names() for key, one in covering(name).items()}
-
-
-@pytest.mark.parametrize("subject", SUBJECTS.values(), ids=SUBJECTS)
-def test_laws_of_a_trial(subject: Subject) -> None:
-    trial = run(subject)
-    if trial.impossible is not None:
-        pytest.skip(trial.impossible)
-    assert {law: found for law, broken in TRIAL_LAWS.items() if (found := list(broken(trial)))} == {}
-
-
 @pytest.mark.parametrize("name", system.names())
-def test_laws_of_a_file(name: str) -> None:
-    assert {law: found for law, broken in FILE_LAWS.items() if (found := list(broken(name)))} == {}
+def test_laws_of_every_trial(name: str, subtests: pytest.Subtests) -> None:
+    for key, subject in covering(name).items():
+        with subtests.test(key):
+            trial = run(subject)
+            if trial.impossible is not None:
+                pytest.skip(trial.impossible)
+            assert {law: broken for law, holds in TRIAL_LAWS.items() if (broken := list(holds(trial)))} == {}
+
+
+def test_laws_of_every_file(subtests: pytest.Subtests) -> None:
+    for name in system.names():
+        with subtests.test(name):
+            assert {law: broken for law, holds in FILE_LAWS.items() if (broken := list(holds(name)))} == {}
 
 
 def test_two_processes_agree() -> None:

@@ -37,19 +37,20 @@ def test_every_system_and_preset_has_a_cell_for_every_engine() -> None:
     assert {"sim", "torchcpu"} <= set(engine.names())
 
 
-@pytest.mark.parametrize(("row", "where"), CELLS.values(), ids=CELLS)
-def test_a_cell_is_what_replay_refuses_the_pair_for(row: matrix.Row, where: str) -> None:
-    lack = row.lacks[where]
-    assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
-    if not lack.names:
-        return
-    spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
-    policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
-    spec = replace(spec, engine=where)
-    made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
-    with pytest.raises(Unsupported) as refused:
-        replay(policy, made, NOTHING)
-    assert str(refused.value) == ", ".join(lack.names)
+def test_a_cell_is_what_replay_refuses_the_pair_for(subtests: pytest.Subtests) -> None:
+    for name, (row, where) in CELLS.items():
+        with subtests.test(name):
+            lack = row.lacks[where]
+            assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
+            if not lack.names:
+                continue
+            spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
+            policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
+            spec = replace(spec, engine=where)
+            made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
+            with pytest.raises(Unsupported) as refused:
+                replay(policy, made, NOTHING)
+            assert str(refused.value) == ", ".join(lack.names)
 
 
 class Real(Sim):
@@ -103,8 +104,9 @@ def test_the_readme_has_the_matrix_that_is_generated(monkeypatch: pytest.MonkeyP
     assert (said.exit_code, said.output) == (0, told)
 
 
-@pytest.mark.parametrize("args", [("--markdown",), ("--matrix", "traces")])
-def test_a_form_of_nothing_is_a_mistake(args: tuple[str, ...]) -> None:
-    said = CliRunner().invoke(main, ["list", *args])
-    assert said.exit_code == 2
-    assert "--matrix" in said.output
+def test_a_form_of_nothing_is_a_mistake(subtests: pytest.Subtests) -> None:
+    for args in [("--markdown",), ("--matrix", "traces")]:
+        with subtests.test(args=args):
+            said = CliRunner().invoke(main, ["list", *args])
+            assert said.exit_code == 2
+            assert "--matrix" in said.output

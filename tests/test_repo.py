@@ -46,15 +46,25 @@ def text(path: Path) -> str:
     return "" if b"\0" in data else data.decode(errors="replace")
 
 
-@pytest.mark.parametrize(("folder", "outcome"), [(None, "1 skipped"), (".", "1 failed"), ("absent", "1 error")])
-def test_data_that_is_said_to_be_there_must_be_used(folder: str | None, outcome: str, tmp_path: Path) -> None:
+def test_data_that_is_said_to_be_there_must_be_used(tmp_path: Path, subtests: pytest.Subtests) -> None:
     shutil.copy(ROOT / "tests/conftest.py", tmp_path)
-    (tmp_path / "test_x.py").write_text("import pytest\ndef test_x(traces_dir):\n    pytest.skip('no such row')\n")
+    whole = "import pytest\ndef test_x(traces_dir):\n    pytest.skip('no such row')\n"
+    part = whole.replace("(traces_dir)", "(traces_dir, subtests)").replace(
+        "    pytest", "    with subtests.test(1): pytest"
+    )
     env = {key: value for key, value in os.environ.items() if key not in {"TRACES_DIR", "PYTEST_ADDOPTS"}}
-    env |= {"TRACES_DIR": str(tmp_path / folder)} if folder else {}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
-    run = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-    assert outcome in run.stdout.splitlines()[-1]
+    for test, folder, outcome in [
+        (whole, None, "1 skipped"),
+        (whole, ".", "1 failed"),
+        (whole, "absent", "1 error"),
+        (part, ".", "2 failed"),  # the case, and so its test
+    ]:
+        with subtests.test(test=test, folder=folder):
+            (tmp_path / "test_x.py").write_text(test)
+            named = {"TRACES_DIR": str(tmp_path / folder)} if folder else {}
+            run = subprocess.run(command, cwd=tmp_path, env=env | named, capture_output=True, text=True, check=False)
+            assert outcome in run.stdout.splitlines()[-1]
 
 
 def test_a_long_file_says_why() -> None:
@@ -86,15 +96,9 @@ def pyproject() -> Any:
     return tomllib.loads(text(ROOT / "pyproject.toml"))
 
 
-def test_packages_are_listed_by_name_and_real() -> None:
-    listed = pyproject()["tool"]["setuptools"]["packages"]
-    real = {
-        ".".join(path.parent.relative_to(ROOT).parts)
-        for path in ROOT.glob("*/**/*.py")
-        if path.parent.relative_to(ROOT).parts[0] in {"harness", "systems", "workloads", "traces", "plots"}
-    }
-    assert set(listed) == real
-    assert [name for name in listed if not (ROOT / name.replace(".", "/") / "__init__.py").is_file()] == []
+def test_every_folder_of_modules_is_a_package() -> None:
+    folders = {path.parent for path in files() if path.suffix == ".py" and not path.is_relative_to(ROOT / "tests")}
+    assert [path for path in folders - {ROOT} if not (path / "__init__.py").is_file()] == []
 
 
 def test_the_lock_is_hashed_and_holds_all_that_is_asked_for() -> None:
@@ -161,12 +165,6 @@ def test_the_system_of_the_readme_conforms(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(example(), encoding="utf-8")
     assert check(str(path)) == []
-
-
-def test_the_make_help_lists_every_target() -> None:
-    makefile = text(ROOT / "Makefile")
-    phony = set(re.search(r"^\.PHONY: (.*)$", makefile, re.MULTILINE).group(1).split())  # type: ignore[union-attr]
-    assert phony == set(re.findall(r"^([a-z0-9-]+):.*## ", makefile, re.MULTILINE))
 
 
 def test_ci_runs_the_test_command_of_the_readme() -> None:
