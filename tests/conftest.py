@@ -1,8 +1,4 @@
-"""Fixtures and settings that all tests share.
-
-Cases that are data run in one test, each as a subtest of pytest's: `with subtests.test(name): assert ...`. Every case
-runs, and each that fails is reported by its name. What is slow, or needs a process or server of its own, stays a test.
-"""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from itertools import pairwise
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.client.wire import Response
+from tests.cases import cases
 from tests.scripted import DONE, HEAD, chunked, error, event, tokens, usage_only
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\r\n\r\n'
@@ -83,8 +83,9 @@ def test_a_body_without_a_length_ends_at_done() -> None:
     assert (made, response.ended, response.error, response.reusable) == ([1], True, "", False)
 
 
-def test_what_is_not_an_answer_fails_with_its_reason(subtests: pytest.Subtests) -> None:
-    cases = [
+@cases(
+    ("pieces", "says"),
+    [
         (error(429, '{"error": "slow\ndown"}'), 'HTTP 429: {"error": "slow down"}'),
         (error(500, ""), "HTTP 500"),
         ([b"SSH-2.0-OpenSSH_9.2\r\n"], "not HTTP"),
@@ -96,13 +97,13 @@ def test_what_is_not_an_answer_fails_with_its_reason(subtests: pytest.Subtests) 
         (chunked(event("a")), "the stream ended without [DONE]"),
         ([b'HTTP/1.1 200 OK\r\nContent-Length: 15\r\n\r\n{"choices": []}'], "the stream ended without [DONE]"),
         ([HEAD, b"zz\r\n"], "not HTTP"),
-    ]
-    for pieces, says in cases:
-        with subtests.test(says, pieces=pieces):
-            response, _ = fed(pieces)
-            assert says in response.error
-            assert "\n" not in response.error
-            assert not response.ended
+    ],
+)
+def test_what_is_not_an_answer_fails_with_its_reason(pieces: list[bytes], says: str) -> None:
+    response, _ = fed(pieces)
+    assert says in response.error
+    assert "\n" not in response.error
+    assert not response.ended
 
 
 def test_an_error_keeps_its_connection_and_an_excerpt() -> None:

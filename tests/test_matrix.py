@@ -22,6 +22,7 @@ from harness.run import matrix
 from harness.run.lookup import assemble, config_of, machine_of
 from harness.run.resolve import gaps, traits
 from harness.run.spec import Spec
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = list(matrix.rows())
@@ -37,20 +38,19 @@ def test_every_system_and_preset_has_a_cell_for_every_engine() -> None:
     assert {"sim", "torchcpu"} <= set(engine.names())
 
 
-def test_a_cell_is_what_replay_refuses_the_pair_for(subtests: pytest.Subtests) -> None:
-    for name, (row, where) in CELLS.items():
-        with subtests.test(name):
-            lack = row.lacks[where]
-            assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
-            if not lack.names:
-                continue
-            spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
-            policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
-            spec = replace(spec, engine=where)
-            made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
-            with pytest.raises(Unsupported) as refused:
-                replay(policy, made, NOTHING)
-            assert str(refused.value) == ", ".join(lack.names)
+@cases(("row", "where"), CELLS)
+def test_a_cell_is_what_replay_refuses_the_pair_for(row: matrix.Row, where: str) -> None:
+    lack = row.lacks[where]
+    assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
+    if not lack.names:
+        return
+    spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
+    policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
+    spec = replace(spec, engine=where)
+    made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
+    with pytest.raises(Unsupported) as refused:
+        replay(policy, made, NOTHING)
+    assert str(refused.value) == ", ".join(lack.names)
 
 
 class Real(Sim):
@@ -104,9 +104,8 @@ def test_the_readme_has_the_matrix_that_is_generated(monkeypatch: pytest.MonkeyP
     assert (said.exit_code, said.output) == (0, told)
 
 
-def test_a_form_of_nothing_is_a_mistake(subtests: pytest.Subtests) -> None:
-    for args in [("--markdown",), ("--matrix", "traces")]:
-        with subtests.test(args=args):
-            said = CliRunner().invoke(main, ["list", *args])
-            assert said.exit_code == 2
-            assert "--matrix" in said.output
+@cases("args", [("--markdown",), ("--matrix", "traces")])
+def test_a_form_of_nothing_is_a_mistake(args: tuple[str, ...]) -> None:
+    said = CliRunner().invoke(main, ["list", *args])
+    assert said.exit_code == 2
+    assert "--matrix" in said.output

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from harness.engines.costs.shapes import kv_token_bytes, params, weight_bytes
 from harness.policy.types import GIB, UserError
+from tests.cases import cases
 from workloads.models import shapes
 
 # Parameters of the checkpoints as their model cards count them.
@@ -71,19 +74,17 @@ def test_every_shape_is_listed_here() -> None:
     assert set(shapes()) == set(PARAMS) == set(KV_TOKEN_BYTES)
 
 
-def test_parameters_and_kv_bytes(subtests: pytest.Subtests) -> None:
-    for name in sorted(PARAMS):
-        with subtests.test(name):
-            shape = shapes()[name]
-            assert params(shape) == pytest.approx(PARAMS[name], rel=0 if name in EXACT else 0.001)
-            assert weight_bytes(shape) == 2 * params(shape)
-            assert kv_token_bytes(shape) == KV_TOKEN_BYTES[name]
+@cases("name", sorted(PARAMS))
+def test_parameters_and_kv_bytes(name: str) -> None:
+    shape = shapes()[name]
+    assert params(shape) == pytest.approx(PARAMS[name], rel=0 if name in EXACT else 0.001)
+    assert weight_bytes(shape) == 2 * params(shape)
+    assert kv_token_bytes(shape) == KV_TOKEN_BYTES[name]
 
 
-def test_weights_are_within_three_percent_of_the_released_ones(subtests: pytest.Subtests) -> None:
-    for name, gib in [("llama-3.2-1b", 2.28), ("llama-3.2-3b", 6.0), ("llama-2-13b", 24.38)]:
-        with subtests.test(name):
-            assert weight_bytes(shapes()[name]) / GIB == pytest.approx(gib, rel=0.03)
+@cases(("name", "gib"), [("llama-3.2-1b", 2.28), ("llama-3.2-3b", 6.0), ("llama-2-13b", 24.38)])
+def test_weights_are_within_three_percent_of_the_released_ones(name: str, gib: float) -> None:
+    assert weight_bytes(shapes()[name]) / GIB == pytest.approx(gib, rel=0.03)
 
 
 def test_page_granule_of_an_8b_is_128_mib() -> None:
@@ -91,19 +92,17 @@ def test_page_granule_of_an_8b_is_128_mib() -> None:
     assert shape.layers * 2 * (2 << 20) == 128 << 20
 
 
-def test_tensor_parallel_parts_hold_the_whole(subtests: pytest.Subtests) -> None:
-    for name in sorted(PARAMS):
-        for tp in (1, 2, 4, 8):
-            with subtests.test(name=name, tp=tp):
-                shape = shapes()[name]
-                splits = shape.q_heads % tp == 0 and (shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
-                if not splits:
-                    with pytest.raises(UserError, match=f"tp {tp}"):
-                        weight_bytes(shape, tp)
-                    continue
-                assert weight_bytes(shape) <= tp * weight_bytes(shape, tp) <= 1.1 * weight_bytes(shape)
-                copies = max(1, tp // shape.kv_heads)
-                assert tp * kv_token_bytes(shape, tp) == copies * kv_token_bytes(shape)
+@cases(("name", "tp"), product(sorted(PARAMS), (1, 2, 4, 8)))
+def test_tensor_parallel_parts_hold_the_whole(name: str, tp: int) -> None:
+    shape = shapes()[name]
+    splits = shape.q_heads % tp == 0 and (shape.kv_heads % tp == 0 or tp % shape.kv_heads == 0)
+    if not splits:
+        with pytest.raises(UserError, match=f"tp {tp}"):
+            weight_bytes(shape, tp)
+        return
+    assert weight_bytes(shape) <= tp * weight_bytes(shape, tp) <= 1.1 * weight_bytes(shape)
+    copies = max(1, tp // shape.kv_heads)
+    assert tp * kv_token_bytes(shape, tp) == copies * kv_token_bytes(shape)
 
 
 # max_position_embeddings of each checkpoint's config.json: prompt + output that it can take.
