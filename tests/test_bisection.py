@@ -96,7 +96,7 @@ def test_the_worst_model_stands_beside_the_crossing() -> None:
     assert tidy.worst(own, "gpus", "static", "ttft", 0.99) is None  # it holds nowhere
     told = said(both)
     assert any("99 % TTFT fails at worst % 99 % TPOT worst %" in line for line in told)
-    assert any(line.startswith("hyperbolic-like heavy8 prism 12.2 ±0.0 24.0 72.0 >24.0") for line in told)
+    assert any(line.startswith("hyperbolic-like heavy8 prism 12.2 [12.2, 12.2] 24.0 72.0 >24.0") for line in told)
 
 
 def test_a_system_that_does_not_fit_is_shown_as_such() -> None:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
@@ -26,9 +25,7 @@ from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import contestants
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
-from harness.report import table
-from harness.rows import record, tidy
-from harness.rows.statistics import Estimate
+from harness.rows import record
 from harness.run.spec import Spec
 from harness.study.compare import AA, AA_SEED
 from tests.test_check import broken
@@ -206,7 +203,7 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
     assert re.match(r"at rate scale [12] by rotate = [\d.]+ req/s, of 1, 2", lines[1])
     assert lines[3].split()[:4] == ["system", "pooled", "mean", "worst"]
     assert [line.split()[0] for line in lines[4:6]] == ["static", "chunked"]
-    assert "±" in lines[4]
+    assert re.search(r" \d+\.\d \[\d+\.\d, \d+\.\d\]", lines[4])
     assert lines[-1].startswith("next: bench ")
     assert str(next(out.glob("sample-*")).name) in lines[-2]
     assert "\x1b" not in "".join(lines)  # plain in a pipe
@@ -522,147 +519,6 @@ def test_check_passes_what_new_wrote_and_names_what_is_broken(tmp_path: Path) ->
 
 
 # ------------------------------------------------------------------ the table
-
-
-def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
-    """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name."""
-    common = {name: name for name in ("trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity")}
-    rows = []
-    for definition, of in {"both": values, **named}.items():
-        for label, rates in of.items():
-            for rate, seeds in rates.items():
-                for seed, value in enumerate(seeds):
-                    run = {"run": f"{label}-{rate}-{seed}", "label": label, "rate_scale": rate, "seed": seed}
-                    about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 100}
-                    rows.append(about | {"definition": definition, "value": value})
-                    if definition == "both":
-                        rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
-    schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
-    return pa.Table.from_pylist(rows, schema=schema).cast(tidy.TABLE_SCHEMA)
-
-
-def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> table.View:
-    return table.view(of, labels, "both", 0.99, controls=controls)
-
-
-APART = {"a": {1.0: [1.0] * 3, 2.0: [0.98, 0.98, 0.98]}, "b": {1.0: [0.98] * 3, 2.0: [0.5] * 3}}
-
-
-def test_the_shown_rate_is_the_highest_that_a_contestant_still_meets() -> None:
-    of = scored({"a": {1.0: [1.0], 2.0: [0.995], 4.0: [0.2]}, "b": {1.0: [1.0], 2.0: [0.9], 4.0: [0.1]}})
-    assert shown(of, "a", "b").rate_scale == 2.0
-    assert shown(of, "a", "b").offered_rps == 4.0
-    assert shown(of, "a", "b", controls=("a",)).rate_scale == 1.0
-    assert shown(scored({"a": {2.0: [0.1], 1.0: [0.2]}}), "a").rate_scale == 1.0  # none meets: the lowest
-
-
-def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win() -> None:
-    view = shown(scored({"a": {1.0: [0.9]}, "b": {1.0: [0.8]}, "c": {1.0: [1.0]}}), "a", "b", "c", controls=("c",))
-    bold = "\n".join(table.terminal(view, bold=True))
-    assert bold.count(table.BOLD) == 1
-    assert f"{table.BOLD}90.0" in bold
-    plain = "\n".join(table.terminal(view, bold=False))
-    assert bold.replace(table.BOLD, "").replace(table.PLAIN, "") == plain
-    assert "**90.0**" in "\n".join(table.markdown(view))
-    assert r"\textbf{90.0}" in "\n".join(table.latex(view))
-
-
-def test_intervals_give_way_where_there_is_little_room() -> None:
-    of = scored({"a": {1.0: [0.9, 0.8]}}, ttft_p50_s={"a": {1.0: [0.1, 0.2]}})
-    wide, tight = (table.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))
-    assert wide[-1].count("±") == 2
-    assert tight[-1].count("±") == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "says"),
-    [
-        ({"a": {1.0: [1.0] * 3, 2.0: [0.95, 0.96, 0.97], 4.0: [0.1] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52],
-          4.0: [0.1] * 3}}, r"a meets 99 % at 1\.2\d x the rate of b \[1\.\d+ - 1\.\d+\]$"),
-        ({"a": {1.0: [1.0] * 3, 2.0: [0.5, 0.9, 0.7]}, "b": {1.0: [1.0] * 3, 2.0: [0.9, 0.5, 0.7]}},
-         r"which 3 seeds do not tell from chance"),
-        ({"a": {1.0: [1.0], 2.0: [0.9]}, "b": {1.0: [1.0], 2.0: [0.5]}}, r"\(one seed, no interval\)"),
-        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both up to the highest rate asked"),
-        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither, not even at the lowest"),
-        ({"a": {1.0: [1.0] * 3, 2.0: [1.0, 1.0, 0.9]}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}},
-         r"more than 1\.\d+ x .* or more\] \(2 of 3 seeds beyond the rates asked\)"),
-        ({"a": {1.0: [1.0] * 2, 2.0: [1.0, 0.9]}, "b": {1.0: [1.0] * 2, 2.0: [0.9, 1.0]}},
-         r"about 1\.00 x the rate of b \(2 of 2 seeds beyond the rates asked, no interval\)"),
-        ({"a": {1.0: [1.0] * 3, 2.0: [1.0] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}}, r"more than 1\.9\d"),
-        ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}}, r"\+20\.00 points more than b \[\+20\.00, \+20"),
-        ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}}, r"do not tell from chance \[-"),
-        ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, r"meet the same share"),
-    ],
-)  # fmt: skip
-def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
-    of = scored(values)
-    said = table.verdict(of, shown(of, "a", "b"), "both", 0.99)
-    assert said is not None
-    assert re.search(says, said), said
-
-
-def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
-    """a dips at the lowest rate and holds up to 4; b falls without a dip."""
-    of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
-                 "b": {1.0: [1.0], 2.0: [0.98], 4.0: [0.5], 8.0: [0.1]}})  # fmt: skip
-    view = shown(of, "a", "b")
-    head, *body = (" ".join(line.split()) for line in table.terminal(view, bold=False)[1:])
-    assert head.startswith("system pooled mean worst TTFT TPOT crosses fails at dip %")
-    a, b = table.records(view)
-    assert a["rate_99_rps"] == pytest.approx(2 * (4 + 4 * (0.992 - 0.99) / (0.992 - 0.5)))  # .992 is the fit up to 4
-    assert (a["rate_99_rps_sign"], a["rate_99_rps_cut"], a["fails_99_rps"]) == ("=", 0, 2.0)
-    assert a["dip_pct"] == pytest.approx(0.8)
-    assert (b["rate_99_rps"], b["fails_99_rps"], b["dip_pct"]) == (pytest.approx(3.0), 4.0, None)
-    assert " 8.03 2.00 0.8" in body[0]
-    assert " 3.00 4.00 -" in body[1]
-    smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
-    assert "dip" not in table.records(smooth)[0]  # no column without a dip
-
-
-def test_the_verdict_leaves_controls_out() -> None:
-    of = scored(APART)
-    assert table.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
-
-
-def test_why_names_the_cause_of_most_misses() -> None:
-    causes = {"missed_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_load": {"b": {1.0: [0.3, 0.5]}}}
-    of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
-    assert table.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
-    assert table.why(of, shown(of, "a"), "both", 0.99) is None
-
-
-def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
-    rates = {"a": {1.0: [1.0] * 2, 2.0: [1.0] * 2}, "b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}}
-    cap = {"a": {1.0: [0.02, 0.04], 2.0: [0.5, 0.5]}, "b": {1.0: [0.0, 0.02], 2.0: [0.1, 0.3]}}
-    chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
-    values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
-    says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
-    assert table.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
-    assert table.caps(scored(rates), values) == []
-
-
-def test_the_aa_line_says_whether_0_is_covered() -> None:
-    of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
-    assert "covers 0, as it should" in str(table.same(of, "a", "x", 1.0, "both"))
-    assert "does not cover 0" in str(table.same(of, "a", "y", 1.0, "both"))
-
-
-@pytest.mark.parametrize(
-    ("e", "unit", "cell"),
-    [
-        (Estimate(99.123, 98.9, 99.3, 5), "%", "99.1 ±0.2"),
-        (Estimate(0.01234, None, None, 1), "s", "0.0123"),
-        (Estimate(12.34, 11.34, 13.34, 5), "ms", "12.3 ±1.0"),
-        (Estimate(80.0, None, None, 5, ">", 5, 79.0), "req/s", ">80.0"),
-        (Estimate(11.2, 0.5, None, 2, ">", 1, 20.0), "x", "> 20.0 (1 of 2 seeds)"),
-        (Estimate(11.2, None, 30.0, 2, "<", 1, 1.25), "x", "< 1.25 (1 of 2 seeds)"),
-        (Estimate(11.2, None, None, 3, "~", 2), "x", "~ 11.2 (2 of 3 seeds)"),
-        (Estimate(float("inf"), None, None, 5), "s", "never"),
-        (None, "s", "-"),
-    ],
-)
-def test_cells(e: Estimate | None, unit: str, cell: str) -> None:
-    assert table.text(e, table.Column("x", "x", "x", unit, 1, True, "x")) == cell
 
 
 def test_labels_carry_presets_fields_and_other_gpu_counts(tmp_path: Path) -> None:

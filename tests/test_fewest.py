@@ -12,7 +12,6 @@ import pytest
 
 from harness.engines.costs import shapes
 from harness.policy.types import GIB, UserError
-from harness.report import table
 from harness.rows import record, statistics
 from harness.rows.statistics import Estimate
 from harness.run import toml_tables
@@ -375,6 +374,3 @@ def test_lists_of_tables_and_files() -> None:
     assert toml_tables.names(fewest.FLEETS) == ["fig12"]
     with pytest.raises(UserError, match=r"workload is 3, not a list of tables"):
         toml_tables.each(Workload, "workload", 3)
-    rows = [["a", "b"], ["1", "x|y"]]
-    assert list(table.laid(rows, markdown=True)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
-    assert list(table.laid(rows)) == ["a  b", "1  x|y"]

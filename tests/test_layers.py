@@ -224,7 +224,7 @@ PLANTED = [
     ("harness.loop.system", "def f():\n    from harness.run.execute import execute", "loop cannot import"),
     ("harness.loop.replay", "from harness.engines.sim.engine import Sim", "loop cannot import"),
     ("harness.loop.replay", "import torch", "cannot import torch"),
-    ("harness.rows.record", "from harness.report import table", "rows cannot import"),
+    ("harness.rows.record", "from harness.report import summary", "rows cannot import"),
     ("harness.rows.record", "if x == 'dedicated':\n    pass", 'names the system "dedicated"'),
     ("harness.rows.record", "from matplotlib import pyplot", "cannot import matplotlib"),
     ("harness.run.sweep", "from ..cli import app", "run cannot import"),

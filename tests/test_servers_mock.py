@@ -226,7 +226,8 @@ def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None
 
 
 def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp_path: Path) -> None:
-    from harness.report import table
+    from harness.report import formats
+    from harness.report.summary import summarize
     from harness.rows import tidy
     from harness.study.sentences import invalid
     from plots import style
@@ -243,10 +244,10 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     rows = record.SCHEMA.empty_table()
     scored = tidy.scores(tidy.Run(name, about, rows, {}) for name, about in (("one-1", bad), ("two-2", good)))
     assert invalid(scored) == ["invalid: one: too late; too few"]
-    shown = table.view(scored, ["one", "two"], "both", 0.99)
-    assert [table.name(row, shown) for row in shown.rows] == ["one (invalid)", "two"]
-    assert [one["invalid"] for one in table.records(shown)] == [True, False]
-    assert table.best(shown, shown.columns[0]) <= {"two"}
+    shown = summarize(scored, ["one", "two"], "both", 0.99)
+    assert [shown.name(system) for system in shown.systems] == ["one (invalid)", "two"]
+    assert [one["invalid"] for one in formats.records(shown)] == [True, False]
+    assert shown.best(shown.columns[0]) <= {"two"}
     frame = scored.to_pandas()
     assert "INVALID: one (too late; too few)." in style.caption(frame, [1])
     assert "INVALID" not in style.caption(frame[frame["label"] == "two"], [1])

@@ -34,7 +34,7 @@ from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.report.table import View
+    from harness.report.summary import Summary
     from harness.study.compare import Compared, Entry
 
 ALL = "all"
@@ -89,7 +89,8 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
-    from harness.report import table
+    from harness.report import formats
+    from harness.report.summary import summarize
     from harness.run.lookup import trace_of
     from harness.study import compare as comparison
     from harness.study import sensitivity_text, sentences
@@ -109,17 +110,17 @@ def compare(
                               workers=workers, teller=teller)  # fmt: skip
     silent = silent_of(entries)
     rule = definition or found.judge.definition
-    shown = table.view(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
+    shown = summarize(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
     stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
-    plots = bool(not no_plot and shown.rows)
+    plots = bool(not no_plot and shown.systems)
     if form is None:
         _print(found, shown, rule, stem if plots else None)
     elif form == "json":
-        click.echo(table.as_json(shown, sentences.facts(found, rule)))
+        click.echo(formats.as_json(shown, sentences.facts(found, rule)))
     elif form == "csv":
-        click.echo(table.as_csv(shown), nl=False)
+        click.echo(formats.as_csv(shown), nl=False)
     else:
-        click.echo("\n".join((table.markdown if form == "markdown" else table.latex)(shown)))
+        click.echo("\n".join((formats.markdown if form == "markdown" else formats.latex)(shown)))
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
         from plots import fig_compare
@@ -183,7 +184,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     """Show what would be run and how long it may take."""
     from dataclasses import replace
 
-    from harness.report import table
+    from harness.report.text_table import aligned
     from harness.run import slo as slos
     from harness.run import sweep
     from harness.run.lookup import Failed
@@ -208,7 +209,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
         words = ",".join(f"{rate:g}" for rate in asked) if rates else "knee"
         count = str(seeds * len(asked)) if rates else f"<= {seeds * 2 * len(asked)}"
         lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
-    click.echo("\n".join(table.aligned(lines)))
+    click.echo("\n".join(aligned(lines)))
     if rates is None:
         click.echo(f"knee: doubled from 1 until all are below {100 * LOW:g} %, at most to {TOP:g}; then >= 6 rates")
     base = f": {len(slos.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
@@ -220,9 +221,9 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
         sys.exit(2)
 
 
-def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
+def _print(found: Compared, shown: Summary, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
-    from harness.report import table
+    from harness.report import formats
     from harness.study import sensitivity_text, sentences
 
     for line in sentences.headline(found, shown):
@@ -233,8 +234,8 @@ def _print(found: Compared, shown: View, rule: str, stem: Path | None) -> None:
         import shutil
 
         room = shutil.get_terminal_size().columns
-    if shown.rows:
-        click.echo("\n".join(table.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
+    if shown.systems:
+        click.echo("\n".join(formats.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
     if said := sensitivity_text.kept(found.folder):

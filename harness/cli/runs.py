@@ -26,7 +26,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: s
 
     from harness.policy.types import UserError
     from harness.report import explain as words
-    from harness.report.table import by_model
+    from harness.report.formats import by_model
     from harness.rows import record
     from harness.run import score, sweep
     from harness.run import slo as slos

@@ -118,7 +118,7 @@ def _dry(
     """Show what would be varied and how long it may take."""
     from dataclasses import replace
 
-    from harness.report.table import aligned
+    from harness.report.text_table import aligned
     from harness.run import sweep
     from harness.run.resolve import resolve
     from harness.study.constants import constants, settings

@@ -41,7 +41,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
         return
     from harness.engines.costs import quantities
     from harness.loop import engine, system
-    from harness.report import table
+    from harness.report.text_table import aligned
     from harness.run.lookup import blamed
     from harness.run.resolve import gaps as gaps_of
     from harness.run.spec import Spec
@@ -62,7 +62,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
             gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
         first = (system.module(name).__doc__ or "").strip().splitlines()[0]
         lines.append((name, ", ".join(presets) or "-", *marks, first))
-    click.echo("\n".join(table.aligned(lines)))
+    click.echo("\n".join(aligned(lines)))
     click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
     click.echo(f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}")
@@ -72,7 +72,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
 @list_.command(epilog=examples("bench list traces"))
 def traces() -> None:
     """List traces: what is here, its tier, models, requests, span, licence, and how to fetch the rest."""
-    from harness.report import table
+    from harness.report.text_table import aligned
     from traces.load import drawn, manifest, present
 
     lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
@@ -85,7 +85,7 @@ def traces() -> None:
         mark = "drawn" if "drawn" in entry else "yes" if here else "no"
         shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         lines.append((shown, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
-    click.echo("\n".join(table.aligned(lines)))
+    click.echo("\n".join(aligned(lines)))
     for line in missing:
         click.echo(line)
 
@@ -249,7 +249,7 @@ def validate(
 
 def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None:
     """Hold the simulator against files of measured runs."""
-    from harness.report import table
+    from harness.report.text_table import aligned
     from harness.validate import staggered
     from harness.validate import validate as judge
     from harness.validate.measured import cases
@@ -263,7 +263,7 @@ def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None
     with Terminal() as teller:
         frame = judge.points(found, lambda done, total: teller.progress("measured runs", done, total))
     click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
-    click.echo("\n".join(table.aligned(judge.scores(frame))))
+    click.echo("\n".join(aligned(judge.scores(frame))))
     for note in judge.notes(frame):
         click.echo(note)
     sys.stdout.flush()
@@ -278,7 +278,7 @@ def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None
 def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | None, **asked: Any) -> None:
     """Hold the simulator against servers, on the same specs."""
     from harness.policy.types import UserError
-    from harness.report import table
+    from harness.report.text_table import aligned
     from harness.validate import predicted, ranks
 
     if asked["table"] is None:
@@ -302,9 +302,9 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         click.echo(void)
         frame = frame.assign(invalid=False)
     pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
-    click.echo("\n".join(table.aligned(list(ranks.pair_rows(pairs)))))
+    click.echo("\n".join(aligned(list(ranks.pair_rows(pairs)))))
     click.echo("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
-    click.echo("\n".join(table.aligned(list(ranks.cell_rows(cells, found.attainment)))))
+    click.echo("\n".join(aligned(list(ranks.cell_rows(cells, found.attainment)))))
     for line in ranks.aims(cells):
         click.echo(line)
     sys.stdout.flush()

@@ -23,7 +23,7 @@ def trace() -> None:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(name: str, as_json: bool) -> None:
     """Popularity, burstiness, idleness and lengths of a trace."""
-    from harness.report.table import aligned
+    from harness.report.text_table import aligned
     from harness.run.lookup import trace_of
     from traces.stats import stats as measure
 
@@ -111,7 +111,7 @@ def _makers() -> list[str]:
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
-    from harness.report.table import aligned
+    from harness.report.text_table import aligned
     from traces import realism, schema, synthetic
     from traces.load import of_table
 

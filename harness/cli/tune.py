@@ -51,7 +51,7 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
-    from harness.report.table import aligned
+    from harness.report.text_table import aligned
     from harness.study.tune import shown
 
     rows: list[Sequence[str]] = [("draw", "held %", "gain", "from", "to", "attainment %", "fields")]

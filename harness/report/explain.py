@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.policy.types import UserError
 from harness.report.causes import CAUSES
-from harness.report.table import aligned
+from harness.report.text_table import aligned
 from harness.report.timeline import Part, after_first, lines, made_of, to_first
 from harness.rows import attainment, definitions, requests
 from harness.rows.record import WAITS

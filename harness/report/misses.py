@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.report.causes import CAUSES
-from harness.report.table import aligned
+from harness.report.estimate import NONE
+from harness.report.text_table import aligned
 from harness.rows.record import WAITS
-
-NONE = "-"
 
 
 class Misses(NamedTuple):

@@ -165,12 +165,15 @@ class Crossing:
         return replace(self, at=self.at.times(factor), fails=None if self.fails is None else self.fails * factor)
 
 
-def crossing(curves: Mapping[int, Curve], level: float) -> Crossing:
-    """Mean over seeds (seed -> curve) of `rate_at`; crossings beyond the grid are cut at its edge."""
+def crossing(curves: Mapping[int, Curve], level: float, within: tuple[float, float] = (0.0, math.inf)) -> Crossing:
+    """Mean over seeds (seed -> curve) of `rate_at`; crossings beyond the grid are cut at its edge.
+
+    The interval is clipped to `within`, the possible range of x.
+    """
     each = [curve for _, curve in sorted(curves.items())]
-    found = [rate_at(curve, level) for curve in each]
-    values = [value for value, _ in found]
-    return _crossing(_cut(interval(values), [sign for _, sign in found], values), each, level)
+    at = [rate_at(curve, level) for curve in each]
+    values = [value for value, _ in at]
+    return _crossing(_cut(interval(values, within), [sign for _, sign in at], values), each, level)
 
 
 def _crossing(at: Estimate, curves: Iterable[Curve], level: float) -> Crossing:
@@ -181,7 +184,8 @@ def _crossing(at: Estimate, curves: Iterable[Curve], level: float) -> Crossing:
 
 def least(curves: Mapping[int, Curve], level: float) -> Crossing:
     """`crossing` where a larger x is easier (SLO scales): the fit never falls, `fails` is the largest x that does."""
-    return _mirrored(crossing({seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}, level))
+    mirrored = {seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}
+    return _mirrored(crossing(mirrored, level, (-math.inf, 0.0)))
 
 
 def fewest(curves: Mapping[int, Curve], level: float) -> Crossing:

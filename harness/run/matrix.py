@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from harness.loop import engine, system
 from harness.loop.replay import missing
-from harness.report import table
+from harness.report.text_table import laid
 from harness.run.lookup import assemble, blamed, config_of, machine_of
 from harness.run.resolve import gaps, traits
 from harness.run.spec import Spec
@@ -77,7 +77,7 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
         cells = ("-" if only and where in real else _told(row.lacks[where]) for where in engines)
         alike.setdefault((row.system, *cells, only), []).append(row.preset or "defaults")
     shown = ([name, ", ".join(presets), *cells] for (name, *cells), presets in alike.items())
-    yield from table.laid([["system", "presets", *engines, "simulated only"], *shown], markdown=markdown)
+    yield from laid([["system", "presets", *engines, "simulated only"], *shown], markdown=markdown)
     folded = dict[str, list[str]]()
     for name in sorted(set().union(*names.values())):
         folded.setdefault(_word(name), []).append(name)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.policy.types import Inst, UserError
-from harness.report import table
+from harness.report.estimate import NONE
+from harness.report.text_table import laid
 from harness.rows import statistics
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Estimate
@@ -208,9 +209,9 @@ def lines(found: Found, *, markdown: bool = False) -> Iterator[str]:
         if not own:
             continue
         worst = max(own.values(), key=lambda x: x.most.mean)
-        most = f"{worst.model} {_signed(-worst.most.mean)}" if worst.model else table.NONE
+        most = f"{worst.model} {_signed(-worst.most.mean)}" if worst.model else NONE
         rows.append([part.off, *(_difference(own[at].pooled) for at in points), most])
-    yield from table.laid(rows, markdown=markdown)
+    yield from laid(rows, markdown=markdown)
     yield from (f"the paper, figure {part.figure}, of {part.off}: {part.says}" for part in one.part if part.says)
     yield from _numbers(found, markdown)
 
@@ -242,9 +243,9 @@ def numbers(found: Found) -> list[Number]:
         if part.paper is None:
             continue
         worst = max((x for x in found.losses if x.part == part), key=lambda x: x.most.mean, default=None)
-        text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else table.NONE
+        text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else NONE
         here, what = worst.most if worst else None, f"{part.off}, the model that gains most"
-        says, rule = _judged(part.paper, here) if part.comparable else ("not comparable", table.NONE)
+        says, rule = _judged(part.paper, here) if part.comparable else ("not comparable", NONE)
         out.append(Number(what, _range(part.paper, " points"), text, says, rule, part.why))
     return [*out, *activations(found.asked)]
 
@@ -270,7 +271,7 @@ def _numbers(found: Found, markdown: bool) -> Iterator[str]:
     if every:
         yield ""
         head = [f"claim ({found.asked.paper})", "paper", "here", "verdict", "agrees if"]
-        yield from table.laid([head, *(list(one[:5]) for one in every)], markdown=markdown)
+        yield from laid([head, *(list(one[:5]) for one in every)], markdown=markdown)
         whys = (f"{x.says}: {x.why}" for x in every if x.why and x.says in {"differs", "not comparable"})
         yield from dict.fromkeys(whys)
         said = [one.says for one in every]

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.report import table
+from harness.report import estimate
+from harness.report.estimate import NONE, Style
 from harness.rows import statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 from harness.study.figure import Claim
@@ -76,9 +77,9 @@ def verdicts(found: Reproduced) -> list[Verdict]:
             rows = of_panel(found.table, panel["panel"])
             here, says, rule = _verdict(claim, panel, rows, about["level"])
             if any((gone := tidy.unfit(rows, label)) and gone.every for label in who):
-                here, says, rule = table.NONE, "does not fit", table.NONE
+                here, says, rule = NONE, "does not fit", NONE
             if not claim.comparable:
-                says, rule = "not comparable", table.NONE
+                says, rule = "not comparable", NONE
             out.append(Verdict(claim, panel, here, says, rule))
     return out
 
@@ -87,7 +88,7 @@ def _verdict(claim: Claim, panel: Mapping[str, Any], rows: pa.Table, level: floa
     """What came out, what it says of the claim, and by which rule; both from one estimate."""
     if isinstance(claim.paper, str):
         n, of = reached(rows, claim, level)
-        here = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else table.NONE
+        here = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
         return here, judged_reach(claim.paper, n, of), RULES[claim.paper]
     if claim.over is None:
         c = where(rows, panel, claim.system, claim.definition, level)
@@ -137,27 +138,19 @@ def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
     return "agrees" if here.sign == "=" else "open"
 
 
-COLUMN = {
-    axis: table.Column(axis, "", "", unit, 1, True, "")
-    for axis, unit in (("rate_scale", "req/s"), ("slo_scale", "x"), ("gpus", ""), ("models", ""))
+STYLES: Mapping[str, Style] = {
+    "rate_scale": estimate.RATE,
+    "slo_scale": estimate.SCALE,
+    "gpus": estimate.GPUS,
+    "models": estimate.COUNT,
 }
 
 
 def at_text(e: Estimate | None, axis: str) -> str:
-    """A crossing; where all that was asked is enough, "<" is "at most"."""
-    text = table.text(e, COLUMN[axis])
-    return text.replace("<", "≤") if axis in {"slo_scale", "gpus"} else text
+    """A crossing in units of its axis."""
+    return estimate.text(e, STYLES[axis])
 
 
 def ratio_text(e: Estimate | None) -> str:
-    """A ratio of crossings with its interval."""
-    if e is None:
-        return table.NONE
-    low, high = ("" if x is None else f"{x:.2f}" for x in (e.low, e.high))
-    spread = (
-        f" [{low} - {high}]" if low and high else f" [{low} or more]" if low else f" [up to {high}]" if high else ""
-    )
-    sign = "" if e.sign == "=" else e.sign
-    part = f" ({e.cut} of {e.n} seeds)" if 0 < e.cut < e.n else ""
-    value = e.edge if part and e.edge is not None else e.mean
-    return f"{sign}{' ' * bool(part)}{value:.2f}x{part}{spread}"
+    """A ratio of crossings."""
+    return estimate.text(e, estimate.RATIO)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.report import table
+from harness.report.estimate import NONE
+from harness.report.text_table import laid
 from harness.rows.statistics import Estimate
 from harness.study.claims import SAYS, rule
 from harness.study.fewest import Answer, Claim, Found, Verdict, verdicts
@@ -42,7 +43,7 @@ def _block(found: Found, workload: Workload, markdown: bool) -> Iterator[str]:
         if mine:
             cells = [cell for one in mine for cell in _cells(one)]
             rows.append([label, *cells, f"{sum(one.cpu_s for one in mine):.0f}"])
-    yield from table.laid(rows, markdown=markdown)
+    yield from laid(rows, markdown=markdown)
 
 
 def _seeds(n: int) -> str:
@@ -50,7 +51,7 @@ def _seeds(n: int) -> str:
 
 
 def _cells(one: Answer) -> list[str]:
-    share, worst = (table.NONE if math.isnan(x) else f"{100 * x:.1f}" for x in (one.attained, one.worst))
+    share, worst = (NONE if math.isnan(x) else f"{100 * x:.1f}" for x in (one.attained, one.worst))
     return [count(one.at) + spread(one.seeds), share, worst]
 
 
@@ -79,12 +80,12 @@ def paper_text(c: Claim) -> str:
 
 def here_text(one: Verdict) -> str:
     """What came out: a count or a ratio of counts."""
-    return table.NONE if one.here is None else f"{one.here.mean:.2f}x" if one.claim.over else count(one.here)
+    return NONE if one.here is None else f"{one.here.mean:.2f}x" if one.claim.over else count(one.here)
 
 
 def rule_text(c: Claim) -> str:
     """When a claim agrees."""
-    return rule(c.paper, None) if c.comparable else table.NONE
+    return rule(c.paper, None) if c.comparable else NONE
 
 
 def _claims(found: Found, markdown: bool) -> Iterator[str]:
@@ -95,7 +96,7 @@ def _claims(found: Found, markdown: bool) -> Iterator[str]:
     for one in every:
         at = f"{one.workload.trace} x {one.workload.rate_scale:g}"
         rows.append([claim_text(one.claim), at, paper_text(one.claim), here_text(one), one.says, rule_text(one.claim)])
-    yield from table.laid(rows, markdown=markdown)
+    yield from laid(rows, markdown=markdown)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
             yield f"{words}: {why}"

@@ -6,10 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.report import table
+from harness.report import estimate
+from harness.report.estimate import NONE
+from harness.report.summary import dips
+from harness.report.text_table import aligned
 from harness.rows import statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
-from harness.study.claims import COLUMN, SAYS, at_text, of_panel, verdicts, where
+from harness.study.claims import SAYS, STYLES, at_text, of_panel, verdicts, where
 from harness.study.compare import AA
 from harness.study.figure import Claim
 from harness.study.reproduce import Reproduced
@@ -62,14 +65,14 @@ def _block(found: Reproduced, panels: Sequence[Mapping[str, Any]]) -> Iterator[s
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
                 unfit.setdefault(label, (gone, []))[1].append(", ".join(place) + some)
             if gone and gone.every:
-                cells += [gone.word, *[table.NONE] * 3] * len(names)
-                rows.append([*place, *cells, "|", *[table.NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
+                cells += [gone.word, *[NONE] * 3] * len(names)
+                rows.append([*place, *cells, "|", *[NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
                 continue
             for d, c in zip(about["definitions"], crossed, strict=True):
                 cells += _crossing(c, tidy.worst(own, axis, label, d, about["level"]), axis)
             rows.append([*place, *cells, "|", *_beside(own, panel, label, about)])
-    columns = [x for x in zip(*rows, strict=True) if x[0] not in ASIDE or set(x[1:]) != {table.NONE}]
-    yield from table.aligned(zip(*columns, strict=True))
+    columns = [x for x in zip(*rows, strict=True) if x[0] not in ASIDE or set(x[1:]) != {NONE}]
+    yield from aligned(zip(*columns, strict=True))
     for label, (gone, places) in unfit.items():
         yield f"{label} {gone.word} ({'; '.join(places)}): {gone.why}"
 
@@ -89,11 +92,11 @@ def _named(rows: pa.Table, panel: Mapping[str, Any]) -> dict[str, str]:
 def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
     """A crossing, the first x that fails, the deepest dip where there is one, and the worst model."""
     if c is None:
-        return [table.NONE] * 4
+        return [NONE] * 4
     fails = None if c.fails is None else Estimate(c.fails, None, None, c.at.n)
-    dip = f"{100 * c.dip:.1f}" if table.dips(c) else table.NONE
-    least = table.NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
-    return [at_text(c.at, axis), table.text(fails, COLUMN[axis]), dip, least]
+    dip = f"{100 * c.dip:.1f}" if dips(c) else NONE
+    least = NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
+    return [at_text(c.at, axis), estimate.text(fails, STYLES[axis]), dip, least]
 
 
 def _beside(rows: pa.Table, panel: Mapping[str, Any], label: str, about: Mapping[str, Any]) -> list[str]:
@@ -140,7 +143,7 @@ def _claims(found: Reproduced) -> Iterator[str]:
         on = f"{panel['models']}, row {panel['row'] + 1}" if c.row else panel["models"]
         said = claim_text(c, found.about["level"])
         rows.append([said, panel["trace"], on, paper_text(c), one.here, one.says, one.rule])
-    yield from table.aligned(rows)
+    yield from aligned(rows)
     for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
         for why in dict.fromkeys(one.claim.why for one in every if one.claim.why and one.says == says):
             yield f"{words}: {why}"

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.policy.types import UserError
-from harness.report import table
+from harness.report.estimate import NONE
+from harness.report.text_table import laid
 from harness.rows import ratios as ratio_rows
 from harness.rows import tidy
 from harness.rows.statistics import Estimate
@@ -129,7 +130,7 @@ def of_figure(name: str, out: Path, workers: int | None, teller: Teller) -> Held
             traces, sets = ("; ".join(names) for names in (row.traces or asked.traces, row.models))
             about = f"{traces}, {sets}, {' to '.join(map(str, ends(row.gpus)))} x {asked.gpu}, {asked.host}"
             said = figure_text.claim_text(one, asked.level), about, figure_text.paper_text(one)
-            rows.append(Row(asked.paper, *said, table.NONE, "not run", FULL, table.NONE))
+            rows.append(Row(asked.paper, *said, NONE, "not run", FULL, NONE))
     return Held(tuple(rows), found.failed)
 
 
@@ -239,7 +240,7 @@ def of_bridge(name: str, out: Path, workers: int | None, teller: Teller) -> Held
 def _of_ratio(row: Mapping[str, Any]) -> tuple[str, str]:
     """A verdict and its rule for a row of `harness.rows.ratios`."""
     if row["mean"] is None:  # a system has no room, or no rate tells the two apart
-        return ("does not fit" if "infeasible" in row["note"] else "open"), table.NONE
+        return ("does not fit" if "infeasible" in row["note"] else "open"), NONE
     here = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
     return claims.judged(row["paper"], here), claims.rule(row["paper"], here)
 
@@ -250,7 +251,7 @@ def of_weaver(out: Path, workers: int | None, teller: Teller) -> Held:  # noqa: 
     rows = [
         Row(f"{weaving.PAPER}, section {one.section}", one.says, at, weaving.number(one.paper),
             weaving.here_text(one.here), one.verdict, cause(one.verdict, one.why),
-            table.NONE if one.here is None else claims.rule(one.paper, one.here))
+            NONE if one.here is None else claims.rule(one.paper, one.here))
         for one in weaving.lines(out=out, teller=teller)
     ]  # fmt: skip
     return Held(tuple(rows), {})
@@ -271,7 +272,7 @@ def markdown(found: Ledger) -> Iterator[str]:
     yield ""
     said = [one.verdict for one in found.rows]
     yield from (f"- {said.count(word)} {word}: {means}" for word, means in LEGEND.items() if word in said)
-    yield from table.laid([HEAD, *([escaped(cell) for cell in one] for one in found.rows)], markdown=True)
+    yield from laid([HEAD, *([escaped(cell) for cell in one] for one in found.rows)], markdown=True)
     if found.missing:
         yield "Not among them:"
         yield ""
@@ -279,7 +280,7 @@ def markdown(found: Ledger) -> Iterator[str]:
 
 
 def escaped(text: str) -> str:
-    """Text as a cell of Markdown; `table.laid` takes care of bars."""
+    """Text as a cell of Markdown; `laid` takes care of bars."""
     return re.sub(r"([\\*<~])", r"\\\1", " ".join(text.split()))
 
 

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
-from harness.report import table
 from harness.report.misses import Misses
+from harness.report.summary import summarize
 from harness.rows import attainment, definitions, record, requests
 from harness.run import slo as slos
 from harness.run.spec import meant
@@ -54,7 +54,7 @@ def of_sweep(
         raise UserError(f'no system "{system}" in {sweep.name}{meant(system, labels)} (it has: {", ".join(labels)})')
     if system is None:
         silent = (*CONTROLS, *(label for label in labels if label.endswith(AA)))
-        shown = table.view(scored, labels, definition, LEVEL, controls=silent).rate_scale
+        shown = summarize(scored, labels, definition, LEVEL, controls=silent).rate_scale
         scored = scored.filter(pc.equal(scored["rate_scale"], shown))
     else:
         scored = scored.filter(pc.equal(scored["label"].cast("string"), system))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from harness.report.table import aligned
+from harness.report.text_table import aligned
 from harness.rows import ratios
 from harness.study.conditions import START
 from harness.study.ratios import Measured

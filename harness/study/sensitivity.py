@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.policy.types import UserError
-from harness.report.table import scores, view
+from harness.report.summary import scores, summarize
 from harness.rows import record, statistics
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score
@@ -89,13 +89,13 @@ def leading(found: Compared, definition: str, silent: Collection[str]) -> tuple[
     """
     labels = [entry.label for entry in found.entries]
     silent = silent if len(labels) > 2 else ()
-    rivals = [row for row in view(found.table, labels, definition, LEVEL, controls=silent).rows if not row.control]
+    shown = summarize(found.table, labels, definition, LEVEL, controls=silent)
+    rivals = [system for system in shown.systems if not system.control]
     if len(rivals) < 2:
         raise UserError("an order takes two systems: --systems a,b")
-    key = definition if any(row.values.get("rate_99") is None for row in rivals) else "rate_99"
-    worth = {row.label: -math.inf if (e := row.values[key]) is None else e.mean for row in rivals}
-    best = sorted(rivals, key=lambda row: -worth[row.label])[:2]
-    first, second = (next(e for e in found.entries if e.label == row.label) for row in best)
+    key = definition if any(system.values.get("rate_99") is None for system in rivals) else "rate_99"
+    best = sorted(rivals, key=lambda system: -system.mean(key))[:2]
+    first, second = (next(e for e in found.entries if e.label == system.label) for system in best)
     return first, second
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.report.table import aligned
+from harness.report.text_table import aligned
 from harness.rows.statistics import Estimate
 from harness.study.rates import LEVEL
 from harness.study.sensitivity import Found, read

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import Inst, Unsupported
-from harness.report import table
+from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
-from harness.report.table import View
+from harness.report.formats import by_model
+from harness.report.summary import Summary
 from harness.rows import record, tidy
 from harness.rows.checked import checked, note
 from harness.run.execute import jobs_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def headline(found: Compared, shown: View) -> Iterator[str]:
+def headline(found: Compared, shown: Summary) -> Iterator[str]:
     """What a reader must know before the numbers."""
     spec = found.reference
     trace, models = trace_of(spec.trace), models_of(spec.models)
@@ -62,7 +63,7 @@ def _fit(fit: str | None) -> str:
     return f", fit {fit}" if fit else ""
 
 
-def _gaps(found: Compared, shown: View) -> str:
+def _gaps(found: Compared, shown: Summary) -> str:
     """The ratio that says whether models idle long enough to be swapped."""
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
     cluster = cluster_of(spec)
@@ -78,7 +79,7 @@ def _name(text: str) -> str:
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
-def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
+def notes(found: Compared, shown: Summary, rule: str) -> Iterator[str]:
     """What stands under the table: who is not in it, what qualifies it, and what it says."""
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     yield from departures(found.table)
@@ -87,12 +88,12 @@ def notes(found: Compared, shown: View, rule: str) -> Iterator[str]:
     yield from _refused(found, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
-    yield from table.caps(found.table, as_dict(found.reference))
-    copy = next((row.label for row in shown.rows if row.label.endswith(comparison.AA)), None)
+    yield from sentences.caps(found.table, as_dict(found.reference))
+    copy = next((row.label for row in shown.systems if row.label.endswith(comparison.AA)), None)
     for line in (
-        table.verdict(found.table, shown, rule, rates.LEVEL),
-        table.why(found.table, shown, rule, rates.LEVEL),
-        copy and table.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
+        sentences.verdict(found.table, shown, rule, rates.LEVEL),
+        sentences.why(found.table, shown, rule, rates.LEVEL),
+        copy and sentences.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
@@ -108,14 +109,14 @@ def invalid(rows: pa.Table) -> list[str]:
     return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
-def served(found: Compared, shown: View) -> list[str]:
+def served(found: Compared, shown: Summary) -> list[str]:
     """Which server served which model, and results by model; nothing where no servers were attached."""
     if not found.reference.attach:
         return []
     runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
     own = found.judge.definition
-    return [*(f"{model}: {how}" for model, how in by.items()), *table.by_model(found.table, shown.rate_scale, own)]
+    return [*(f"{model}: {how}" for model, how in by.items()), *by_model(found.table, shown.rate_scale, own)]
 
 
 def departures(rows: pa.Table) -> list[str]:
@@ -129,9 +130,9 @@ def _gone(rows: pa.Table, column: str) -> list[str]:
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
-def _refused(found: Compared, shown: View) -> list[str]:
+def _refused(found: Compared, shown: Summary) -> list[str]:
     """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
-    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.rows}
+    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.systems}
     for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
         if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
             runs[label][run] = None
@@ -146,10 +147,10 @@ def _refused(found: Compared, shown: View) -> list[str]:
     return lines
 
 
-def next_command(found: Compared, shown: View, rule: str, words: Iterable[str]) -> str:
+def next_command(found: Compared, shown: Summary, rule: str, words: Iterable[str]) -> str:
     """What to ask now: why the one that misses most misses."""
-    missing = [row for row in shown.rows if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
-    if not missing and any(row.infeasible for row in shown.rows):
+    missing = [row for row in shown.systems if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
+    if not missing and any(row.infeasible for row in shown.systems):
         return again(words, "--gpus", str(2 * shown.gpus))
     if not missing and found.reference.scaling == "none":
         return f"bench plot {short_path(found.folder)}"
@@ -189,5 +190,5 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": failures(found.failed),
-        "caps": table.caps(found.table, as_dict(found.reference)),
+        "caps": sentences.caps(found.table, as_dict(found.reference)),
     }

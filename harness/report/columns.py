@@ -1,0 +1,55 @@
+"""The columns of a comparison: which measures stand beside each other, in which units, and how they print."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from harness.report.estimate import Style
+from harness.rows import tidy
+from harness.rows.definitions import DEFINITIONS
+
+
+class Column(NamedTuple):
+    """One column: what it holds, how it is headed, and whether more is better (None: neither)."""
+
+    key: str
+    group: str
+    name: str
+    unit: str
+    factor: float
+    more: bool | None
+    definition: str  # of the tidy table; empty: it comes from the crossing
+    over: str = "pooled"
+    headline: bool = False  # it keeps its interval where there is little room
+
+    @property
+    def style(self) -> Style:
+        """Shares and counts by decimals, others by significant digits; units stand in the head."""
+        return Style(decimals={"%": 1, "": 0}.get(self.unit))
+
+
+def columns(definition: str) -> tuple[Column, ...]:
+    """Columns of a comparison whose headline is this definition of attainment."""
+    share = f"SLO attainment ({definition}) %"
+    shares = [
+        Column(definition, share, "pooled", "%", 100, True, definition, headline=True),
+        Column("mean", share, "mean", "%", 100, True, definition, "mean"),
+        Column("worst", share, "worst", "%", 100, True, definition, "worst"),
+    ]
+    shares += [Column(x, "of each %", x.upper(), "%", 100, True, x) for x in DEFINITIONS[definition].beside]
+    return (
+        *shares,
+        Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, "", headline=True),
+        Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
+        Column("dip", "deepest", "dip %", "%", 1, None, ""),
+        Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),
+        Column("ttft_p95_s", "TTFT s", "P95", "s", 1, False, "ttft_p95_s"),
+        Column("tpot_p50_s", "TPOT ms", "P50", "ms", 1e3, False, "tpot_p50_s"),
+        Column("tpot_p95_s", "TPOT ms", "P95", "ms", 1e3, False, "tpot_p95_s"),
+        Column(tidy.HITS, "prefix", "hits %", "%", 100, None, tidy.HITS),
+        Column("kv_used", "KV %", "used", "%", 100, None, "kv_used"),
+        Column("loads", "weights", "loads", "", 1, None, "loads"),
+        Column("evicts", "weights", "evicts", "", 1, None, "evicts"),
+        Column("migrations", "weights", "moved", "", 1, None, "migrations"),
+        Column(tidy.WAKES, "server's own", "wakes", "", 1, None, tidy.WAKES),
+    )

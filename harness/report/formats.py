@@ -1,0 +1,198 @@
+"""A summary for a terminal, a paper, or another program."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.report import estimate
+from harness.report.columns import Column
+from harness.report.summary import Summary, SystemSummary
+from harness.report.text_table import aligned
+from harness.rows import tidy
+from harness.rows.statistics import Estimate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+
+
+def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
+    """A system's value in a column; with its interval where more or less of it is better."""
+    return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
+
+
+# ------------------------------------------------------------------ for a terminal
+
+
+def terminal(shown: Summary, *, bold: bool, room: int = 0) -> list[str]:
+    """Lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
+
+    Lines longer than `room` characters leave all intervals but those of the headlines to --json and --csv.
+    """
+    wide = list(_terminal(shown, bold, True))
+    longest = max(len(line.replace(BOLD, "").replace(PLAIN, "")) for line in wide)
+    return wide if longest <= room else list(_terminal(shown, bold, False))
+
+
+def _terminal(shown: Summary, bold: bool, spread: bool) -> Iterator[str]:
+    cells = [
+        [shown.name(system), *(cell(system, c, spread=spread or c.headline) for c in shown.columns)]
+        for system in shown.systems
+    ]
+    heads = ["system", *(c.name for c in shown.columns)]
+    groups, width = _widths(shown.columns, [heads, *cells])
+    yield groups
+    yield "  ".join(head.ljust(w) for head, w in zip(heads, width, strict=True)).rstrip()
+    winners = [set(), *(shown.best(c) for c in shown.columns)]
+    for system, line in zip(shown.systems, cells, strict=True):
+        padded = [text.ljust(w) for text, w in zip(line, width, strict=True)]
+        marked = [
+            f"{BOLD}{text}{PLAIN}" if bold and system.label in won else text
+            for text, won in zip(padded, winners, strict=True)
+        ]
+        yield "  ".join(marked).rstrip()
+
+
+def _widths(columns: Sequence[Column], lines: Sequence[Sequence[str]]) -> tuple[str, list[int]]:
+    """The line of the groups' titles, and the width of each column; the first is that of the labels."""
+    width = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    spans: list[tuple[str, int]] = [("", width[0])]
+    for c, w in zip(columns, width[1:], strict=True):
+        if spans[-1][0] == c.group:
+            spans[-1] = (c.group, spans[-1][1] + 2 + w)
+        else:
+            spans.append((c.group, w))
+    # a group's title may be wider than its columns: its last column takes what is missing
+    at = 0
+    for k, (title, w) in enumerate(spans):
+        at += 1 if k == 0 else sum(c.group == title for c in columns)
+        if len(title) > w:
+            width[at - 1] += len(title) - w
+            spans[k] = (title, len(title))
+    return "  ".join(title.ljust(w) for title, w in spans).rstrip(), width
+
+
+# ------------------------------------------------------------------ for a paper
+
+
+def markdown(shown: Summary) -> Iterator[str]:
+    """Lines of a Markdown table; the best of a column bold."""
+    yield "| system | " + " | ".join(_title(c) for c in shown.columns) + " |"
+    yield "|---" * (1 + len(shown.columns)) + "|"
+    for system in shown.systems:
+        cells = [_strong(cell(system, c), system.label in shown.best(c), "**", "**") for c in shown.columns]
+        yield f"| {shown.name(system)} | " + " | ".join(cells) + " |"
+
+
+def latex(shown: Summary) -> Iterator[str]:
+    """Lines of a LaTeX tabular (booktabs); the best of a column bold."""
+    yield rf"\begin{{tabular}}{{l{'r' * len(shown.columns)}}}"
+    yield r"\toprule"
+    yield "system & " + " & ".join(_escaped(_title(c)) for c in shown.columns) + r" \\"
+    yield r"\midrule"
+    for system in shown.systems:
+        cells = [
+            _strong(_escaped(cell(system, c)), system.label in shown.best(c), r"\textbf{", "}") for c in shown.columns
+        ]
+        yield _escaped(shown.name(system)) + " & " + " & ".join(cells) + r" \\"
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+
+
+def _title(c: Column) -> str:
+    return f"{c.group} {c.name}"
+
+
+def _strong(text: str, won: bool, before: str, after: str) -> str:
+    return f"{before}{text}{after}" if won else text
+
+
+def _escaped(text: str) -> str:
+    for plain, tex in (("\\", r"\textbackslash{}"), ("%", r"\%"), ("_", r"\_"), ("&", r"\&"), ("#", r"\#")):
+        text = text.replace(plain, tex)
+    return text.replace("<", "$<$").replace(">", "$>$").replace("≤", r"$\le$").replace("~", r"$\sim$")
+
+
+# ------------------------------------------------------------------ for another program
+
+
+def records(shown: Summary) -> list[dict[str, Any]]:
+    """A flat record a system: label, gpus, then mean, low and high of every column in its own unit."""
+    return [_record(shown, system) for system in shown.systems]
+
+
+def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
+    flat: dict[str, Any] = {
+        "system": system.label,
+        "gpus": system.gpus,
+        "control": system.control,
+        "infeasible": system.infeasible,
+        "invalid": system.invalid,
+        "rate_scale": shown.rate_scale,
+        "offered_rps": shown.offered_rps,
+    }
+    for c in shown.columns:
+        e = system.values[c.key]
+        unit = {"%": "_pct", "ms": "_ms", "req/s": "_rps"}.get(c.unit, "")
+        key = f"{c.key.removesuffix('_s')}{unit}" if c.unit == "ms" else f"{c.key}{unit}"
+        flat[key] = None if e is None else e.mean
+        flat[f"{key}_low"] = None if e is None else e.low
+        flat[f"{key}_high"] = None if e is None else e.high
+        if c.key == "rate_99":
+            for part in ("sign", "cut", "edge"):
+                flat[f"{key}_{part}"] = None if e is None else getattr(e, part)
+        flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
+    return flat
+
+
+def as_csv(shown: Summary) -> str:
+    """The records as CSV; empty cells where there is no value."""
+    flat = records(shown)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(flat[0]) if flat else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: "" if value is None else value for key, value in each.items()} for each in flat)
+    return out.getvalue()
+
+
+def as_json(shown: Summary, about: Mapping[str, Any]) -> str:
+    """The facts of the sweep and its records; infinities as null, for JSON has none."""
+    return json.dumps(_plain({**about, "systems": records(shown)}), indent=1)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+# ------------------------------------------------------------------ by model
+
+
+def by_model(scored: pa.Table, rate_scale: float, definition: str) -> list[str]:
+    """Lines of each model of each system at a rate, over all seeds: what was offered, attainment, latencies."""
+    wanted = {definition: 100.0, "ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "tpot_p50_s": 1e3, "tpot_p95_s": 1e3}
+    frame = tidy.summary(scored, [*wanted], ("model",))
+    frame = frame[frame["rate_scale"] == rate_scale]
+    offered = scored.select(["label", "model", "rate_scale", "definition", "n"]).to_pandas()
+    offered = offered[(offered["definition"] == definition) & (offered["rate_scale"] == rate_scale)]
+    counts = offered.groupby(["label", "model"], observed=True)["n"].sum()
+    heads = [f"{definition} %", "TTFT P50 s", "P95 s", "TPOT P50 ms", "P95 ms"]
+    lines = [["system", "model", "offered", *heads]]
+    for (label, model), values in frame.groupby(["label", "model"], observed=True, sort=False):
+        means = dict(zip(values["definition"], values["mean"], strict=True))
+        cells = [_mean(factor * means.get(name, math.nan)) for name, factor in wanted.items()]
+        lines.append([str(label), str(model), str(counts[label, model]), *cells])
+    return list(aligned(lines)) if len(lines) > 1 else []
+
+
+def _mean(value: float) -> str:
+    return estimate.text(Estimate(value, None, None, 1))

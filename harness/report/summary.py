@@ -1,0 +1,174 @@
+"""A scored sweep at its most telling rate: an estimate for each system and column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.report.columns import Column, columns
+from harness.rows import statistics, tidy
+from harness.rows.statistics import Crossing, Estimate
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
+
+
+@dataclass(frozen=True, slots=True)
+class SystemSummary:
+    """One system at the shown rate; values in the columns' units, None where there is none."""
+
+    label: str
+    gpus: int
+    control: bool
+    infeasible: bool
+    values: Mapping[str, Estimate | None]  # by the column's key
+    invalid: bool = False  # of runs on real servers: some measured something else
+
+    def mean(self, key: str) -> float:
+        """The mean in a column; -inf where there is no value, which sorts last."""
+        e = self.values[key]
+        return -math.inf if e is None else e.mean
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What is shown: systems at one rate, and what the other rates add to them."""
+
+    rate_scale: float
+    offered_rps: float
+    columns: tuple[Column, ...]
+    systems: tuple[SystemSummary, ...]
+    gpus: int  # of most systems
+    undefined_tpot: float  # share of offered requests with a TPOT that is not defined
+
+    def name(self, system: SystemSummary) -> str:
+        """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
+        label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
+        return label + (" (infeasible)" if system.infeasible else "") + (" (invalid)" if system.invalid else "")
+
+    def best(self, column: Column) -> set[str]:
+        """Labels with the best value of a column among contestants, where one is better than another."""
+        values = {
+            s.label: s.mean(column.key)
+            for s in self.systems
+            if not (s.control or s.infeasible or s.invalid) and s.values[column.key] is not None
+        }
+        if column.more is None or len(set(values.values())) < 2:
+            return set()
+        top = max(values.values()) if column.more else min(values.values())
+        return {label for label, value in values.items() if value == top}
+
+
+def summarize(
+    table: pa.Table, order: Sequence[str], definition: str, level: float, *, controls: Collection[str] = ()
+) -> Summary:
+    """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
+
+    `order` lists the labels; `controls` those that contend for nothing.
+    """
+    wanted = columns(definition)
+    points = _points(table, wanted)
+    labels = [label for label in order if label in points.gpus]
+    contend = [label for label in labels if label not in controls] or labels
+    shown = points.telling_rate(contend, definition, level)
+    invalid = tidy.invalid(table)
+    systems = tuple(
+        SystemSummary(
+            label,
+            points.gpus[label],
+            label in controls,
+            (label, shown) in points.infeasible,
+            points.row(label, shown, wanted) | _crossing(table, label, definition, level),
+            label in invalid,
+        )
+        for label in labels
+    )
+    offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
+    undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
+    gpus = [points.gpus[label] for label in contend]
+    return Summary(
+        shown,
+        sum(offered) / len(offered) if offered else math.nan,
+        tuple(c for c in wanted if _always(c) or any(system.values[c.key] for system in systems)),
+        systems,
+        max(set(gpus), key=gpus.count) if gpus else 0,
+        max(undefined, default=0.0),
+    )
+
+
+def _always(column: Column) -> bool:
+    """Whether a column is shown even where no system has a value."""
+    return bool(column.definition) and column.key not in OPTIONAL
+
+
+@dataclass(frozen=True, slots=True)
+class _Points:
+    """Every point of a sweep."""
+
+    estimates: Mapping[tuple[str, float, str, str], Estimate]  # by label, rate scale, definition, over
+    gpus: Mapping[str, int]
+    infeasible: Collection[tuple[str, float]]
+
+    def at(self, label: str, rate: float, name: str, over: str = "pooled") -> Estimate | None:
+        """The estimate of a point; None where it has no value."""
+        e = self.estimates.get((label, rate, name, over))
+        return None if e is None or math.isnan(e.mean) else e
+
+    def row(self, label: str, rate: float, wanted: Sequence[Column]) -> dict[str, Estimate | None]:
+        """The estimates of a system in the columns' units; None in columns of no definition."""
+        values = {c.key: self.at(label, rate, c.definition, c.over) if c.definition else None for c in wanted}
+        factors = {c.key: c.factor for c in wanted}
+        return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
+
+    def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
+        """The highest rate at which one of the labels meets the level; the lowest where none does."""
+        rates = sorted({rate for _, rate, _, _ in self.estimates})
+        met = [
+            rate
+            for rate in rates
+            if any(e is not None and e.mean >= level for e in (self.at(x, rate, definition) for x in contend))
+        ]
+        return max(met, default=rates[0]) if rates else math.nan
+
+
+def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
+    names = [*dict.fromkeys(c.definition for c in wanted if c.definition), "offered_rps", "undefined_tpot"]
+    estimates: dict[tuple[str, float, str, str], Estimate] = {}
+    gpus: dict[str, int] = {}
+    infeasible: set[tuple[str, float]] = set()
+    for p in tidy.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
+        low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
+        estimates[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
+        gpus[p["label"]] = int(p["gpus"])
+        if p["infeasible"]:
+            infeasible.add((p["label"], p["rate_scale"]))
+    return _Points(estimates, gpus, infeasible)
+
+
+def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
+    """The rate at `level`, the lowest that fails and the deepest dip, by column; none where there is a single rate."""
+    curves = tidy.curves(table, label, definition)
+    if not curves or max(len(curve) for curve in curves.values()) < 2:
+        return {}
+    c = statistics.crossing(curves, level)
+    values = {"rate_99": c.at}
+    if c.fails is not None:
+        values["fails_99"] = Estimate(c.fails, None, None, c.at.n)
+    if dips(c):
+        values["dip"] = Estimate(100 * c.dip, None, None, c.at.n)
+    return values
+
+
+def dips(c: Crossing) -> bool:
+    """Tell whether the deepest dip is more than 0 where it is shown with one decimal of a percent."""
+    return c.dip >= 0.0005
+
+
+def scores(table: pa.Table, label: str, rate: float, definition: str) -> dict[int, float]:
+    """Pooled attainment by seed at one rate."""
+    curves = tidy.curves(table, label, definition, "rate_scale")
+    return {seed: curve[rate] for seed, curve in curves.items() if rate in curve}

@@ -1,0 +1,227 @@
+"""What a scored sweep says: an estimate as text, the table of systems, and its sentences."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.report import estimate, formats, sentences
+from harness.report.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
+from harness.report.summary import Summary, summarize
+from harness.report.text_table import laid
+from harness.rows import tidy
+from harness.rows.statistics import Estimate
+
+# ------------------------------------------------------------------ an estimate as text
+
+
+@pytest.mark.parametrize(
+    ("e", "style", "text"),
+    [
+        (Estimate(22.5, 18.1, 26.9, 5), RATE, "22.5 [18.1, 26.9]"),
+        (Estimate(1.39, 0.84, 2.294, 5), RATIO, "1.39x [0.84, 2.29]"),
+        (Estimate(1.3, -0.2, 2.8, 5), POINTS, "+1.3 [-0.2, 2.8]"),
+        (Estimate(12.0, 10.0, 14.0, 5), GPUS, "12 [10, 14]"),
+        (Estimate(99.123, 98.9, 99.3, 5), SHARE, "99.1 [98.9, 99.3]"),
+        # three significant digits of the mean, and no finer bounds
+        (Estimate(0.01234, 0.01, 0.2, 5), RATE, "0.0123 [0.0100, 0.200]"),
+        (Estimate(9.934, 0.004, 1234.5, 5), RATE, "9.93 [0.00, 1234]"),
+        # one run has no interval
+        (Estimate(0.01234, None, None, 1), RATE, "0.0123"),
+        (Estimate(4.0, None, None, 1, "<", 1, 4.0), GPUS, "≤4"),
+        (Estimate(2.0, None, None, 1, "<", 1, 2.0), SCALE, "≤2.00x"),
+        (Estimate(4.0, None, None, 1, ">", 1, 4.0), GPUS, ">4"),
+        # bounds, with open ends of the interval
+        (Estimate(80.0, 79.0, None, 5, ">", 5, 79.0), RATE, ">80.0 [79.0, inf]"),
+        (Estimate(1.0, None, 4.75, 2, "<", 2, 1.0), RATIO, "<1.00x [0, 4.75]"),
+        (Estimate(0.9, 0.83, None, 2, ">", 2, 0.8), RATIO, ">0.90x [0.83, inf]"),
+        (Estimate(-1.0, None, 4.75, 2, "<", 2, -1.0), POINTS, "<-1.0 [-inf, 4.8]"),
+        (Estimate(11.2, None, None, 3, "~", 3), RATE, "~11.2"),
+        (Estimate(24.0, 24.0, None, 3, ">", 3, 24.0), RATE, ">24.0"),
+        # a part of the seeds: the edge that they lie beyond
+        (Estimate(11.2, 0.5, None, 2, ">", 1, 20.0), RATE, ">20.0 [0.5, inf] (1 of 2 seeds)"),
+        (Estimate(11.2, None, 30.0, 2, "<", 1, 1.25), SCALE, "≤1.25x [0, 30.0] (1 of 2 seeds)"),
+        (Estimate(11.2, None, None, 3, "~", 2), RATE, "~11.2 (2 of 3 seeds)"),
+        # no value, no sign of nothing, and what two seeds far apart give
+        (None, RATE, "-"),
+        (Estimate(float("nan"), None, None, 5), RATE, "-"),
+        (Estimate(float("inf"), None, None, 5), RATE, "never"),
+        (Estimate(-0.04, -0.04, 0.04, 5), POINTS, "0.0 [0.0, 0.0]"),
+        (Estimate(0.0, 0.0, 0.0, 5), RATE, "0 [0, 0]"),
+        (Estimate(2.0, 0.1, 4.2e13, 2), RATIO, "2.00x [0.10, 4e+13]"),
+    ],
+)
+def test_an_estimate_is_its_mean_and_its_interval(e: Estimate | None, style: Style, text: str) -> None:
+    assert estimate.text(e, style) == text
+
+
+def test_an_estimate_without_its_interval_keeps_what_qualifies_its_mean() -> None:
+    assert estimate.text(Estimate(22.5, 18.1, 26.9, 5), spread=False) == "22.5"
+    assert estimate.text(Estimate(11.2, 0.5, None, 2, ">", 1, 20.0), spread=False) == ">20.0 (1 of 2 seeds)"
+
+
+@given(st.floats(-1e5, 1e5), st.integers(0, 3))
+def test_a_number_is_printed_to_its_last_digit(x: float, decimals: int) -> None:
+    assert abs(float(estimate.number(x, decimals)) - x) <= 0.5000001 * 10.0**-decimals
+    assert not estimate.number(x, decimals).startswith("-0.0") or float(estimate.number(x, decimals)) < 0
+    assert float(estimate.number(x)) == pytest.approx(x, rel=0.005, abs=1e-300)
+
+
+# ------------------------------------------------------------------ the table of systems
+
+
+def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[float, list[float]]]) -> pa.Table:
+    """A tidy table of pooled attainment by label, rate and seed, and of other definitions by name."""
+    common = {name: name for name in ("trace", "models", "gpu", "engine", "scaling", "slo", "tier", "fidelity")}
+    rows = []
+    for definition, of in {"both": values, **named}.items():
+        for label, rates in of.items():
+            for rate, seeds in rates.items():
+                for seed, value in enumerate(seeds):
+                    run = {"run": f"{label}-{rate}-{seed}", "label": label, "rate_scale": rate, "seed": seed}
+                    about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 100}
+                    rows.append(about | {"definition": definition, "value": value})
+                    if definition == "both":
+                        rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
+    schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+    return pa.Table.from_pylist(rows, schema=schema).cast(tidy.TABLE_SCHEMA)
+
+
+def shown(of: pa.Table, *labels: str, controls: tuple[str, ...] = ()) -> Summary:
+    return summarize(of, labels, "both", 0.99, controls=controls)
+
+
+APART = {"a": {1.0: [1.0] * 3, 2.0: [0.98, 0.98, 0.98]}, "b": {1.0: [0.98] * 3, 2.0: [0.5] * 3}}
+
+
+def test_the_shown_rate_is_the_highest_that_a_contestant_still_meets() -> None:
+    of = scored({"a": {1.0: [1.0], 2.0: [0.995], 4.0: [0.2]}, "b": {1.0: [1.0], 2.0: [0.9], 4.0: [0.1]}})
+    assert shown(of, "a", "b").rate_scale == 2.0
+    assert shown(of, "a", "b").offered_rps == 4.0
+    assert shown(of, "a", "b", controls=("a",)).rate_scale == 1.0
+    assert shown(scored({"a": {2.0: [0.1], 1.0: [0.2]}}), "a").rate_scale == 1.0  # none meets: the lowest
+
+
+def test_the_best_of_a_column_is_bold_on_a_terminal_only_and_controls_never_win() -> None:
+    view = shown(scored({"a": {1.0: [0.9]}, "b": {1.0: [0.8]}, "c": {1.0: [1.0]}}), "a", "b", "c", controls=("c",))
+    bold = "\n".join(formats.terminal(view, bold=True))
+    assert bold.count(formats.BOLD) == 1
+    assert f"{formats.BOLD}90.0" in bold
+    plain = "\n".join(formats.terminal(view, bold=False))
+    assert bold.replace(formats.BOLD, "").replace(formats.PLAIN, "") == plain
+    assert "**90.0**" in "\n".join(formats.markdown(view))
+    assert r"\textbf{90.0}" in "\n".join(formats.latex(view))
+
+
+def test_intervals_give_way_where_there_is_little_room() -> None:
+    of = scored({"a": {1.0: [0.9, 0.8]}}, ttft_p50_s={"a": {1.0: [0.1, 0.2]}})
+    wide, tight = (formats.terminal(shown(of, "a"), bold=False, room=room) for room in (200, 40))
+    assert wide[-1].count("[") == 2
+    assert tight[-1].count("[") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"a": {1.0: [1.0] * 3, 2.0: [0.95, 0.96, 0.97], 4.0: [0.1] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52],
+          4.0: [0.1] * 3}}, r"a meets 99 % at 1\.2\dx \[1\.\d\d, 1\.\d\d\] the rate of b$"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [0.5, 0.9, 0.7]}, "b": {1.0: [1.0] * 3, 2.0: [0.9, 0.5, 0.7]}},
+         r"the rate of b \(3 seeds, not significant\)$"),
+        ({"a": {1.0: [1.0], 2.0: [0.9]}, "b": {1.0: [1.0], 2.0: [0.5]}}, r"\(one seed, no interval\)"),
+        ({"a": {1.0: [1.0], 2.0: [1.0]}, "b": {1.0: [1.0], 2.0: [1.0]}}, r"met by both up to the highest rate asked"),
+        ({"a": {1.0: [0.5], 2.0: [0.1]}, "b": {1.0: [0.4], 2.0: [0.1]}}, r"met by neither, not even at the lowest"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [1.0, 1.0, 0.9]}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}},
+         r"at >1\.\d\dx \[0\.\d\d, inf\] the rate of b \(2 of 3 seeds beyond the rates asked, not significant\)$"),
+        ({"a": {1.0: [1.0] * 2, 2.0: [1.0, 0.9]}, "b": {1.0: [1.0] * 2, 2.0: [0.9, 1.0]}},
+         r"at ~1\.00x the rate of b \(2 of 2 seeds beyond the rates asked, no interval\)"),
+        ({"a": {1.0: [1.0] * 3, 2.0: [1.0] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52]}},
+         r"at >1\.9\dx \[1\.\d\d, inf\] the rate of b \(3 of 3 seeds beyond the rates asked\)$"),
+        ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},
+         r"\+20\.00 \[20\.00, 20\.00\] points more than b$"),
+        ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}},
+         r"\+5\.00 \[-\d+\.\d\d, \d+\.\d\d\] points more than b \(2 seeds, not significant\)$"),
+        ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, r"meet the same share"),
+    ],
+)  # fmt: skip
+def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
+    of = scored(values)
+    said = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)
+    assert said is not None
+    assert re.search(says, said), said
+
+
+def test_what_fails_and_dips_stands_beside_the_crossing() -> None:
+    """a dips at the lowest rate and holds up to 4; b falls without a dip."""
+    of = scored({"a": {1.0: [0.984], 2.0: [0.997], 4.0: [0.995], 8.0: [0.5]},
+                 "b": {1.0: [1.0], 2.0: [0.98], 4.0: [0.5], 8.0: [0.1]}})  # fmt: skip
+    view = shown(of, "a", "b")
+    head, *body = (" ".join(line.split()) for line in formats.terminal(view, bold=False)[1:])
+    assert head.startswith("system pooled mean worst TTFT TPOT crosses fails at dip %")
+    a, b = formats.records(view)
+    assert a["rate_99_rps"] == pytest.approx(2 * (4 + 4 * (0.992 - 0.99) / (0.992 - 0.5)))  # .992 is the fit up to 4
+    assert (a["rate_99_rps_sign"], a["rate_99_rps_cut"], a["fails_99_rps"]) == ("=", 0, 2.0)
+    assert a["dip_pct"] == pytest.approx(0.8)
+    assert (b["rate_99_rps"], b["fails_99_rps"], b["dip_pct"]) == (pytest.approx(3.0), 4.0, None)
+    assert " 8.03 2.00 0.8" in body[0]
+    assert " 3.00 4.00 -" in body[1]
+    smooth = shown(scored({"b": {1.0: [1.0], 2.0: [0.98]}}), "b")
+    assert "dip" not in formats.records(smooth)[0]  # no column without a dip
+
+
+def test_the_verdict_leaves_controls_out() -> None:
+    of = scored(APART)
+    assert sentences.verdict(of, shown(of, "a", "b", controls=("b",)), "both", 0.99) is None
+
+
+def test_why_names_the_cause_of_most_misses() -> None:
+    causes = {"missed_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_load": {"b": {1.0: [0.3, 0.5]}}}
+    of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
+    assert sentences.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
+    assert sentences.why(of, shown(of, "a"), "both", 0.99) is None
+
+
+def test_caps_that_bind_are_told_with_the_rate_and_how_to_lift_them() -> None:
+    rates = {"a": {1.0: [1.0] * 2, 2.0: [1.0] * 2}, "b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}}
+    cap = {"a": {1.0: [0.02, 0.04], 2.0: [0.5, 0.5]}, "b": {1.0: [0.0, 0.02], 2.0: [0.1, 0.3]}}
+    chunk = {"a": {1.0: [0.0, 0.0], 2.0: [0.01, 0.01]}}
+    values = {"batch_cap": 256, "chunk_tokens": 2048, "prefill_tokens": 16384}
+    says = "batch_cap = 256 bound more than 1 % of steps: a from 2.00 req/s (3.0 %), b from 4.00 req/s (20.0 %)"
+    assert sentences.caps(scored(rates, cap_bound=cap, chunk_bound=chunk), values) == [f"{says}; --set batch_cap=512"]
+    assert sentences.caps(scored(rates), values) == []
+
+
+def test_the_aa_line_says_whether_0_is_covered() -> None:
+    of = scored({"a": {1.0: [0.9, 0.8, 0.85]}, "x": {1.0: [0.85, 0.86, 0.84]}, "y": {1.0: [0.7, 0.6, 0.65]}})
+    assert "covers 0, as it should" in str(sentences.same(of, "a", "x", 1.0, "both"))
+    assert "does not cover 0" in str(sentences.same(of, "a", "y", 1.0, "both"))
+
+
+def test_a_rate_is_never_below_0_and_its_interval_is_as_wide_as_it_is() -> None:
+    """Two seeds that cross at 2 and 18 req/s: mean 10, t interval 10 +- 101.6, of which rates have [0, 111.6]."""
+    of = scored({"a": {rate: [float(rate <= 1.0), float(rate <= 9.0)] for rate in (1.0, 1.0001, 9.0, 9.0001)}})
+    view = shown(of, "a")
+    (record,) = formats.records(view)
+    assert record["rate_99_rps"] == pytest.approx(10.0, rel=1e-4)
+    assert (record["rate_99_rps_low"], record["rate_99_rps_high"]) == (0.0, pytest.approx(111.6, rel=1e-3))
+    (line,) = csv.DictReader(io.StringIO(formats.as_csv(view)))
+    assert all(float(value) >= 0 for key, value in line.items() if "_rps" in key and value not in {"", "="})
+    assert "10.0 [0, 112]" in formats.terminal(view, bold=False)[-1]
+
+
+def test_cells_in_latex_are_escaped() -> None:
+    of = scored({"a_b": {1.0: [1.0] * 2, 2.0: [1.0] * 2}})
+    cells = "\n".join(formats.latex(shown(of, "a_b")))
+    assert r"a\_b & " in cells
+    assert "& $>$4.00 &" in cells
+
+
+def test_a_table_is_aligned_or_markdown() -> None:
+    rows = [["a", "b"], ["1", "x|y"]]
+    assert list(laid(rows, markdown=True)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
+    assert list(laid(rows)) == ["a  b", "1  x|y"]
