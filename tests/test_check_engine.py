@@ -116,7 +116,7 @@ def test_a_process_that_outlives_its_engine_is_found(wrong: Callable[[str], str]
     try:
         (failure,) = check(name, only="closes", case="no-requests")
     finally:
-        for child in engine.find(name).__globals__["CHILDREN"]:  # type: ignore[attr-defined]
+        for child in engine.module(name).CHILDREN:
             child.communicate()
     assert "process" in failure.message
 

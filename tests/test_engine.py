@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from harness.check.new import write
+from harness.engines.machine import Config, Served, machine
 from harness.loop import engine
 from harness.loop.guard import Terminated
 from harness.loop.replay import replay
@@ -27,6 +28,7 @@ from harness.run.execute import current, execute, jobs_of
 from harness.run.lookup import Failed, assemble
 from harness.run.resolve import resolve
 from harness.run.spec import Spec, canonical
+from workloads.models import shape
 
 HEAVY = ("numba", "torch")
 
@@ -61,6 +63,83 @@ def test_engines_are_the_files_that_define_make() -> None:
 def test_what_is_no_engine_is_said(name: str, says: str) -> None:
     with pytest.raises(UserError, match=re.escape(says)):
         engine.find(name)
+
+
+FIELDS = """
+from dataclasses import dataclass
+from harness.engines.sim.engine import Sim
+from harness.policy.fields import choice, number
+
+@dataclass(frozen=True)
+class Fields:
+    step_s: float = number(0.01, 0.001, 1)
+    order: str = choice("edf", "fcfs")
+    key_env: str = ""
+    presets = {"slow": {"step_s": 0.5}}
+
+def make(config, options, machine, fields):
+    made = Sim(config, options, machine)
+    made.fields = fields
+    return made
+"""
+
+
+def test_an_engine_takes_fields_as_a_system_does(tmp_path: Path) -> None:
+    (path := tmp_path / "mine.py").write_text(FIELDS)
+    config = Config((Served("a", shape("llama-3.2-1b")),))
+
+    def fields(text: str) -> tuple[float, str]:
+        made = engine.find(text)(config, {}, machine(config))
+        chosen = made.fields  # type: ignore[attr-defined]
+        return chosen.step_s, chosen.order
+
+    assert fields(f"{path}") == (0.01, "edf")
+    assert fields(f"{path}:slow+order=fcfs") == (0.5, "fcfs")
+    for text, says in {
+        "+stop_s=1": "did you mean step_s?",
+        "+step_s=2": "field step_s is 2.0, not in [0.001, 1]",
+        ":slov": "did you mean slow?",
+        "+order": "+order is not +FIELD=VALUE",
+    }.items():
+        with pytest.raises(UserError, match=re.escape(says)):
+            engine.find(f"{path}{text}")
+    with pytest.raises(UserError, match='sim has no field "step_s"'):
+        engine.find("sim+step_s=1")
+
+
+def test_what_is_asked_of_an_engine_has_one_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (path := tmp_path / "mine.py").write_text(FIELDS)
+    monkeypatch.chdir(tmp_path)
+    assert engine.canonical("sim") == "sim"
+    assert engine.canonical("./mine.py") == engine.canonical("./mine.py+step_s=0.01+order=edf") == str(path)
+    assert engine.canonical("./mine.py+step_s=1+order=fcfs") == f"{path}+order=fcfs+step_s=1.0"
+    assert engine.canonical("./mine.py:slow+step_s=0.01+order=edf") == f"{path}:slow+step_s=0.01"
+    spec = Spec("static", engine="./mine.py+key_env=MY_KEY", models="llama-3.2-1b", trace="sample")
+    assert resolve(spec).engine == f"{path}+key_env=MY_KEY"  # a run needs it
+    assert resolve(spec).hash8 == resolve(replace(spec, engine=str(path))).hash8
+
+
+BROKEN = {
+    "raises": ("x = 1\nraise KeyError('m9')\ndef make(config, options, machine): ...", ":2: KeyError ('m9')"),
+    "is no Python": ("def make(config:\n", ":1: SyntaxError ("),
+    "fails": ("def make(config, options, machine):\n    return 1 / 0", ":2: ZeroDivisionError (division by zero)"),
+    "lacks all": ("def make(config, options, machine): return object()", ": its engine has no `can`"),
+    "lacks one": (
+        ("from harness.engines.sim.engine import Sim\nclass Mine(Sim): poll = property()\n"
+        "def make(*parts): return Mine(*parts)"),
+        ": its engine has no `poll`",
+    ),
+    "ends it all": ("import sys\nsys.exit(3)\ndef make(config, options, machine): ...", ":2: SystemExit (3)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_broken_file_is_one_line(how: str, tmp_path: Path) -> None:
+    text, says = BROKEN[how]
+    (path := tmp_path / "mine.py").write_text(text)
+    config = Config((Served("a", shape("llama-3.2-1b")),))
+    with pytest.raises(UserError, match=f"^{re.escape(str(path) + says)}"):
+        engine.find(str(path))(config, {}, machine(config))
 
 
 # ------------------------------------------------------------------ the life of an engine, by its diary

@@ -200,7 +200,7 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
     monkeypatch.setattr(probe, "REPEATS", 2)
     monkeypatch.setattr(fit_whole, "KNOTS", (1,))
     said = list[str]()
-    found = calibrate.calibrate("attach", ["llama-tiny"], tmp_path, said.append, attach=(mock,), batch_cap=2)
+    found = calibrate.calibrate(f"attach+urls={mock}", ["llama-tiny"], tmp_path, said.append, batch_cap=2)
     file: Mapping[str, Any] = quantities.machine(str(found.table)) or {}
     assert file["kind"] == "attach-h100"
     assert file["settings"]["batch_cap"] == 2

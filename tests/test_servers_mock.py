@@ -202,8 +202,9 @@ def test_models_are_matched_by_name_and_else_in_order() -> None:
 def test_a_workload_is_replayed_against_servers_that_run(tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
     with mock("--models", "x", *QUICK) as one, mock("--models", "llama-3.2-1b/1", *QUICK) as two:
-        said = ok("run", tmp_path / "spec.toml", "--attach", f"{one},{two}/v1/", "-o", tmp_path)
-        table = json.loads(ok("compare", "--systems", "dedicated,static", "--attach", f"{one},{two}", "--models",
+        said = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={one},{two}/v1/", "-o", tmp_path)
+        table = json.loads(ok("compare", "--systems", "dedicated,static", "--engine", f"attach+urls={one},{two}",
+                              "--models",
                               "llama-3.2-1b*2", "--trace", "sample", "--slo", "absolute:ttft=9,tpot=9", "--seeds", "1",
                               "--rate-scale", "1", "--no-plot", "--set", "window_s=2", "--set", "warmup_s=0", "--json",
                               "-o", tmp_path))  # fmt: skip
@@ -259,23 +260,40 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
 )  # fmt: skip
 def test_a_server_that_is_not_there_is_one_line(url: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "spec.toml").write_text(SPEC)
-    assert said in fails("run", tmp_path / "spec.toml", "--attach", url, "-o", tmp_path)
+    assert said in fails("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}", "-o", tmp_path)
 
 
 def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None:
-    (tmp_path / "spec.toml").write_text(SPEC)
-    (tmp_path / "other.toml").write_text(SPEC + 'engine = "sim"\nattach = "http://127.0.0.1:1"\n')
+    (tmp_path / "other.toml").write_text(SPEC + 'engine = "sim+urls=http://127.0.0.1:1"\n')
     (tmp_path / "none.toml").write_text(SPEC + 'engine = "attach"\n')
-    assert "--attach http://HOST:PORT" in fails("run", tmp_path / "none.toml", "-o", tmp_path)
-    assert 'engine "attach", not "sim"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
+    assert "--engine attach+urls=http://HOST:PORT" in fails("run", tmp_path / "none.toml", "-o", tmp_path)
+    assert 'sim has no field "urls"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "--engine", "attach"),
+        ("validate", "--engine", "attach"),
+    ],
+)  # fmt: skip
+def test_an_option_of_an_earlier_release_names_its_new_form(args: tuple[str, ...]) -> None:
+    for moved in ("--attach", "--key-env"):
+        said = fails(*args, moved, "http://127.0.0.1:1")
+        assert said == f"error: {moved} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]\n"
 
 
 def test_a_key_is_named_and_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "sk-very-secret")
     (tmp_path / "spec.toml").write_text(SPEC)
     with mock("--models", "x,y", *QUICK) as url:
-        ok("run", tmp_path / "spec.toml", "--attach", url, "--key-env", "MY_KEY", "-o", tmp_path / "out")
-        fails("run", tmp_path / "spec.toml", "--attach", url, "--key-env", "NO_KEY", "-o", tmp_path / "out")
+        ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=MY_KEY", "-o", tmp_path / "out")
+        again = ok("run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=KEY2", "-o", tmp_path / "out")
+        none = fails(
+            "run", tmp_path / "spec.toml", "--engine", f"attach+urls={url}+key_env=KEY2", "-o", tmp_path / "new"
+        )
+    assert again.startswith("dedicated: 6 done")  # it is the same run, whatever its key is called
+    assert "the environment variable KEY2 holds no key" in none
     files = [path for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert len(files) > 3
     assert all(b"sk-very-secret" not in path.read_bytes() for path in files)

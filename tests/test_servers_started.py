@@ -16,6 +16,7 @@ from harness.engines.machine import Config, Served, machine
 from harness.engines.servers import environments, folder, host
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.host import Card
+from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, Unsupported, UserError
 from workloads.models import shape
 
@@ -45,7 +46,7 @@ def said(kind: Any, kv_bytes: int) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() -> None:
-    kind = llamacpp.LlamaCpp(CONFIG, PRICED)
+    kind = llamacpp.LlamaCpp(CONFIG, PRICED, llamacpp.Fields())
     model = kind.cluster.models["a"]
     assert model.kv_token_bytes == 4 * 2 * 4 * 64 * 2  # layers, K and V, heads, their size, bytes
     assert model.page_bytes == 256 * model.kv_token_bytes
@@ -60,7 +61,7 @@ def test_llama_cpp_has_the_context_of_its_memory_and_a_slot_a_longest_request() 
 
 def test_a_host_serves_a_small_model_as_it_is() -> None:
     small = shape("llama-small")
-    kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED)
+    kind = llamacpp.LlamaCpp(replace(CONFIG, models=(Served("a", small),)), PRICED, llamacpp.Fields())
     assert kind.cluster.models["a"].weight_bytes == shapes.weight_bytes(small) < folder.SMALL_BYTES
     options, _ = said(kind, kind.cluster.models["a"].page_bytes)
     assert options["--model"].endswith("llama-small-0.gguf")
@@ -252,8 +253,8 @@ def test_without_the_daemon_that_was_asked_for_nothing_is_served(mps: str, tmp_p
 
 
 def test_engines_in_front_of_servers_are_made_without_any() -> None:
-    for module in (llamacpp, vllm, sglang, sglang_pdmux):
-        engine = module.make(CONFIG, {}, PRICED)
+    for name in ("llamacpp", "vllm", "sglang", "sglang_pdmux"):
+        engine = engines.find(name)(CONFIG, {}, PRICED)
         assert isinstance(engine, Servers)
         assert set(engine.cluster.models) == {"a", "b"}
         assert engine.measured_on["cpu"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from harness.policy.types import Jobs, UserError
 from harness.report import explain
 from harness.rows import tidy
 from harness.run.resolve import resolve
-from harness.run.spec import Spec, as_dict
+from harness.run.spec import Spec
 from tests import mocked, test_servers_started
 from tests.staged import MS, Script, Stage, jobs, routed, waits
 from tests.test_servers_mock import Script as Everything
@@ -158,12 +157,13 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
 
 
 def test_llama_cpp_is_told_to_sleep_and_only_it_can_be() -> None:
-    kind = llamacpp.LlamaCpp(replace(test_servers_started.CONFIG, keep_s=7), test_servers_started.PRICED)
+    config, priced = test_servers_started.CONFIG, test_servers_started.PRICED
+    kind = llamacpp.LlamaCpp(config, priced, llamacpp.Fields(keep_s=7))
     assert kind.keep == Keep(7.0, "server is exiting sleeping state")
-    assert llamacpp.LlamaCpp(test_servers_started.CONFIG, test_servers_started.PRICED).keep is None
-    spec = Spec("static", engine="llamacpp", models="llama-3.2-1b*2", trace="sample", keep_s=7)
-    assert resolve(spec).hash8 != resolve(replace(spec, keep_s=0)).hash8
-    assert "keep_s" not in as_dict(replace(spec, keep_s=0))
-    assert json.loads(json.dumps(as_dict(spec)))["keep_s"] == 7
-    with pytest.raises(UserError, match='only servers of engine "llamacpp" sleep by themselves'):
-        resolve(replace(spec, engine="sim"))
+    assert llamacpp.LlamaCpp(config, priced, llamacpp.Fields()).keep is None
+    spec = Spec("static", engine="llamacpp+keep_s=7", models="llama-3.2-1b*2", trace="sample")
+    never = resolve(replace(spec, engine="llamacpp+keep_s=0"))
+    assert never == resolve(replace(spec, engine="llamacpp"))
+    assert resolve(spec).hash8 != never.hash8
+    with pytest.raises(UserError, match='sim has no field "keep_s"'):
+        resolve(replace(spec, engine="sim+keep_s=7"))

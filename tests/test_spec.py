@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.policy.types import UserError
-from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read
+from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read, stored
 
 WORDS = st.text("abcdefghij-._/0123456789 é", min_size=1, max_size=12)
 SECONDS = st.floats(1e-6, 1e9, allow_nan=False)
@@ -74,6 +74,21 @@ def test_a_run_that_leaves_the_sharing_of_gpus_to_its_system_keeps_its_name() ->
     assert from_dict(as_dict(own)) == own
 
 
+def test_what_is_set_of_an_engine_is_part_of_a_run_but_for_the_name_of_a_key() -> None:
+    bare, at = Spec("static", engine="attach"), Spec("static", engine="attach+urls=http://a:1,http://b:2")
+    assert bare.hash8 != at.hash8
+    keyed = replace(at, engine=f"{at.engine}+key_env=MY_KEY")
+    assert keyed.hash8 == at.hash8
+    assert "MY_KEY" not in canonical(keyed)
+
+
+def test_a_stored_run_of_an_earlier_release_is_read() -> None:
+    old = {**as_dict(Spec("static", engine="attach")), "attach": "http://a:1,http://b:2", "key_env": "MY_KEY"}
+    assert stored(old) == Spec("static", engine="attach+key_env=MY_KEY+urls=http://a:1,http://b:2")
+    assert stored({**as_dict(Spec("static", engine="llamacpp")), "keep_s": 7}).engine == "llamacpp+keep_s=7"
+    assert stored(as_dict(Spec("static"))) == Spec("static")
+
+
 def test_the_text_has_no_spaces_and_sorted_keys() -> None:
     text = canonical(Spec("static"))
     assert " " not in text
@@ -111,6 +126,8 @@ WRONG = [
     ("", "system"),
     ("systm = 'x'", 'unknown key "systm"; did you mean system?'),
     ("system = 3", "system is 3, not a string"),
+    ("system = 'x'\nkeep_s = 7", 'keep_s is a field of the engine: engine = "llamacpp+keep_s=VALUE"'),
+    ("system = 'x'\nattach = 'http://a:1'", 'engine = "attach+urls=VALUE"'),
     ("system = 'x'\npreset = 3", "preset is 3, not a string"),
     ("system = 'x'\nrate_scale = 0", "rate_scale is 0.0, not above 0"),
     ("system = 'x'\nrate_scale = -1", "rate_scale is -1.0, not above 0"),

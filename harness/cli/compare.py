@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.options import (
-    ATTACH,
     DEFINITION,
     FIGURES,
     LIMIT,
+    MOVED,
     OUT,
     RESULTS,
     SCALING,
@@ -23,7 +23,6 @@ from harness.cli.options import (
     SLO,
     WORDS,
     WORKERS,
-    attached,
     complete,
     examples,
     read_rates,
@@ -65,7 +64,7 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
 @click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
 @click.option("--latex", "form", flag_value="latex", help="... or as LaTeX.")
 @click.option("--dry-run", is_flag=True, help="Show the grid and the estimated time; run nothing.")
-@ATTACH
+@MOVED
 @LIMIT
 @WORKERS
 @OUT
@@ -82,8 +81,6 @@ def compare(
     no_plot: bool,
     form: str | None,
     dry_run: bool,
-    attach: str | None,
-    key_env: str | None,
     workers: int | None,
     out: Path | None,
     **setting: Any,
@@ -96,7 +93,7 @@ def compare(
     from harness.study import sensitivity_text, sentences
     from harness.study.rates import LEVEL
 
-    entries = contestants(systems, controls=controls, **{**setting, **attached(attach, key_env), **settings})
+    entries = contestants(systems, controls=controls, **{**setting, **settings})
     folder = (out or RESULTS).resolve()
     asked = slo_rule(slo, slo_scale)
     if dry_run:

@@ -79,8 +79,8 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 def read_settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
     """`--set KEY=VALUE` as TOML values; a bare word is a string."""
+    from harness.policy.fields import toml_value
     from harness.policy.types import UserError
-    from harness.run.spec import toml_value
 
     found = {}
     for pair in pairs:
@@ -121,11 +121,19 @@ LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True)
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
 WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
-ATTACH = grouped(
-    click.option("--attach", metavar="URL[,URL]", help="Replay against servers that run already (engine attach): "
-                 "OpenAI-compatible, models matched by name, else in order."),
-    click.option("--key-env", metavar="NAME", help="The environment variable that holds their key."),
-)  # fmt: skip
+
+
+def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
+    """Refuse an option of an earlier release, and say where it went."""
+    from harness.policy.types import UserError
+
+    if text is not None:
+        raise UserError(f"{param.opts[0]} is a field of the engine: --engine attach+urls=URL[,URL][+key_env=NAME]")
+
+
+MOVED = grouped(
+    *(click.option(name, hidden=True, expose_value=False, callback=_moved) for name in ("--attach", "--key-env"))
+)
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
 SEEDS = click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N",
@@ -152,7 +160,9 @@ SETTING = grouped(
     click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
     click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU."),
-    click.option("--engine", default="sim", show_default=True, metavar="NAME", help="Where time passes."),
+    click.option("--engine", default="sim", show_default=True, metavar="NAME[+FIELD=VALUE...]",
+                 help="Where time passes: a name (bench list) or the path of a .py. Servers that run already: "
+                 "attach+urls=URL[,URL][+key_env=NAME], OpenAI-compatible, models matched by name, else in order."),
     click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
     click.option("--table", type=str, metavar="FILE", help="A cost table of your own."),
     click.option("--plan", type=click.Choice(["held-out", "window", "trace", "prefix"]), default="held-out",
@@ -167,13 +177,6 @@ SETTING = grouped(
     click.option("--set", "settings", multiple=True, callback=read_settings, metavar="KEY=VALUE",
                  help="Any other field of a spec, as chunk_tokens=512 (repeat)."),
 )  # fmt: skip
-
-
-def attached(attach: str | None, key_env: str | None) -> dict[str, Any]:
-    """Fields of a spec by `--attach` and `--key-env`."""
-    if attach is None:
-        return {} if key_env is None else {"key_env": key_env}
-    return {"engine": "attach", "attach": attach, "key_env": key_env or ""}
 
 
 def slo_rule(slo: str, scale: float | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import ATTACH, DEFINITION, FIGURES, LIMIT, OUT, RESULTS, attached, examples, slo_rule
+from harness.cli.options import DEFINITION, FIGURES, LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.report.commands import explain_command, short_path
 
@@ -17,10 +17,11 @@ from harness.report.commands import explain_command, short_path
 @click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
-@ATTACH
+@click.option("--engine", metavar="NAME", help="Where time passes, in place of the file's.")
+@MOVED
 @LIMIT
 @OUT
-def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: str | None, out: Path | None) -> None:
+def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path | None) -> None:
     """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
     from dataclasses import replace
 
@@ -36,7 +37,8 @@ def run(*, spec: Path, dry_run: bool, keep: bool, attach: str | None, key_env: s
     from harness.study import compare as comparison
 
     folder = (out or RESULTS).resolve()
-    asked = replace(read(spec), **attached(attach, key_env))
+    asked = read(spec)
+    asked = asked if engine is None else replace(asked, engine=engine)
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
@@ -118,7 +120,7 @@ def _stale(sweep: Path) -> str:
 
     from harness.rows import record
     from harness.run.sources import code
-    from harness.run.spec import from_dict
+    from harness.run.spec import stored
 
     path = sweep / record.SWEEP
     if not path.is_file():
@@ -133,7 +135,7 @@ def _stale(sweep: Path) -> str:
         facts = record.meta(folder)
         key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
         if key not in hashes:
-            hashes[key] = code(from_dict(facts["spec"]))
+            hashes[key] = code(stored(facts["spec"]))
         if hashes[key] != facts["code_hash"]:
             stale.add(label)
     return f"Stale, made by older sources: {', '.join(sorted(stale))}." if stale else ""
@@ -175,7 +177,7 @@ def explain(
     from harness.rows import record
     from harness.run import judged, retrace
     from harness.run import slo as slos
-    from harness.run.spec import from_dict
+    from harness.run.spec import stored
     from harness.study.misses import is_sweep
 
     folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
@@ -197,7 +199,7 @@ def explain(
         if worth:
             return
         raise UserError("say what to explain: --request ID, or --misses")
-    spec, table = from_dict(about["spec"]), record.read(run)
+    spec, table = stored(about["spec"]), record.read(run)
     row = None if request is None else words.row_of(table, request)
     asked = None if slo is None else slo_rule(slo, slo_scale)
     with Terminal() as teller:

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import FIGURES, RESULTS, complete, examples, gpu_names, system_names
+from harness.cli.options import FIGURES, MOVED, RESULTS, complete, examples, gpu_names, system_names
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
@@ -124,7 +124,7 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
 
 @click.command(epilog=examples(
     "bench calibrate --engine llamacpp --models llama-small -o results/cpu",
-    "bench calibrate --engine attach --attach http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
+    "bench calibrate --engine attach+urls=http://127.0.0.1:8000 --models llama-3.1-8b -o /tmp/attached",
     "bench calibrate --from results/h200",
     "bench compare --systems static,ideal --gpu h200 --table results/h200/h200-measured.toml",
 ))  # fmt: skip
@@ -132,8 +132,7 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
               )  # fmt: skip
 @click.option("--models", default="llama-small", show_default=True, metavar="SHAPES",
               help="Of --engine: shapes of workloads/shapes.toml, with commas.")  # fmt: skip
-@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already, four of "
-              "each model.")  # fmt: skip
+@MOVED
 @click.option("--slots", type=click.IntRange(1), metavar="N",
               help="Of --engine: most requests that a server steps together.  [default: the engine's]")  # fmt: skip
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
@@ -150,7 +149,6 @@ def calibrate(
     *,
     engine: str | None,
     models: str,
-    attach: str,
     slots: int | None,
     rounds: int,
     folder: Path | None,
@@ -162,13 +160,13 @@ def calibrate(
     Servers are measured now, and what stands in the folder is not measured again.
     """
     from harness.engines.costs import calibrate as calibration
+    from harness.policy.fields import asked
     from harness.policy.types import UserError
 
     if (engine is None) == (folder is None):
         raise UserError("bench calibrate takes one of --engine NAME and --from FOLDER")
     if engine is not None:
-        urls = tuple(url for text in attach.split(",") if (url := text.strip()))
-        _servers(engine, models, out or RESULTS / engine, rounds, {"attach": urls, "batch_cap": slots, "gpu": kind})
+        _servers(engine, models, out or RESULTS / asked(engine).name, rounds, {"batch_cap": slots, "gpu": kind})
         return
     assert folder is not None
     path, notes = calibration.write(folder, kind, out)
@@ -221,7 +219,7 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
 @click.option(
     "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
 )
-@click.option("--attach", default="", metavar="URL[,URL]", help="Of --engine attach: servers that run already.")
+@MOVED
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
 @click.option("--runs", type=click.Path(path_type=Path), metavar="FOLDER",
@@ -288,7 +286,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         tuple(asked["systems"].split(",")) if asked["systems"] else predicted.SYSTEMS,
         tuple(map(int, _numbers("--counts", asked["counts"]))),
         tuple(load / 100 for load in _numbers("--loads", asked["loads"])),
-        asked["seeds"], asked["window_s"], asked["attach"], asked["again"],
+        asked["seeds"], asked["window_s"], asked["again"],
     )  # fmt: skip
     with Terminal() as teller:
         teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")

@@ -1,4 +1,4 @@
-"""Servers that run already, wherever they are and whatever they are made of: `--attach URL[,URL]`.
+"""Servers that run already, wherever they are and whatever they are made of: `--engine attach+urls=URL[,URL]`.
 
 Each URL is an OpenAI-compatible endpoint that serves one model or more, as its /v1/models says. A model of the workload
 is served by the one of its name; those without a namesake take the others in the order of the URLs. Nothing is loaded
@@ -15,6 +15,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -32,6 +33,14 @@ STYLE_OF = {**STYLES, "bench": Style()}  # by who says to have made a server; "b
 HERE = {"localhost", "127.0.0.1", "::1"}
 
 
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What is set by `--engine attach+urls=...+key_env=...`."""
+
+    urls: str = ""  # with commas between them
+    key_env: str = ""  # the environment variable that holds their key: its name, never the key
+
+
 class Attached:
     """The servers of the URLs."""
 
@@ -43,8 +52,9 @@ class Attached:
     keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
 
-    def __init__(self, config: Config, priced: Machine) -> None:
-        self.config, self.urls = config, config.attach
+    def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
+        self.config, self.key_env = config, fields.key_env
+        self.urls = tuple(url for text in fields.urls.split(",") if (url := text.strip()))
         self.cluster = machines.cluster(config, priced=priced)
         self.slots = 0  # their memory is their own matter
         self.style = STYLES["openai"]
@@ -54,14 +64,14 @@ class Attached:
     def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
         """Ask every URL for its models; see Kind."""
         if not self.urls:
-            raise UserError("attach needs the URLs of servers that run: --attach http://HOST:PORT")
-        key = os.environ.get(self.config.key_env, "") if self.config.key_env else ""
+            raise UserError("attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT")
+        key = os.environ.get(self.key_env, "") if self.key_env else ""
         found = [one for url in self.urls for one in models(url, key)]
         self.matched = match([m.name for m in self.config.models], [server for server, _ in found])
         ours = {to for to, _ in self.matched.values()}
         styles = [STYLE_OF.get(maker, STYLES["openai"]) for server, maker in found if server in ours]
         self.style = styles[0] if styles.count(styles[0]) == len(styles) else STYLES["openai"]
-        self.style = self.style._replace(key_env=self.config.key_env)
+        self.style = self.style._replace(key_env=self.key_env)
 
     def close(self) -> None:
         """See Kind: nothing is ours."""
@@ -88,7 +98,7 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
     """The models that a URL serves, and who says to have made its server. Raises UserError."""
     base = url.rstrip("/").removesuffix("/v1")
     if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).hostname:
-        raise UserError(f'--attach "{url}" is no http://HOST:PORT')
+        raise UserError(f'"{url}" is no http://HOST:PORT')
     request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -133,6 +143,6 @@ def listeners(ports: set[int | None]) -> list[int]:
     return sorted({pid for pid, port in listening if pid is not None and port in ports})
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
+def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:  # noqa: ARG001
     """The engine of this file; see harness/loop/engine.py."""
-    return Servers(config, Attached(config, machine))
+    return Servers(config, Attached(config, machine, fields))

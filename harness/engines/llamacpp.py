@@ -11,6 +11,7 @@ one. It stays in for the policy, whose memory it goes on to hold: no Load is cou
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.engines.machine import Config, Machine
@@ -18,7 +19,15 @@ from harness.engines.servers import commands, folder
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep
 from harness.engines.servers.started import Started
+from harness.policy.fields import number
 from harness.policy.types import Inst, Option, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What is set by `--engine llamacpp+keep_s=...`."""
+
+    keep_s: int = number(0, 0, 86400)  # idle seconds after which a server gives its memory back by itself; 0: never
 
 
 class LlamaCpp(Started):
@@ -27,9 +36,10 @@ class LlamaCpp(Started):
     name, package = "llamacpp", "xllamacpp"
     block_tokens = 256  # of which its contexts are multiples
 
-    def __init__(self, config: Config, priced: Machine) -> None:
+    def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
         super().__init__(config, priced)
-        self.keep = Keep(float(config.keep_s), commands.LLAMACPP_WAKES) if config.keep_s else None
+        self.idle_s = fields.keep_s or None
+        self.keep = Keep(float(fields.keep_s), commands.LLAMACPP_WAKES) if fields.keep_s else None
 
     def checkpoint(self, shape: Shape, at: Path, seed: int) -> Path:
         """A GGUF of random weights."""
@@ -38,8 +48,8 @@ class LlamaCpp(Started):
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:  # noqa: ARG002
         """See Started."""
         context = kv_bytes // self.cluster.models[inst.model].kv_token_bytes
-        cpu, idle_s = commands.Cpu(self.threads, kv_bytes), self.config.keep_s or None
-        return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=idle_s)
+        cpu = commands.Cpu(self.threads, kv_bytes)
+        return commands.llamacpp(self.python, serve, cpu, context=context, idle_s=self.idle_s)
 
     def batch_cap(self, inst: Inst, kv_bytes: int) -> int:
         """As many as longest requests have room."""
@@ -47,6 +57,6 @@ class LlamaCpp(Started):
         return max(1, min(kv_bytes // (model.max_tokens * model.kv_token_bytes), self.config.batch_cap))
 
 
-def make(config: Config, options: Mapping[str, Option], machine: Machine) -> Servers:  # noqa: ARG001
+def make(config: Config, options: Mapping[str, Option], machine: Machine, fields: Fields) -> Servers:  # noqa: ARG001
     """The engine of this file; see harness/loop/engine.py."""
-    return Servers(config, LlamaCpp(config, machine))
+    return Servers(config, LlamaCpp(config, machine, fields))

@@ -73,9 +73,6 @@ class Config:
     token_times: bool = False
     plan: Mapping[str, Plan] = field(default_factory=dict)
     homes: Mapping[str, Gpus] = field(default_factory=dict)  # where each model is to live, if that is given
-    attach: tuple[str, ...] = ()  # URLs of servers that run already
-    key_env: str = ""  # the environment variable that holds their key
-    keep_s: int = 0  # idle seconds after which a server gives its memory back by itself; 0: never
 
 
 class Machine(NamedTuple):

@@ -1,24 +1,27 @@
 """Where time passes: a simulator jumps, a GPU or a server waits. What an engine must do, and how it is found by name.
 
-A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`.
+A module or package of harness/engines that defines `make` is an engine; its settings are `engines/machine.Config`. What
+a user may set of it alone are the fields of its dataclass `Fields`, declared and asked for as those of a system.
 """
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import math
 import re
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from harness.policy import fields
 from harness.policy.actions import Action
 from harness.policy.events import Done, Event
-from harness.policy.types import Cluster, Fidelity, Jobs, Option, UserError
+from harness.policy.types import Cluster, Fidelity, Infeasible, Jobs, Option, Unsupported, UserError
 from harness.policy.view import View
 
 if TYPE_CHECKING:
@@ -126,7 +129,7 @@ class Observed(Protocol):
 
 
 class Make(Protocol):
-    """`make` of an engine's file: quick, starts nothing."""
+    """`make` of an engine's file: quick, starts nothing. Where the file has `Fields`, they are its fourth argument."""
 
     def __call__(self, config: Any, options: Mapping[str, Option], machine: Any) -> Engine:
         """Configure the engine: a `Config`, what a system's `options` ask of it, and the `Machine` it is priced with.
@@ -134,6 +137,9 @@ class Make(Protocol):
         Options that it does not offer are ignored here; `replay` refuses the pair.
         """
         ...
+
+
+MEMBERS = (*Engine.__annotations__, *(name for name in vars(Engine) if name[0] != "_" and callable(vars(Engine)[name])))
 
 
 @cache
@@ -147,40 +153,95 @@ def _stem(file: Path) -> str:
     return file.parent.name if file.stem == "__init__" else file.stem
 
 
-def path(name: str) -> Path:
+def path(text: str) -> Path:
     """The file of an engine, by name (`sim`) or by path (`./mine.py`). UserError where there is none."""
+    name = fields.asked(text).name
     if name.endswith(".py"):
         file = Path(name).resolve()
         if not file.is_file():
             raise UserError(f"no file {name}")
         return file
     if name not in (have := names()):
-        near = difflib.get_close_matches(name, have, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f'no engine "{name}"{hint} (there is: {", ".join(have)})')
+        raise UserError(f'no engine "{name}"{fields.meant(name, have)} (there is: {", ".join(have)})')
     file = FOLDER / f"{name}.py"
     return file if file.is_file() else FOLDER / name / "__init__.py"
 
 
-def find(name: str) -> Make:
-    """`make` of an engine, by name or by path. UserError where there is none."""
-    file = path(name)
-    if not name.endswith(".py"):
-        make: Make = importlib.import_module(f"harness.engines.{name}").make
-        return make
-    module = sys.modules.get(f"_engine_{file}")
-    if module is None:
-        spec = importlib.util.spec_from_file_location(f"_engine_{file}", file)
+def module(text: str) -> ModuleType:
+    """The module of an engine, by name or by path. UserError where there is none, or it cannot be imported."""
+    name, file = fields.asked(text).name, path(text)
+    try:
+        return _of_file(file) if name.endswith(".py") else importlib.import_module(f"harness.engines.{name}")
+    except (Exception, SystemExit) as error:
+        raise _blamed(file, error) from error
+
+
+def _of_file(file: Path) -> ModuleType:
+    name = f"_engine_{file}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
         assert spec is not None
         assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[spec.name] = module  # dataclasses look for it there
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[name] = loaded  # dataclasses look for it there
         try:
-            spec.loader.exec_module(module)
+            spec.loader.exec_module(loaded)
         except BaseException:
-            del sys.modules[spec.name]
+            del sys.modules[name]
             raise
-    if not hasattr(module, "make"):
+    return sys.modules[name]
+
+
+def find(text: str) -> Make:
+    """What makes an engine: NAME[:PRESET][+FIELD=VALUE...], or the path of a .py in place of the name.
+
+    Raises UserError where there is none, it does not take these fields, its file fails, or lacks what engines have.
+    """
+    file, loaded = path(text), module(text)
+    if not hasattr(loaded, "make"):
         raise UserError(f"{file}: no function `make`, so it is no engine")
-    found: Make = module.make
-    return found
+    declared = getattr(loaded, "Fields", None)
+    chosen = _chosen(fields.asked(text), declared)
+    extra = () if declared is None else (declared(**chosen),)
+
+    def make(config: Any, options: Mapping[str, Option], machine: Any) -> Engine:
+        try:
+            engine: Engine = loaded.make(config, options, machine, *extra)
+        except (UserError, Infeasible, Unsupported):
+            raise
+        except Exception as error:
+            raise _blamed(file, error) from error
+        if lacking := [name for name in MEMBERS if not hasattr(engine, name)]:
+            raise UserError(f"{file}: its engine has no `{lacking[0]}` (harness/loop/engine.py)")
+        return engine
+
+    return make
+
+
+def _takes(declared: type | None) -> dict[str, fields.Domain]:
+    return {} if declared is None else fields.domains(declared)
+
+
+def _chosen(given: fields.Asked, declared: type | None) -> dict[str, Option]:
+    """The fields that are set of an engine, by its dataclass `Fields`."""
+    return fields.values(given, _takes(declared), getattr(declared, "presets", {}))
+
+
+def canonical(text: str) -> str:
+    """What is asked of an engine in one form: a path that holds from any folder, and no field that changes nothing."""
+    given = fields.asked(text)
+    name = str(path(text)) if given.name.endswith(".py") else given.name
+    if not given.fields:
+        return str(given._replace(name=name))
+    declared = getattr(module(text), "Fields", None)
+    chosen, bare = _chosen(given, declared), _chosen(given._replace(fields={}), declared)
+    stated = {field: domain.default for field, domain in _takes(declared).items()} | bare
+    return str(given._replace(name=name, fields={f: chosen[f] for f in given.fields if chosen[f] != stated[f]}))
+
+
+def _blamed(file: Path, error: BaseException) -> UserError:
+    """What an engine's file did wrong, in one line."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
+    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+    what = next(iter(str(error).splitlines()), "")
+    return UserError(f"{file}{f':{line}' if line else ''}: {type(error).__name__}{f' ({what})' if what else ''}")

@@ -1,21 +1,32 @@
-"""What a user may set of a system: each field states its default and its domain where it is declared.
+"""What a user may set of a system or an engine: each field states its default and domain where it is declared.
 
 order: str = choice("moore-hodgson", "fcfs")    the first one is the default
 idle_s: float = number(45.0, 1, 600)            both ends belong to the range
 z: float = number(2.0, 0, 5, tuned=True)        what its paper leaves open: `bench tune` draws it
 evict: str = choice("pressure", "out", tuned=True, undrawn=("never",))    a part switched off is never drawn
+
+They are asked for as NAME[:PRESET][+FIELD=VALUE...]: `chunked:strict+tau=256`, `./mine.py+idle_s=5`,
+`attach+urls=http://a:8000,http://b:8000/v1+key_env=KEY`. A value goes on up to the next +FIELD=, so it may hold colons,
+commas and other pluses. It is read as TOML, and a bare word as a string; one in double quotes may hold anything.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from harness.policy.types import Option
+from harness.policy.types import Option, UserError
 
 DOMAIN = "domain"  # key of a dataclass field's metadata
+FIELD = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # begins a field
+QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
 class Domain(NamedTuple):
@@ -46,8 +57,98 @@ def number(default: float, least: float, most: float, *, tuned: bool = False) ->
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """The fields of a system's class, in order of declaration; a class that is no dataclass states types only."""
+    """The fields of a class, in order of declaration; a class that is no dataclass states types only."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {one.name: one.metadata[DOMAIN] for one in declared if DOMAIN in one.metadata}
     takes = inspect.signature(make).parameters
     return {name: stated.get(name, Domain(one.default)) for name, one in takes.items() if name != "cluster"}
+
+
+# ------------------------------------------------------------------ asked for
+
+
+class Asked(NamedTuple):
+    """NAME[:PRESET][+FIELD=VALUE...], read."""
+
+    name: str  # or the path of a .py
+    preset: str | None = None
+    fields: Mapping[str, Option] = {}
+
+    def __str__(self) -> str:
+        """The text that is read as this, fields in order of their names."""
+        pairs = (f"+{name}={_written(value)}" for name, value in sorted(self.fields.items()))
+        return self.name + (f":{self.preset}" if self.preset is not None else "") + "".join(pairs)
+
+
+def asked(text: str) -> Asked:
+    """Read NAME[:PRESET][+FIELD=VALUE...]; UserError for a field without a value."""
+    quoted = [match.span() for match in QUOTED.finditer(text)]
+    starts = [match.start() for match in FIELD.finditer(text)]
+    starts = [at for at in starts if not any(a < at < b for a, b in quoted)]
+    head, *pairs = (text[a:b] for a, b in zip([0, *starts], [*starts, len(text)], strict=True))
+    name, preset = _named(head)
+    if not name.endswith(".py") and "+" in name + (preset or ""):
+        raise UserError(f'"{text}": +{head.partition("+")[2]} is not +FIELD=VALUE')
+    given = (pair[1:].split("=", 1) for pair in pairs)
+    return Asked(name, preset, {field: toml_value(value) for field, value in given})
+
+
+def _named(head: str) -> tuple[str, str | None]:
+    """A name and its preset; only that of a file may itself have a colon."""
+    if head.endswith(".py"):
+        return head, None
+    stem, of_file, preset = head.rpartition(".py:")
+    if of_file:
+        return f"{stem}.py", preset
+    name, colon, preset = head.partition(":")
+    return name, preset if colon else None
+
+
+def toml_value(text: str) -> Any:
+    """A TOML value; a bare word is a string."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _written(value: Option) -> str:
+    """The text of a value: bare where it is read back as itself, else in quotes."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    bare = '"' not in value and not FIELD.search(value) and toml_value(value) == value
+    return value if bare else json.dumps(value, ensure_ascii=False)
+
+
+def values(given: Asked, takes: Mapping[str, Domain], presets: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
+    """The fields that are set: by the preset, then one by one. UserError for what there is not, or out of range."""
+    if given.preset is not None and given.preset not in presets:
+        have = ", ".join(presets) or "none"
+        raise UserError(f'{given.name} has no preset "{given.preset}"{meant(given.preset, presets)} (it has: {have})')
+    found = dict(presets[given.preset]) if given.preset is not None else {}
+    for name, value in given.fields.items():
+        if name not in takes:
+            have = ", ".join(takes) or "none"
+            raise UserError(f'{given.name} has no field "{name}"{meant(name, takes)} (it has: {have})')
+        found[name] = _fitting(name, value, takes[name])
+    return found
+
+
+def _fitting(name: str, value: Option, domain: Domain) -> Option:
+    kind = type(domain.default)
+    if kind is float and type(value) is int:
+        value = float(value)
+    if domain.default is not inspect.Parameter.empty and type(value) is not kind:
+        raise UserError(f"field {name} is {value!r}, not of the kind of {domain.default!r}")
+    if domain.choices and value not in domain.choices:
+        have = [str(one) for one in domain.choices]
+        raise UserError(f"field {name} is {value!r}{meant(str(value), have)} ({', '.join(have)})")
+    if not isinstance(value, str) and not domain.least <= value <= domain.most:
+        raise UserError(f"field {name} is {value!r}, not in [{domain.least:g}, {domain.most:g}]")
+    return value
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """`; did you mean X?` where some name is close, else nothing."""
+    close = get_close_matches(name, list(names), 1)
+    return f"; did you mean {close[0]}?" if close else ""

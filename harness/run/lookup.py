@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import shlex
 from collections.abc import Iterator, Mapping
@@ -16,9 +15,9 @@ from harness.engines.costs import quantities, shapes
 from harness.loop import engine as engines
 from harness.loop import system
 from harness.loop.guard import Fault
-from harness.policy.fields import Domain, domains
+from harness.policy import fields
 from harness.policy.types import Cluster, Infeasible, Option, Plan, Shape, Unsupported, UserError
-from harness.run.spec import LINKS, Spec, meant
+from harness.run.spec import LINKS, Spec
 
 if TYPE_CHECKING:
     from traces.load import Trace
@@ -89,32 +88,7 @@ def served_of(spec: Spec) -> ModelSet:
 
 def fields_of(make: Any, spec: Spec) -> dict[str, Option]:
     """Keyword arguments of a system: its preset, then the spec's fields. UserError for what it does not take."""
-    presets: Mapping[str, Mapping[str, Option]] = make.presets
-    if spec.preset is not None and spec.preset not in presets:
-        have = ", ".join(presets) or "none"
-        raise UserError(f'{spec.system} has no preset "{spec.preset}"{meant(spec.preset, presets)} (it has: {have})')
-    takes = domains(make)
-    found = dict(presets[spec.preset]) if spec.preset is not None else {}
-    for name, value in spec.fields:
-        if name not in takes:
-            have = ", ".join(takes) or "none"
-            raise UserError(f'{spec.system} has no field "{name}"{meant(name, takes)} (it has: {have})')
-        found[name] = _fitting(name, value, takes[name])
-    return found
-
-
-def _fitting(name: str, value: Option, domain: Domain) -> Option:
-    kind = type(domain.default)
-    if kind is float and type(value) is int:
-        value = float(value)
-    if domain.default is not inspect.Parameter.empty and type(value) is not kind:
-        raise UserError(f"field {name} is {value!r}, not of the kind of {domain.default!r}")
-    if domain.choices and value not in domain.choices:
-        have = [str(one) for one in domain.choices]
-        raise UserError(f"field {name} is {value!r}{meant(str(value), have)} ({', '.join(have)})")
-    if not isinstance(value, str) and not domain.least <= value <= domain.most:
-        raise UserError(f"field {name} is {value!r}, not in [{domain.least:g}, {domain.most:g}]")
-    return value
+    return fields.values(fields.Asked(spec.system, spec.preset, dict(spec.fields)), fields.domains(make), make.presets)
 
 
 def config_of(spec: Spec) -> machine.Config:
@@ -150,9 +124,6 @@ def config_of(spec: Spec) -> machine.Config:
         token_times=spec.token_times,
         plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
         homes=dict(spec.homes),
-        attach=tuple(url for text in spec.attach.split(",") if (url := text.strip())),
-        key_env=spec.key_env,
-        keep_s=spec.keep_s,
     )
 
 

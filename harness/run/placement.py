@@ -14,9 +14,10 @@ from pathlib import Path
 from harness.loop.guard import guarded
 from harness.policy.actions import Load
 from harness.policy.events import Woke
+from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
 from harness.run.lookup import Failed, assemble, blamed, models_of
-from harness.run.spec import Spec, another, from_dict, meant
+from harness.run.spec import Spec, another, from_dict
 from harness.run.toml_tables import read
 
 Homes = tuple[tuple[str, Gpus], ...]

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from harness.engines import machine
-from harness.loop import system
+from harness.loop import engine, system
 from harness.loop.guard import Fault, guarded
 from harness.loop.replay import missing
+from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources
 from harness.run.lookup import (
@@ -27,7 +28,7 @@ from harness.run.lookup import (
     trace_of,
 )
 from harness.run.placement import homes
-from harness.run.spec import Spec, meant
+from harness.run.spec import Spec
 
 if TYPE_CHECKING:
     from workloads.models import ModelSet
@@ -88,15 +89,11 @@ def resolve(spec: Spec) -> Spec:
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
 
-    if spec.attach and spec.engine != "attach":
-        raise UserError(f'attach names servers that run already, which are engine "attach", not "{spec.engine}"')
-    if spec.keep_s and spec.engine != "llamacpp":
-        raise UserError(f'keep_s is {spec.keep_s}: only servers of engine "llamacpp" sleep by themselves')
     models = models_of(spec.models)
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),
-        engine=_located(spec.engine, ".py"),
+        engine=engine.canonical(spec.engine),
         trace=_located(sized(spec.trace, len(models.members)), ".parquet"),
         models=_located(spec.models, ".toml"),
         table=spec.table and _located(spec.table, ".toml"),

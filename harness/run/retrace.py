@@ -21,7 +21,6 @@ from harness.report.timeline import Part, folded
 from harness.rows import record
 from harness.run.execute import jobs_of
 from harness.run.lookup import assemble, blamed
-from harness.run.spec import from_dict
 from harness.run.sweep import Silent, Teller
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
     Raises Lost.
     """
     about, teller = record.meta(run), teller or Silent()
-    spec = from_dict(about["spec"])
+    spec = stored(about["spec"])
     if about["fidelity"] != "simulated":
         raise Lost(
             f"{run.name} is {about['fidelity']}: only simulated runs can be made again, to see their order in time"

@@ -19,7 +19,7 @@ from harness.rows import attainment, record, requests
 from harness.run.execute import solo_s
 from harness.run.lookup import models_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.spec import LINKS, Spec, from_dict
+from harness.run.spec import LINKS, Spec, stored
 from harness.run.sweep import BASE, Teller, sweep
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def stored_solo(run: Path) -> attainment.Limits:
         record.clean(run, record.SOLO)
         if (found := _read_solo(path, of)) is None or len(found) != sum(about["counts"].values()):
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
-            spec = from_dict(about["spec"])
+            spec = stored(about["spec"])
             names = pa.array(models_of(spec.models).names)
             model = pc.index_in(rows["model"].cast(pa.string()), names).to_numpy()
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))

@@ -14,12 +14,13 @@ import math
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from harness.engines.costs.constants import CONSTANTS
+from harness.policy import fields
+from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
 
 SCALINGS = ("none", "rotate", "replicate", "time", "clients")
@@ -33,8 +34,12 @@ MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *
 HASH_CHARS = 8
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
-    "pool_bytes": None, "attach": "", "key_env": "", "keep_s": 0,
+    "pool_bytes": None,
 }  # fmt: skip
+# Keys of an earlier release, and the fields of engines that they are now.
+MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
+# Ends the name of an engine's field that names an environment variable: where a key is, not what is run.
+UNHASHED = "_env"
 
 
 class Bound(NamedTuple):
@@ -76,7 +81,7 @@ class Spec:
     system: str  # of systems/, or the path of a .py
     preset: str | None = None
     fields: tuple[tuple[str, Option], ...] = ()  # of the system, sorted
-    engine: str = "sim"
+    engine: str = "sim"  # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
     gpu: str = "h100"
     gpus: int = _in(COUNT, 2)
     node_gpus: int = _in(COUNT, 8)
@@ -119,9 +124,6 @@ class Spec:
     control_s: float | None = _in(NATURAL, None)  # None: one call of the engine's API
     noise: float | None = _in(NATURAL, None)  # None: the profile's residual spread
     token_times: bool = False
-    attach: str = ""  # URLs of servers that run already, with commas between them (engine attach)
-    key_env: str = ""  # the environment variable that holds their key: its name, never the key
-    keep_s: int = _in(NATURAL, 0)  # idle seconds after which a server sleeps by itself (engine llamacpp); 0: never
     measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
     def __post_init__(self) -> None:
@@ -164,6 +166,7 @@ def digest(text: str) -> str:
 def as_dict(spec: Spec) -> dict[str, Any]:
     """The fields as JSON values; `from_dict` reads them back."""
     plain = dataclasses.asdict(spec)
+    plain["engine"] = _identity(spec.engine)
     if not spec.measured_on:
         del plain["measured_on"]  # a simulated run is the same wherever it is made
     for name, default in UNSAID.items():
@@ -182,8 +185,17 @@ def as_dict(spec: Spec) -> dict[str, Any]:
     )
 
 
+def _identity(engine: str) -> str:
+    """An engine as asked for, without what does not change its runs."""
+    given = fields.asked(engine)
+    kept = {name: value for name, value in given.fields.items() if not name.endswith(UNHASHED)}
+    return str(given._replace(fields=kept))
+
+
 def from_dict(values: Mapping[str, Any]) -> Spec:
     """A spec from TOML or JSON values. Raises UserError for an unknown key, with a suggestion."""
+    if moved := next((key for key in values if key in MOVED), None):
+        raise UserError(f'{moved} is a field of the engine: engine = "{MOVED[moved]}=VALUE", or --engine the same')
     if unknown := next((key for key in values if key not in _KINDS), None):
         raise UserError(f'unknown key "{unknown}"{meant(unknown, _KINDS)}')
     if "system" not in values:
@@ -199,6 +211,15 @@ def from_dict(values: Mapping[str, Any]) -> Spec:
     return Spec(**found)
 
 
+def stored(values: Mapping[str, Any]) -> Spec:
+    """The spec of a stored run, also of one that was made when fields of engines had keys of their own."""
+    given = {MOVED[key].partition("+")[2]: values[key] for key in MOVED if values.get(key)}
+    rest = {key: value for key, value in values.items() if key not in MOVED}
+    if given:
+        rest["engine"] = str(fields.Asked(rest["engine"], fields=given))
+    return from_dict(rest)
+
+
 def read(path: Path) -> Spec:
     """A spec from a TOML file; UserError names the file and the key or line."""
     try:
@@ -211,35 +232,14 @@ def read(path: Path) -> Spec:
 
 def asked(text: str) -> dict[str, Any]:
     """NAME[:PRESET][+FIELD=VALUE...] as system, preset and fields of a spec; UserError for a field without a value."""
-    first, *pairs = text.split("+")
-    name, colon, preset = first.partition(":")
-    found: dict[str, Option] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UserError(f'"{text}": +{pair} is not +FIELD=VALUE')
-        found[key] = toml_value(value)
-    return {"system": name, "preset": preset if colon else None, "fields": found}
+    given = fields.asked(text)
+    return {"system": given.name, "preset": given.preset, "fields": dict(given.fields)}
 
 
 def another(spec: Spec, text: str) -> Spec:
     """The same run of another system, as `asked` names it."""
     one = from_dict({"trace": spec.trace, **asked(text)})
     return replace(spec, system=one.system, preset=one.preset, fields=one.fields)
-
-
-def toml_value(text: str) -> Any:
-    """A TOML value; a bare word is a string."""
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
-
-
-def meant(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X?` where some name is close, else nothing."""
-    close = get_close_matches(name, list(names), 1)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 # ------------------------------------------------------------------ checks

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 from harness.engines import sim
 from harness.loop.guard import LIMIT_S, Terminated
+from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.execute import current, execute
@@ -121,7 +122,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: cannot write results there: {error.strerror} (-o DIR names another folder)") from error
-    if any(task.spec.engine == "sim" for task in todo) and not sim.compiled():
+    if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     yield _tried(first, out)

@@ -8,8 +8,8 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.run.spec import meant
 
 T = TypeVar("T")
 

@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
-from harness.run.spec import Spec, asked, from_dict, meant
+from harness.run.spec import Spec, asked, from_dict
 from harness.run.toml_tables import load, made, table, tables
 
 HERE = Path(__file__).parent

@@ -10,10 +10,11 @@ from harness.engines import machine
 from harness.engines.costs import quantities
 from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
+from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run.lookup import assemble, config_of, machine_of
 from harness.run.resolve import resolve
-from harness.run.spec import Spec, meant
+from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both

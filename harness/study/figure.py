@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.run.spec import MACHINE, from_dict, meant
+from harness.run.spec import MACHINE, from_dict
 from harness.run.toml_tables import load, made, table, tables
 
 HERE = Path(__file__).parent / "figures"

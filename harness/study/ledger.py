@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.estimate import NONE
 from harness.report.text_table import laid
@@ -19,7 +20,6 @@ from harness.rows import ratios as ratio_rows
 from harness.rows import tidy
 from harness.rows.statistics import Estimate
 from harness.run import sweep, toml_tables
-from harness.run.spec import meant
 from harness.run.sweep import Teller
 from harness.study import (
     ablation,

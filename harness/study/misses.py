@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.misses import Misses
 from harness.report.summary import summarize
 from harness.rows import attainment, definitions, record, requests
 from harness.run import slo as slos
-from harness.run.spec import meant
 from harness.run.sweep import Silent, Teller
 from harness.study.compare import AA, CONTROLS
 from harness.study.rates import LEVEL

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.policy import fields
 from harness.policy.types import Inst, Unsupported
 from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
@@ -111,7 +112,7 @@ def invalid(rows: pa.Table) -> list[str]:
 
 def served(found: Compared, shown: Summary) -> list[str]:
     """Which server served which model, and results by model; nothing where no servers were attached."""
-    if not found.reference.attach:
+    if fields.asked(found.reference.engine).name != "attach":
         return []
     runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})

@@ -16,6 +16,7 @@ from harness.engines.servers import probe
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Fleet, Kind
 from harness.loop import engine as engines
+from harness.policy.fields import asked
 from harness.policy.types import Inst, UserError
 from harness.rows.record import write_bytes
 from workloads.models import model_set
@@ -106,7 +107,7 @@ def _about(engine: str, kind: Kind, config: machine.Config, subject: probe.Subje
     source = f"bench calibrate --engine {engine} on {said}"
     weights = {m.shape.name: cluster.models[m.name].weight_bytes for m in config.models}
     starts = sorted(kind.ways - kind.sleeps.keys())
-    return fit_whole.About(f"{engine}-{gpu.kind}", said, source, settings, numbers, starts, weights)
+    return fit_whole.About(f"{asked(engine).name}-{gpu.kind}", said, source, settings, numbers, starts, weights)
 
 
 def _card(kind: str) -> dict[str, tuple[float, str]]:

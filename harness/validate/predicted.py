@@ -59,14 +59,13 @@ class Plan(NamedTuple):
     shares: Sequence[float] = SHARES
     repeats: int = 5
     window_s: float = 10.0
-    attach: str = ""
     again: int = 0  # how often an invalid run is made again
 
     def spec(self, count: int, engine: str) -> Spec:
         """So many models on an engine, whose rate and seed are still to be set."""
         return Spec(
             "static", engine=engine, table=self.table, models=f"{self.model}*{count}", gpus=1, trace=TRACE,
-            served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S, attach="" if engine == "sim" else self.attach,
+            served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S,
         )  # fmt: skip
 
     @property

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.servers
 def test_its_own_wakes_are_those_of_its_log(llamacpp: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     models = tuple(Served(m, shape("llama-3.2-1b")._replace(max_tokens=2048)) for m in ("a", "b"))
-    config = Config(models, keep_s=1)
-    kind = module.LlamaCpp(config, machine(config))
+    config = Config(models)
+    kind = module.LlamaCpp(config, machine(config), module.Fields(keep_s=1))
     assert kind.keep is not None
     one = Servers(config, kind)
     at_s, model = np.array([0.0, 0.1, 6.0, 6.1, 12.0]), np.array([0, 1, 0, 1, 0], np.int32)
