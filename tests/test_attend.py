@@ -17,6 +17,7 @@ from harness.engines.sim.engine import Sim
 from harness.policy.actions import Action, Admit, Drop, Limit, Load, Move, Run
 from harness.policy.events import Done, Event
 from harness.policy.types import Batch, Host, Inst, Jobs
+from tests.cases import cases
 from tests.test_kernel import apart
 from tests.worlds import NEVER, SHAPE, World, drive
 
@@ -153,7 +154,7 @@ def test_without_attend_kv_elsewhere_waits() -> None:
     assert sim.S.requests["move"].tolist() == [0.0, 1.25]
 
 
-@pytest.mark.parametrize("to", [(0,), (1, 0), Host(), None], ids=str)
+@cases("to", [(0,), (1, 0), Host(), None])
 def test_where_nothing_can_be_attended_a_move_is_refused(to: Any) -> None:
     _, told = weave([(0.0, 0, 9)], [(0.25, Move(0, to, attend=True))])
     assert [e.failed for _, e in told if isinstance(e, Done)] == ["never"]

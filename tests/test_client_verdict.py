@@ -12,6 +12,7 @@ from harness.client import load
 from harness.client.load import OtherLoad
 from harness.client.log import DONE, FAILED, Book, Log, assemble
 from harness.client.verdict import Verdict, verdict
+from tests.cases import cases
 
 MS = 1_000_000
 
@@ -44,7 +45,7 @@ def test_a_good_run_is_valid_and_says_its_numbers() -> None:
     assert one.text == "valid: lag P99 0.20 ms"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("one", "other_cores", "says"),
     [
         (log(5.1, 200.0, every_ms=20.0), 0.0, "lag P99 is 5.1 ms, the limit 5 ms"),
@@ -62,7 +63,7 @@ def test_each_limit_has_its_reason(one: Log, other_cores: float, says: str) -> N
     assert found.text == f"invalid: {found.reasons[0]}"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("one", "other_cores"), [(log(4.9, 200.0), 0.2), (log(2.4, 50.0), 0.0), (log(last_ms=4.0), 0.0), (log(late=1), 0.0)]
 )
 def test_within_the_limits_is_valid(one: Log, other_cores: float) -> None:

@@ -26,6 +26,7 @@ from harness.run.execute import execute, jobs_of
 from harness.run.lookup import config_of, models_of, trace_of
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
+from tests.cases import cases
 from traces import synthetic
 from traces.load import sized
 from workloads.base import base
@@ -121,7 +122,7 @@ def test_what_was_never_sent_stands_at_the_end_of_the_run() -> None:
     assert not rows.waits_s[~sent].any()
 
 
-@pytest.mark.parametrize("after", [[-1, 0, 0], [-1, 2, 0], [0, -1, -1], [-1, 1, 0]])
+@cases("after", [[-1, 0, 0], [-1, 2, 0], [0, -1, -1], [-1, 1, 0]])
 def test_a_loop_that_is_none_is_refused(after: list[int]) -> None:
     broken = replace(jobs(1, 3), after=np.array(after, np.int32))
     with pytest.raises(ValueError, match="closed loop"):
@@ -144,7 +145,7 @@ def test_a_closed_loop_by_name() -> None:
     assert not np.array_equal(laws[0], laws[2])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "message"),
     [
         ("closed+clients=0", "clients is 0, below 1"),

@@ -6,6 +6,7 @@ import math
 import tomllib
 from collections.abc import Mapping
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from harness.engines.costs import coefficients, kernels, profile, quantities
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile
 from harness.policy.types import Host, Inst, Shape, UserError
+from tests.cases import cases
 
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 32, 8, 128, 14336, 128256, True, False, 8192)
 SHAPES = {
@@ -102,7 +104,7 @@ def test_tensor_parallelism_makes_a_large_model_faster(kind: str, name: str, B: 
         assert steps[2] < steps[1]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_coefficients_are_finite_and_not_negative(kind: str) -> None:
     t = tables(kind, "vllm-graph")
     for array in (*(t.cost[name] for name in t.cost.dtype.names or ()), t.gemm, t.head, t.dec_rate, t.pre_rate):
@@ -116,7 +118,7 @@ def test_coefficients_are_finite_and_not_negative(kind: str) -> None:
     assert (np.diff(t.head) >= 0).all()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@cases("kind", KINDS)
 def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind: str) -> None:
     t = tables(kind)
     assert (np.diff(t.share) > 0).all()
@@ -161,7 +163,7 @@ def test_hosts_that_hand_inputs_to_workers_pay_for_each_doubling() -> None:
         assert c["host0"] == pytest.approx(host.host0 + doublings * host.host_tp)
 
 
-@pytest.mark.parametrize("name", ["vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"])
+@cases("name", ["vllm-0.15", "vllm-0.12", "vllm-0.6", "sglang-0.5"])
 def test_engines_that_schedule_ahead_do_so_by_a_step(name: str) -> None:
     assert quantities.host(name, "h100").lookahead_steps == (name in ("vllm-0.15", "sglang-0.5"))
 
@@ -177,18 +179,18 @@ def test_weights_and_context_are_counted_in_bytes() -> None:
 # ------------------------------------------------------------------------------------------------------- numbers
 
 
-@pytest.mark.parametrize(("B", "ms"), [(1, 6.5), (32, 8.7), (64, 10.8), (128, 13.0)])
+@cases(("B", "ms"), [(1, 6.5), (32, 8.7), (64, 10.8), (128, 13.0)])
 def test_decode_of_8b_on_h100_as_summed_from_the_measured_kernels(B: int, ms: float) -> None:
     row = ROWS.index((LLAMA_8B, 1))
     assert 1e3 * profile.step_s(profile.row(tables("h100"), row), B=B, C=B * 1024) == pytest.approx(ms, rel=0.10)
 
 
-@pytest.mark.parametrize(("tokens", "ms"), [(128, 7.4), (512, 11.5), (1024, 21.5), (4096, 88.6)])
+@cases(("tokens", "ms"), [(128, 7.4), (512, 11.5), (1024, 21.5), (4096, 88.6)])
 def test_prefill_of_8b_on_h100_as_summed_from_the_measured_kernels(tokens: int, ms: float) -> None:
     assert 1e3 * prefill_s(tables("h100"), ROWS.index((LLAMA_8B, 1)), tokens) == pytest.approx(ms, rel=0.12)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "of", "sms", "slowdown"), [("h800", 132, 32, 1.34), ("h200", 132, 32, 1.33), ("a100-80g", 104, 32, 1.26)]
 )
 def test_a_decode_of_32_on_32_sms_slows_as_published(kind: str, of: int, sms: int, slowdown: float) -> None:
@@ -266,7 +268,7 @@ MET = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "host", "name"), MET)
+@cases(("kind", "host", "name"), MET)
 def test_kernels_sum_to_the_gpus_part_of_a_step(kind: str, host: str, name: str) -> None:
     shape, degrees = SHAPES[name], (1, 2, 4)
     t = coefficients.tables([(shape, tp) for tp in degrees], kind, host)
@@ -309,8 +311,7 @@ def test_attention_alone_grows_with_its_context_and_on_fewer_sms() -> None:
 # ------------------------------------------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("host", quantities.hosts())
+@cases(("kind", "host"), product(KINDS, quantities.hosts()))
 def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
     said = quantities.sources(ROWS, kind, host)
     assert all(s.source and s.formula and s.error for s in said)

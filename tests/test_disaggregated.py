@@ -12,6 +12,7 @@ from harness.engines.sim.engine import Sim
 from harness.loop.replay import replay
 from harness.policy.types import Batch, Infeasible, Jobs, Plan
 from systems.disaggregated import Disaggregated
+from tests.cases import cases
 from workloads.models import shape
 
 SMALL = shape("llama-3.2-1b")._replace(max_tokens=4096)
@@ -65,7 +66,7 @@ def test_eight_gpus_of_a_model_become_four_and_four() -> None:
     assert (places(policy.prefills), places(policy.decodes)) == ({"a": [(0, 1, 2, 3)]}, {"a": [(4, 5, 6, 7)]})
 
 
-@pytest.mark.parametrize(("node_gpus", "link"), [(8, "nvlink"), (1, "net")])
+@cases(("node_gpus", "link"), [(8, "nvlink"), (1, "net")])
 def test_kv_crosses_the_link_between_the_first_token_and_the_second(node_gpus: int, link: str) -> None:
     of = config("a", degrees=(1,), node_gpus=node_gpus)
     engine = served(of, jobs(1, 1.0))

@@ -15,6 +15,7 @@ from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.types import GIB, Jobs, Plan
+from tests.cases import cases
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -58,7 +59,7 @@ def ran(name: str, config: Config, load: Jobs, **fields: Any) -> tuple[pa.Table,
     return pa.Table.from_batches(engine.rows()), engine
 
 
-@pytest.mark.parametrize(("gpus", "rate_rps", "kv_gib"), [(1, 4.0, 16.0), (1, 12.0, 3.0), (2, 30.0, 4.0)])
+@cases(("gpus", "rate_rps", "kv_gib"), [(1, 4.0, 16.0), (1, 12.0, 3.0), (2, 30.0, 4.0)])
 def test_systems_without_their_own_parts_are_elastic_memory(gpus: int, rate_rps: float, kv_gib: float) -> None:
     config = machine(2 * gpus, kv_gib, gpus=gpus, rates=(9.0, 6.0, 4.0, 1.0)[: 2 * gpus])
     load = poisson(config, 5, rate_rps, 60.0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from harness.loop import system
 from harness.policy.fields import Asked, Domain, asked, choice, domains, number, values
 from harness.policy.types import UserError
+from tests.cases import cases
 
 
 @dataclass
@@ -45,7 +46,7 @@ def test_a_class_that_is_no_dataclass_states_types_only() -> None:
     assert domains(Plain) == {"share": Domain(inspect.Parameter.empty), "kind": Domain("a")}
 
 
-@pytest.mark.parametrize("name", system.names())
+@cases("name", system.names())
 def test_defaults_and_presets_lie_in_their_domains(name: str) -> None:
     make = system.find(name)
     takes = domains(make)
@@ -63,7 +64,7 @@ def test_defaults_and_presets_lie_in_their_domains(name: str) -> None:
 URLS = "http://a:8000,http://[::1]:8001/v1?x=1+2"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "read"),
     [
         ("sim", Asked("sim")),
@@ -81,7 +82,7 @@ def test_what_is_asked_for_is_read(text: str, read: Asked) -> None:
     assert asked(str(read)) == read
 
 
-@pytest.mark.parametrize("text", ["chunked+tau", "chunked:a+b", "x++y=3"])
+@cases("text", ["chunked+tau", "chunked:a+b", "x++y=3"])
 def test_a_field_without_a_value_is_a_mistake(text: str) -> None:
     with pytest.raises(UserError, match=r"is not \+FIELD=VALUE"):
         asked(text)

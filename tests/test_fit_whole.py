@@ -12,6 +12,7 @@ import pytest
 from harness.engines.costs import fit_whole, profile, whole
 from harness.engines.costs.fit_whole import Beside, Step
 from harness.policy.types import UserError
+from tests.cases import cases
 from workloads.models import shape
 
 API_S = 0.0007
@@ -104,7 +105,7 @@ def test_too_few_rows_are_refused() -> None:
         fit_whole.co_run([], "by hand")
 
 
-@pytest.mark.parametrize(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
+@cases(("share", "factor"), [(0.5, 1.0), (0.62, 1.0), (1.0, 1.0), (1.0, 2.5), (0.25, 1.0)])
 def test_servers_side_by_side_tell_their_share(share: float, factor: float) -> None:
     """Two of half a machine each do not slow each other down, four of them take twice as long."""
     measured = [

@@ -27,6 +27,7 @@ from harness.engines.sim.kernel import peek, reuse
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Done, Event, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import KEPT_PAGES, Batch, Host, Inst, Jobs, Option
+from tests.cases import cases
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle, Result
 from tests.worlds import (
@@ -142,67 +143,34 @@ def apart(w: World) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
-def test_kernel_agrees_with_the_oracle(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+WORLDS = {  # by what they have: the first seed, how many the fast tests try, and how many more the slow ones
+    "whole prompts": (0, 100, 400),
+    "turns": (TURNED, 50, 400),
+    "anything at any time": (WILD, 50, 600),
+    "models on several numbers of GPUs": (CUT, 50, 300),
+    "processes that take turns": (SLICED, 50, 400),
+    "prompts that begin alike": (SHARED, 100, 400),
+    "prefills in slices": (LAYERED, 50, 400),
+    "KV attended on other GPUs": (LENT, 50, 400),
+}
 
 
-@pytest.mark.parametrize("first", range(TURNED, TURNED + 50, 50))
-def test_turns_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", range(CUT, CUT + 50, 50))
-def test_models_on_several_numbers_of_gpus_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", range(WILD, WILD + 50, 50))
-def test_wild_worlds_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", range(SLICED, SLICED + 50, 50))
-def test_processes_that_take_turns_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", [0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50])
-def test_closed_loops_are_the_oracles(first: int) -> None:
-    assert [f"{seed}: {d}" for seed in range(first, first + 15) for d in apart(looped(seed))] == []
-
-
-@pytest.mark.parametrize("first", range(SHARED, SHARED + 100, 50))
-def test_prompts_that_begin_alike_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", range(LAYERED, LAYERED + 50, 50))
-def test_prefills_in_slices_are_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
-
-
-@pytest.mark.parametrize("first", range(LENT, LENT + 50, 50))
-def test_kv_attended_on_other_gpus_is_the_oracles(first: int) -> None:
-    assert [d for seed in range(first, first + 50) for d in differences(seed)] == []
+@pytest.mark.parametrize("kind", WORLDS)
+def test_kernel_agrees_with_the_oracle(kind: str) -> None:
+    first, few, _ = WORLDS[kind]
+    assert [d for seed in range(first, first + few) for d in differences(seed)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "first",
-    [
-        *range(100, 500, 100),
-        *range(TURNED + 50, TURNED + 450, 100),
-        *range(WILD + 50, WILD + 650, 100),
-        *range(CUT + 50, CUT + 350, 100),
-        *range(SLICED + 50, SLICED + 450, 100),
-        *range(SHARED + 100, SHARED + 500, 100),
-        *range(LAYERED + 50, LAYERED + 450, 100),
-        *range(LENT + 50, LENT + 450, 100),
-    ],
-)
-def test_kernel_agrees_with_the_oracle_on_many_worlds(first: int) -> None:
-    assert [d for seed in range(first, first + 100) for d in differences(seed)] == []
+@pytest.mark.parametrize("kind", WORLDS)
+def test_kernel_agrees_with_the_oracle_on_many_worlds(kind: str) -> None:
+    first, few, many = WORLDS[kind]
+    assert [d for seed in range(first + few, first + few + many) for d in differences(seed)] == []
+
+
+def test_closed_loops_are_the_oracles() -> None:
+    seeds = [k + i for k in (0, 50, 100, TURNED, TURNED + 50, WILD, WILD + 50) for i in range(15)]
+    assert [f"{seed}: {d}" for seed in seeds for d in apart(looped(seed))] == []
 
 
 def plain(*args: str) -> str:
@@ -364,7 +332,7 @@ def test_oracle_notices_wrong_slices() -> None:
 # ---------------------------------------------------------------- laws
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
     w = world(seed)
     cost = w.machine.tables.cost.copy()
@@ -387,7 +355,7 @@ def test_twice_every_duration_is_twice_every_stamp(seed: int) -> None:
         np.testing.assert_array_equal(2 * R[name], R2[name])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_new_names_change_nothing_else(seed: int) -> None:
     w = world(seed)
     new = {m.name: f"z{9 - k}" for k, m in enumerate(w.config.models)}
@@ -410,7 +378,7 @@ def test_new_names_change_nothing_else(seed: int) -> None:
         np.testing.assert_array_equal(R[name], R2[name])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@cases("seed", range(20))
 def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
     w = world(seed)
     t = w.machine.tables
@@ -430,7 +398,7 @@ def test_idle_model_with_memory_to_spare_changes_no_stamp(seed: int) -> None:
         np.testing.assert_array_equal(R[name], R2[name])
 
 
-@pytest.mark.parametrize("seed", range(60))
+@cases("seed", range(60))
 def test_tokens_pages_waits_and_link_bytes_are_conserved(seed: int) -> None:
     w = world(seed)
     sim, _ = drive(w, END_S)
@@ -509,7 +477,7 @@ def test_models_that_share_a_gpu_share_it_equally() -> None:
     assert got.mean() == pytest.approx(S / (1 - rho), rel=0.08)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("layout", "quantum_s", "ends_s"),
     [
         ("model", 0.0, (0.75, 0.75)),  # a round is .25 + .5: one step of each
@@ -545,7 +513,7 @@ def test_a_run_that_says_how_a_gpu_is_shared_says_it_for_all_but_who_leaves_it_o
     assert ends_s("turns", sharing="none") == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("part", [0.25, 0.5, 1.0])
+@cases("part", [0.25, 0.5, 1.0])
 def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: float) -> None:
     """Two lanes on GPUs of their own, of which the first demands a part of the other's compute as well."""
     w = one(0.5, 1.0, 2, models=2)
@@ -611,7 +579,7 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
             np.testing.assert_allclose(whole[name], sim.S.requests[name], atol=1e-9)
 
 
-@pytest.mark.parametrize("seed", [LAYERED + 6 * k + kind for k in range(4) for kind in range(6)])
+@cases("seed", [LAYERED + 6 * k + kind for k in range(4) for kind in range(6)])
 def test_slices_of_all_layers_are_none(seed: int) -> None:
     def stored(slice_layers: int | None) -> list[bytes]:
         def order(a: Action) -> Action:
@@ -703,7 +671,7 @@ def test_a_long_prefill_gives_its_sms_back_between_slices() -> None:
     assert sim.S.batches["steps"].tolist() == [1]
 
 
-@pytest.mark.parametrize(("layers", "done_s"), [(1, 3.75), (2, 4.75)])
+@cases(("layers", "done_s"), [(1, 3.75), (2, 4.75)])
 def test_partitions_that_change_together_wait_for_a_slice_not_for_the_prefill(layers: int, done_s: float) -> None:
     w = clock(2, prompt=4, output=9, n=8)
     half = np.array([[0.5, 1.0]] * 2)
@@ -766,7 +734,7 @@ def test_a_request_between_two_slices_may_lose_its_kv() -> None:
     assert [t for t, e in told if isinstance(e, Prefilled)] == [0.125, done_s + 0.125]
 
 
-@pytest.mark.parametrize("order", [Run(M0, slice_layers=1), Run(M0, "decode", slice_layers=1)])
+@cases("order", [Run(M0, slice_layers=1), Run(M0, "decode", slice_layers=1)])
 def test_only_a_prefill_runs_in_slices(order: Run) -> None:
     _, told = drive(replace(clock(1), script=[*clock(1).script, (1.0, order)]), 2.0)
     assert [(e.action, e.failed) for _, e in told if isinstance(e, Done)] == [(order, "never")]
@@ -1004,7 +972,7 @@ def shed_all(sim: Sim) -> None:
         assert S.s["unlimited"] or not any(reuse.over_limit(S.at, i) for i in on)
 
 
-@pytest.mark.parametrize("seed", range(TURNED, TURNED + 40))
+@cases("seed", range(TURNED, TURNED + 40))
 def test_who_listens_changes_nothing(seed: int) -> None:
     w = world(seed)
 
@@ -1030,9 +998,7 @@ def test_who_listens_changes_nothing(seed: int) -> None:
     assert run(few) == (heard, rows)
 
 
-@pytest.mark.parametrize(
-    "first", [*range(TURNED, TURNED + 40, 20), *range(WILD, WILD + 40, 20), *range(SHARED, SHARED + 40, 20)]
-)
+@cases("first", [*range(TURNED, TURNED + 40, 20), *range(WILD, WILD + 40, 20), *range(SHARED, SHARED + 40, 20)])
 def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_evictions(first: int) -> None:
     for seed in range(first, first + 20):
         w = world(seed)
@@ -1130,7 +1096,7 @@ def test_who_is_admitted_again_waits_for_memory_from_the_next_look() -> None:
     assert (R["kv"][1], R["turn"][1], R["done"][1]) == (2.0, 0.125, 2.25)
 
 
-@pytest.mark.parametrize("begin_s", [k / 10 for k in range(20)])
+@cases("begin_s", [k / 10 for k in range(20)])
 def test_steps_that_end_together_but_for_rounding_end_together(begin_s: float) -> None:
     """A prefill of 0.3 s and three decode steps of 0.1 s: whom it prefills decodes at once."""
     w = small([(begin_s, 0, 1, 20), (begin_s, 0, 1, 2)], [*ADMIT, (NEVER, Run(M0, "prefill", seqs=1)), APART[-1]])
@@ -1184,7 +1150,7 @@ def test_what_a_move_waits_for_is_counted_in_pages() -> None:
     assert (R["kv"][2], R["done"][2]) == (0.0, 2.125)
 
 
-@pytest.mark.parametrize("end_s", [5.0, math.inf])
+@cases("end_s", [5.0, math.inf])
 def test_a_grant_that_nothing_can_serve_fails_at_the_last_event(end_s: float) -> None:
     """Also where the end of the run is still ahead: of two models, the GPU has room for one."""
     w = small([(0.0, 0, 1, 4), (0.5, 1, 1, 1)], [*SERVE, (0.25, Load(M1.inst))], blocks=9, models=2)

@@ -21,6 +21,7 @@ from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import SCHEMA, STATES, WAITS, write_table
 from harness.rows.requests import Rows, in_window, take
 from harness.rows.requests import rows as arrays
+from tests.cases import cases
 
 INF = math.inf
 ByModel = Mapping[str, tuple[float, float]]
@@ -116,7 +117,7 @@ def test_gaps_between_tokens_by_hand() -> None:
         assert found == pytest.approx([share, 1, 0, 0])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("tokens", "slo", "share", "fraction"),
     [
         ([3, 6, 7, 8], (3, 2), 3 / 4, 5 / 8),  # published: (0, 3) and (6, 8)
@@ -182,7 +183,7 @@ def test_window_holds_its_start_and_not_its_end() -> None:
     assert in_window(r, 10.0).tolist() == [False, True, True, False]
 
 
-@pytest.mark.parametrize(("values", "q", "expected"), [
+@cases(("values", "q", "expected"), [
     ([1, 2, 3, 4, 5], 0.5, 3), ([1, 2, 3, 4, 5], 0.95, 4.8), ([1, math.nan], 0.5, INF), ([1, 2, math.nan], 0.5, 2),
     ([math.nan, math.nan], 0.5, INF), ([7], 0.99, 7),
 ])  # fmt: skip
@@ -400,7 +401,7 @@ def test_the_fit_is_isotonic_regression(values: list[float]) -> None:
     assert statistics.falling(values) == pytest.approx(list(isotonic_regression(values, increasing=False).x), abs=1e-12)
 
 
-@pytest.mark.parametrize(("attained", "expected"), [
+@cases(("attained", "expected"), [
     ([1.0, 1.0, 0.98, 0.5], (3.0, "=")),  # halfway from 1.0 at rate 2 to .98 at 4
     ([1.0, 0.99, 0.98, 0.5], (2.0, "=")),
     ([0.985, 1.0, 1.0, 0.5], (4.0 + 4.0 / 99, "=")),  # .995 up to rate 4: a first dip is no capacity

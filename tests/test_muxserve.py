@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.check.cases import cases
+from harness.check import cases as workloads
 from harness.check.trial import run, subject
 from harness.engines.wallclock import NoProfile
 from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
@@ -19,6 +19,7 @@ from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded
 from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
 from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
+from tests.cases import cases
 
 KB = 1000
 EMPTY = BatchState(0, 0, 0, 0, 0, 0, 0, 0, 0.0)
@@ -138,7 +139,7 @@ def test_adaptation_reads_differences_not_totals() -> None:
     assert before == policy.Q
 
 
-@pytest.mark.parametrize(
+@cases(
     ("a", "b"),
     [
         (look(100, 44.9, 90), look(100, 1, 1)),  # u < 0.9
@@ -260,7 +261,7 @@ def toy(rates: Mapping[str, float]) -> tuple[Cluster, list[Llm], dict[tuple[int,
     return world, unit, {at: cost(world, unit, dict(zip(rates, at, strict=True))) for at in every}
 
 
-@pytest.mark.parametrize("rates", [(20, 12, 8, 4), (18, 10, 2, 2), (16, 14, 6, 6), (14, 12, 1, 1)])
+@cases("rates", [(20, 12, 8, 4), (18, 10, 2, 2), (16, 14, 6, 6), (14, 12, 1, 1)])
 def test_toy_placement_is_the_best_of_all(rates: tuple[float, ...]) -> None:
     """Too much for two GPUs: all 16 placements, by the same estimator."""
     world, unit, every = toy(dict(zip("abcd", rates, strict=True)))
@@ -396,9 +397,9 @@ def test_groups_take_turns_on_all_their_gpus() -> None:
 # ---------------------------------------------------------------- in the simulator
 
 
-@pytest.mark.parametrize("name", ["calm", "pressure", "overload"])
+@cases("name", ["calm", "pressure", "overload"])
 def test_nothing_is_evicted_moved_or_dropped(name: str) -> None:
-    trial = run(subject(MuxServe, "plusplus", name, cases()[name]))
+    trial = run(subject(MuxServe, "plusplus", name, workloads.cases()[name]))
     said = {type(a) for d in trial.decisions for a in d.actions}
     assert said <= {Load, Admit, Run, Wake}
     assert trial.error is None

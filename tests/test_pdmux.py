@@ -21,6 +21,7 @@ from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Jobs, Mo
 from harness.policy.view import BatchState, KvState
 from systems.chunked import Chunked
 from systems.pdmux import H200, PDMux, decode_counts, divisions, forward_count
+from tests.cases import cases
 from workloads.models import shape
 
 H100 = Gpu("h100", 0, 80 << 30, 132, tuple(range(8, 132, 8)))
@@ -135,7 +136,7 @@ def test_sglang_keeps_a_division_until_the_prefill_ends_or_decode_runs_dry() -> 
     assert ended["m0", "decode"].sms is None
 
 
-@pytest.mark.parametrize("rule", ["predict", "table"])
+@cases("rule", ["predict", "table"])
 def test_a_prefill_that_found_no_room_begins_when_an_end_makes_some(rule: str) -> None:
     policy, view = begun(rule=rule), Seen(room=1 << 20)
     view.batches["m0"] = state(waiting=1, decoding=4, prefill_tokens=2048, ctx_tokens=4000)
@@ -168,9 +169,7 @@ def test_the_predictor_finds_the_coefficients_of_what_has_its_form() -> None:
     assert predict.prefill_s(9, 64) == predict.prefill_s(512, 64)  # n is 512 at least
 
 
-@pytest.mark.parametrize(
-    ("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")]
-)
+@cases(("gpu", "name"), [("h100", "llama-3.1-8b"), ("h200", "codellama-34b"), ("a100-80g", "llama-3.1-8b")])
 def test_the_predictor_is_within_what_the_paper_says_of_its_own(gpu: str, name: str) -> None:
     found = cluster(Config((Served("m", shape(name)),), gpu=gpu, gpus=1))
     predict, inst = PDMux(found).tenants["m"].predict, Inst("m", (0,))
@@ -342,7 +341,7 @@ def test_what_prefill_loses_to_chunks_are_the_sms_that_decode_holds() -> None:
     assert p95_s(Split) == pytest.approx(split, rel=0.1)
 
 
-@pytest.mark.parametrize("rule", ["predict", "table", "h200"])
+@cases("rule", ["predict", "table", "h200"])
 def test_every_request_ends_under_every_rule(rule: str) -> None:
     engine, log = served(PDMux, stream(80, 3.0, (50, 6000), (1, 200)), rule=rule)
     assert (engine.S.requests["state"] == engine.S.requests["state"][0]).all()

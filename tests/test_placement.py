@@ -23,6 +23,7 @@ from harness.run.lookup import assemble
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1
+from tests.cases import cases
 
 POOL = round(67.28 * GIB)  # of each H100, as Prism's released configuration gives its engines
 
@@ -105,7 +106,7 @@ def begun(spec: Spec) -> tuple[Mapping[str, Gpus], Cluster]:
     return found, engine.cluster
 
 
-@pytest.mark.parametrize("name", ["elastic", "muxserve", "static", "prism"])
+@cases("name", ["elastic", "muxserve", "static", "prism"])
 def test_heavy8_is_placed_on_two_gpus_of_the_released_pool(name: str) -> None:
     found, cluster = begun(heavy8(name))
     assert len(found) == 8
@@ -123,7 +124,7 @@ def test_a_greedy_placement_that_fits_stays_and_one_that_does_not_is_searched() 
         spread(begun(heavy8("elastic"))[1].__class__(cluster.gpus[:1], cluster.models, cluster.plan, cluster.profile))
 
 
-@pytest.mark.parametrize("name", ["static", "elastic"])
+@cases("name", ["static", "elastic"])
 def test_searched_has_the_lowest_pressure_and_rate_the_fewest_requests_on_the_busiest_gpu(name: str) -> None:
     found = {by: begun(heavy8(name, fields=(("placement", by),)))[0] for by in ("pressure", "rate", "searched")}
     cluster = begun(heavy8(name))[1]
@@ -180,7 +181,7 @@ def test_who_declares_that_it_keeps_a_placement() -> None:
     assert {"prism", "muxserve", "static", "elastic", "qlm", "swap"} < set(HOMING)
 
 
-@pytest.mark.parametrize("name", [name for name in HOMING if name not in {"qlm", "swap"}])  # not all models are in
+@cases("name", [name for name in HOMING if name not in {"qlm", "swap"}])  # not all models are in
 def test_a_given_placement_is_kept(name: str) -> None:
     homes = begun(heavy8("elastic", seed=3, assign="shuffled"))[0]
     spec = heavy8(name, homes=tuple(homes.items()))

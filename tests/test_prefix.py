@@ -22,6 +22,7 @@ from harness.run.lookup import config_of
 from harness.run.resolve import resolve
 from harness.run.slo import base_specs
 from harness.run.spec import Spec
+from tests.cases import cases
 from tests.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
 from traces.convert import convert
@@ -96,7 +97,7 @@ def chains(*rows: list[int], block_tokens: int = 32) -> Prefix:
     return Prefix(block_tokens, np.cumsum([0, *map(len, rows)]), np.array([i for row in rows for i in row], np.int64))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("blocks", "hits"),
     [
         # a: 64 tokens and 1 of output, 4 blocks; b: the same and 32 more, 6 blocks; c: 64 others; a again
@@ -168,7 +169,7 @@ def test_ids_are_of_one_stream(tmp_path: Path) -> None:
     assert of(found, 0) == of(found, 2) != of(found, 1)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("rows", "says"),
     [
         ([(0, 1024, 1, [1, 2]), (1, 1024, 1, [3, 2])], "has 2 behind other blocks than .*:1: an id must stand for"),
@@ -182,7 +183,7 @@ def test_ids_that_are_no_chains_are_named(rows: list[Any], says: str, tmp_path: 
         of_table(converted(lines(tmp_path / "a.jsonl", *rows)), "a")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "says"),
     [
         ('{"timestamp": 0}\n[1]\n', r"a\.jsonl:2: not a JSON object"),

@@ -26,6 +26,7 @@ from harness.run.lookup import assemble
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1, alg2
+from tests.cases import cases
 from workloads.models import shape
 
 # ---------------------------------------------------------------- Algorithm 1
@@ -55,7 +56,7 @@ def worst(gpus: int, models: Sequence[Demand], at: dict[str, tuple[int, ...]], C
     return max(w / s if s > 0 else math.inf for w, s in zip(load, left, strict=True))
 
 
-@pytest.mark.parametrize(("argmin", "mean"), [("before", 0.047866), ("after", 0.046864)])
+@cases(("argmin", "mean"), [("before", 0.047866), ("after", 0.046864)])
 def test_alg1_reproduces_the_published_cases(argmin: str, mean: float) -> None:
     found = [worst(g, models, alg1(models, [80.0] * g, [0] * g, argmin=argmin)) for g, models in adrs()]
     assert round(float(np.mean(found)), 6) == mean
@@ -221,7 +222,7 @@ def test_evict_never_keeps_everybody() -> None:
     assert states(engine) == ["done"] * 3
 
 
-@pytest.mark.parametrize("models", ["light8", "heavy8"])
+@cases("models", ["light8", "heavy8"])
 def test_fixed_limits_leave_the_placement_as_it_is(models: str) -> None:
     # on blocks instead of pages Alg. 1 counted no kept pages, and placed heavy8 otherwise: two things changed at once
     spec = Spec("prism", trace="arena-like", models=models)
@@ -356,7 +357,7 @@ def test_earliest_deadline_goes_first() -> None:
 # ---------------------------------------------------------------- activation
 
 
-@pytest.mark.parametrize(("name", "tp", "published_s"), [
+@cases(("name", "tp", "published_s"), [
     ("llama-3.2-1b", 1, 0.7), ("llama-3.1-8b", 1, 0.7), ("qwen-2.5-14b", 1, 1.3), ("llama-3.3-70b", 8, 1.5),
 ])  # fmt: skip
 def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: float) -> None:

@@ -17,6 +17,7 @@ from harness.loop import system
 from harness.loop.replay import missing, replay
 from harness.policy.types import GIB, Infeasible, Jobs, Plan
 from systems.prism import Prism
+from tests.cases import cases
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -130,7 +131,7 @@ def test_partitioned_engines_have_their_memory_from_the_start_and_nothing_comes_
         outcome(replace(config, mem_fraction=(WEIGHTS + 4 * GIB) / quantities.gpu("h100").mem_bytes), jobs, **fields)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "preset", "fields"),
     [("prism", "partitioned", {}), ("qlm", "reload", {"evict": "drain"})],
 )

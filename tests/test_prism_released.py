@@ -10,10 +10,11 @@ from harness.policy.actions import Admit, Evict, Load
 from harness.policy.placement import groups
 from harness.policy.types import GIB, Inst, Request
 from systems.prism_released import PrismReleased, need, priority
+from tests.cases import cases
 from tests.test_prism import of, run, states, work, world
 
 
-@pytest.mark.parametrize(("prompt", "guess_s"), [(1, 0.2), (410, 410 / 2048), (1024, 0.5), (4096, 2.0), (9000, 2.0)])
+@cases(("prompt", "guess_s"), [(1, 0.2), (410, 410 / 2048), (1024, 0.5), (4096, 2.0), (9000, 2.0)])
 def test_priority_is_arrival_and_slo_less_a_bounded_guess_of_the_prefill(prompt: int, guess_s: float) -> None:
     assert priority(Request(0, "m", 100.0, prompt, 3.0, 0.1)) == pytest.approx(103.0 - guess_s)
 

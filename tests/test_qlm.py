@@ -22,6 +22,7 @@ from harness.policy.actions import Action, Admit, Evict, Load, Move
 from harness.policy.placement import instances
 from harness.policy.types import Cluster, Gpu, Host, Infeasible, Inst, Jobs, Model, Plan
 from systems.qlm import Group, M, Qlm, Z, milp, partition
+from tests.cases import cases
 from workloads.models import shape
 
 LOAD_S, STEP_S, PREFILL_S = 2.0, 0.02, 0.1
@@ -116,7 +117,7 @@ def drawn(seed: int, n: int, queues: int) -> Qlm:
     return policy(queues, [kinds, *([] for _ in range(queues - 1))], rwt="mean")
 
 
-@pytest.mark.parametrize("seed", range(12))
+@cases("seed", range(12))
 def test_program_is_brute_force(seed: int) -> None:
     q = drawn(seed, 2 + seed % 4, 2)
     edf = q.edf(0.0)
@@ -128,7 +129,7 @@ def test_program_is_brute_force(seed: int) -> None:
     assert value(q, found) <= value(q, edf) + 1e-6
 
 
-@pytest.mark.parametrize("seed", range(6))
+@cases("seed", range(6))
 def test_program_is_the_papers_in_its_own_variables(seed: int) -> None:
     q = drawn(100 + seed, 3, 2)
     found = q.solved(q.relaxed(q.edf(0.0), 0.0), 0.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.cases import cases
 from traces.ramps import outputs, ramp, ramps
 
 
@@ -13,7 +14,7 @@ def test_a_small_ramp_by_hand() -> None:
     assert ramp(3).tolist() == pytest.approx([0, 1, 1.5, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 3.5, 4])
 
 
-@pytest.mark.parametrize("peak", [1, 5, 25, 40])
+@cases("peak", [1, 5, 25, 40])
 def test_models_are_alike_and_staggered(peak: int) -> None:
     drawn = ramps(peak, 6, 256, 1024, 943.0)
     assert len(drawn.arrival_s) == 6 * peak**2

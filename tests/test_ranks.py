@@ -10,6 +10,7 @@ import pytest
 
 from harness.validate import ranks
 from harness.validate.ranks import SERVERS, SIMULATOR
+from tests.cases import cases
 
 SEEDS = range(5)
 WOBBLE = (-0.02, -0.01, 0.0, 0.01, 0.02)  # over repeats
@@ -51,7 +52,7 @@ def test_a_known_order_is_found_again() -> None:
     assert [key for key, pair in found.items() if pair.far] == [("b", "a"), ("c", "a")]
 
 
-@pytest.mark.parametrize(("a", "b", "verdict"), [(0.6, 0.5, "wrong"), (0.5, 0.6, "alike"), (0.5, 0.5, "no difference")])
+@cases(("a", "b", "verdict"), [(0.6, 0.5, "wrong"), (0.5, 0.6, "alike"), (0.5, 0.5, "no difference")])
 def test_what_the_simulator_says_of_a_pair_that_the_servers_tell_apart(a: float, b: float, verdict: str) -> None:
     pair = only(runs({"a": 0.5, "b": 0.8}, {"a": a, "b": b}))
     assert (pair.first, pair.second, pair.verdict) == ("b", "a", verdict)

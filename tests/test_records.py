@@ -15,6 +15,7 @@ from harness.engines.costs.coef import COST
 from harness.engines.costs.layout import UNITS, Field, fields, record
 from harness.engines.sim import engine, kernel, records, state
 from harness.rows.record import WAITS
+from tests.cases import cases
 
 PAGES = {name: page for name, page in vars(records).items() if name.isupper()} | {"COST": COST}
 FIELDS = [(name, field) for name, page in PAGES.items() for field in fields(page)]
@@ -45,15 +46,13 @@ def test_a_page_is_the_layout() -> None:
     assert page == np.dtype([("volume", "f8"), ("taps", "i8", (2,))])
 
 
-@pytest.mark.parametrize(
-    "line", ["x", "x f8", "x f8 s", "x f4 s seconds", "x i8 miles far", "x S8 s seconds", "x f8 s  "]
-)
+@cases("line", ["x", "x f8", "x f8 s", "x f4 s seconds", "x i8 miles far", "x S8 s seconds", "x f8 s  "])
 def test_a_line_that_lacks_something_is_no_field(line: str) -> None:
     with pytest.raises(ValueError, match="not a field's name, type, unit and meaning"):
         record(f"Something.\n\n{line}\n")
 
 
-@pytest.mark.parametrize("name", PAGES)
+@cases("name", [*PAGES])
 def test_every_field_of_a_record_has_a_line(name: str) -> None:
     page = PAGES[name]
     assert page.names == tuple(field.name for field in fields(page))

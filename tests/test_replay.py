@@ -26,6 +26,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, TurnEnded, Woke
 from harness.policy.types import Batch, Host, Infeasible, Inst, Jobs, Option, Unsupported
 from harness.policy.view import View
+from tests.cases import cases
 from tests.test_kernel import one
 from tests.worlds import SHAPE
 
@@ -148,7 +149,7 @@ def test_a_request_that_nobody_admits_ends_the_run_unfinished() -> None:
     assert table.column("load_ns").to_pylist() == [50_000_000_000, 49_000_000_000]  # no weights anywhere
 
 
-@pytest.mark.parametrize("end_s", [50.0, math.inf])
+@cases("end_s", [50.0, math.inf])
 def test_a_load_that_nothing_can_make_room_for_fails_wherever_the_run_ends(end_s: float) -> None:
     """GPU 0 holds one of two models, and lets no prompt in before a load that waits. A timer is something to come."""
 
@@ -190,7 +191,7 @@ def forever() -> Iterable[Action]:
             math.sqrt(2.0)
 
 
-@pytest.mark.parametrize("at", [Woke("start"), Arrived])
+@cases("at", [Woke("start"), Arrived])
 def test_a_call_without_end_is_interrupted_at_its_limit(at: Event | type) -> None:
     def stuck(event: Event, view: View) -> Iterable[Action]:
         return forever() if at in {event, type(event)} else serve(event, view)
@@ -223,7 +224,7 @@ def test_a_fault_names_what_the_policy_did_and_when() -> None:
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-@pytest.mark.parametrize("error", [Infeasible("too small"), KeyboardInterrupt()])
+@cases("error", [Infeasible("too small"), KeyboardInterrupt()])
 def test_what_is_no_fault_comes_through(error: BaseException) -> None:
     policy, (sim, jobs) = Policy(raising(error)), engine([0.0, 1.25])
     with pytest.raises(type(error)):
@@ -248,12 +249,12 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("action", RIGHT, ids=str)
+@cases("action", RIGHT)
 def test_an_action_whose_fields_have_their_types_is_an_answer(action: Any) -> None:
     assert fault([action]) is None
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@cases("wrong", WRONG)
 def test_anything_else_is_none(wrong: Any) -> None:
     told = fault([RIGHT[0], wrong])
     assert told is not None

@@ -31,6 +31,7 @@ from harness.run.execute import execute, jobs_of
 from harness.run.resolve import resolve
 from harness.run.slo import base_specs
 from harness.run.spec import Spec, as_dict
+from tests.cases import cases
 from tests.oracle import CAUSES
 from tests.test_kernel import ADMIT, END_S, FAR, M0, OTHER, SERVE, agreed, small
 from tests.test_prefix import chains, converted, lines, lru_tokens
@@ -95,9 +96,7 @@ def isolated(work: Jobs, blocks: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("blocks", "hits"), [(20, [0, 64, 0, 64]), (9, [0, 64, 0, 64]), (8, [0, 64, 0, 48]), (7, [0, 64, 0, 32])]
-)
+@cases(("blocks", "hits"), [(20, [0, 64, 0, 64]), (9, [0, 64, 0, 64]), (8, [0, 64, 0, 48]), (7, [0, 64, 0, 32])])
 def test_the_tail_of_a_chain_is_the_first_to_go(blocks: int, hits: list[int]) -> None:
     """a, then a and more, then others, then a again: the third takes what it needs from the tail of the second."""
     work = alike([[0, 1], [0, 1, 2], [3, 4], [0, 1]], np.array([65, 97, 65, 65]), 1, block_tokens=32, turns=True)
@@ -221,7 +220,7 @@ def test_a_prefill_instance_keeps_the_prompts_whose_kv_moves_on() -> None:
     assert (R["state"] == state.DONE).all()
 
 
-@pytest.mark.parametrize("first", [0, 20, WILD, WILD + 20])
+@cases("first", [0, 20, WILD, WILD + 20])
 def test_prompts_without_ids_run_as_without_a_cache(first: int) -> None:
     for seed in range(first, first + 20):
         w = replace(world(seed), end_s=END_S)
@@ -240,7 +239,7 @@ def test_prompts_that_share_nothing_run_as_without_a_cache() -> None:
     assert one.stats() == {**other.stats(), "hit_share": 0.0}
 
 
-@pytest.mark.parametrize("first", [SHARED, SHARED + 40])
+@cases("first", [SHARED, SHARED + 40])
 def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
     hits = 0
     for seed in range(first, first + 40):

@@ -14,6 +14,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived, Done, Finished, Prefilled, Woke
 from harness.policy.types import GIB, Batch, Cluster, Gpu, Inst, Model, Plan, Request
 from systems.serverlessllm_released import PARKED, ServerlessLlmReleased
+from tests.cases import cases
 from tests.test_serverlessllm import Flat, simulated
 
 
@@ -304,7 +305,7 @@ def test_an_interrupted_request_computes_its_prompt_and_its_tokens_again() -> No
     assert R["done"] == pytest.approx([last, done], rel=1e-9)
 
 
-@pytest.mark.parametrize(("third_s", "dropped"), [(1.4, False), (1.6, True)])
+@cases(("third_s", "dropped"), [(1.4, False), (1.6, True)])
 def test_a_request_waits_longer_than_the_limit_until_an_arrival_drops_it(third_s: float, dropped: bool) -> None:
     """Request 1 waits behind request 0 for more than 1 s from 0.5 s on; without a later arrival it is served."""
     rows = [(0.0, 0, 200, 1800), (0.5, 1, 200, 5), (third_s, 0, 200, 5)]

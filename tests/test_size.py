@@ -16,9 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-import pytest
-
 from harness.loop import system
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parent.parent
 POLICY = "harness.policy"
@@ -127,7 +126,7 @@ def size(name: str) -> Mapping[str, int]:
     return found
 
 
-@pytest.mark.parametrize("name", system.names())
+@cases("name", system.names())
 def test_the_rules_of_a_system_are_short(name: str) -> None:
     assert sum(size(name).values()) <= MOST_OF.get(name, MOST), size(name)
 

@@ -17,6 +17,7 @@ from harness.policy.types import GIB, UserError
 from harness.validate import staggered
 from harness.validate.staggered import Interval, congested, files, first_instance, knee, notes, ours, process, read
 from plots import fig_staggered, style
+from tests.cases import cases
 
 HEADER = ",".join(staggered.COLUMNS)
 ROW = "sweep1024-baseline,7,25,256,1024,1,625,590000,3000,60,12000,20,24000"
@@ -51,7 +52,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "message"),
     [
         (ROW.replace("3000", ""), "missing or not above 0"),

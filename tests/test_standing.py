@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served
@@ -22,6 +21,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Finished, Freed, TurnEnded, Woke
 from harness.policy.types import Batch, Host, Inst
 from harness.policy.view import View
+from tests.cases import cases
 from tests.test_kernel import one
 from tests.test_replay import Policy, done_s
 from tests.worlds import SHAPE
@@ -107,7 +107,7 @@ def test_an_order_stands_until_the_policy_speaks_of_the_same_thing() -> None:
     assert done_s(sim) == [1.75]
 
 
-@pytest.mark.parametrize(("said_s", "decision_s", "control_s"), [(1.125, 0.125, 0.0), (1.0, 0.0, 0.125)])
+@cases(("said_s", "decision_s", "control_s"), [(1.125, 0.125, 0.0), (1.0, 0.0, 0.125)])
 def test_what_lands_later_withdraws_as_soon_as_it_is_said(said_s: float, decision_s: float, control_s: float) -> None:
     """An answer is said when it has been thought of; where control takes time it lands after that."""
     other = Limit("m0", 0, None)
@@ -137,7 +137,7 @@ def test_a_turn_that_is_closed_while_it_stands_ends_like_any_other() -> None:
     assert not any(isinstance(event, TurnEnded) for _, event in deaf.heard)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("said", "stands", "same"),
     [
         (Evict(NEW), Load(NEW), True),
@@ -201,7 +201,7 @@ def two(answer: Callable[[Event, View], Iterable[Action]], hears: frozenset[type
     return policy, sim, log
 
 
-@pytest.mark.parametrize("hears", [{Load, Evict}, {Evict}, set()])
+@cases("hears", [{Load, Evict}, {Evict}, set()])
 def test_weights_on_their_way_are_evicted_when_they_land(hears: set[type]) -> None:
     """Refused at 1.5 s, issued again at 2 s, whatever the policy hears."""
 

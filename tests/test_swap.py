@@ -20,6 +20,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Woke
 from harness.policy.fields import domains
 from harness.policy.types import Cluster, Gpu, Gpus, Inst, Jobs, Model, Plan, Request
 from systems.swap import Swap
+from tests.cases import cases
 from workloads.models import shape
 
 WEIGHTS, LONGEST = 100, 10 + 1  # of a model of 10 tokens of one byte each, and a granule beside
@@ -237,7 +238,7 @@ def test_llmux_switches_when_the_five_seconds_are_over() -> None:
     assert brief(x.tell(Woke("stay c"), 27.0)) == "-b +c 1"
 
 
-@pytest.mark.parametrize(("preset", "way"), [("sleep", "sleep"), ("sleep-2", "sleep2"), ("llama-swap", "cold")])
+@cases(("preset", "way"), [("sleep", "sleep"), ("sleep-2", "sleep2"), ("llama-swap", "cold")])
 def test_a_request_waits_for_a_stop_and_a_start(preset: str, way: str) -> None:
     # on the simulator: b comes while a decodes, and starts when a's request and the load are done
     small = shape("llama-3.2-1b")._replace(max_tokens=2048)

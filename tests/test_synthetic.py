@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from harness.policy.types import UserError
 from harness.run.lookup import models_of, trace_of
+from tests.cases import cases
 from traces import realism, schema, synthetic
 from traces.convert import hyperbolic
 from traces.load import Trace, of_table, sized, trace
@@ -42,7 +43,7 @@ def same(a: Drawn, b: Drawn) -> bool:
 # ---------------------------------------------------------------- laws
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_a_seed_is_a_trace(name: str) -> None:
     a, p = draw(name, 7), preset(name)
     assert same(a, draw(name, 7))
@@ -150,12 +151,12 @@ def test_lengths() -> None:
 # ---------------------------------------------------------------- names
 
 
-@pytest.mark.parametrize("name", NAMES)
+@cases("name", NAMES)
 def test_a_name_is_read_back(name: str) -> None:
     assert preset(str(preset(name))) == preset(name)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "message"),
     [
         ("hyperbolik-like", "did you mean hyperbolic-like"),
@@ -189,7 +190,7 @@ def test_only_generators_take_fields() -> None:
 # ---------------------------------------------------------------- with sets
 
 
-@pytest.mark.parametrize(("models", "n"), [("light8", 8), ("heavy8", 8), ("prism18", 18), ("tp4", 4)])
+@cases(("models", "n"), [("light8", 8), ("heavy8", 8), ("prism18", 18), ("tp4", 4)])
 def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None:
     name = sized("hyperbolic-like", n)
     assert name == f"hyperbolic-like+models={n}"
@@ -278,7 +279,7 @@ def table(like: Trace, span_s: float, streams: tuple[str, ...], times: list[F8])
                    output_tokens=one)  # fmt: skip
 
 
-@pytest.mark.parametrize("models", sorted(synthetic.RELEASED))
+@cases("models", sorted(synthetic.RELEASED))
 def test_arena_targets_are_the_traces(real: Path, models: int) -> None:
     arena = trace("arena-chat")
     times = [
@@ -295,9 +296,7 @@ def counts_csv(real: Path) -> Path:
     return real / "hyperbolic_fig_digitised" / "hyperbolic_10min_7models_counts.csv"
 
 
-@pytest.mark.parametrize(
-    ("name", "streams"), [("hyperbolic-like.8", 7), ("hyperbolic-like", 7), ("hyperbolic-like.4", 4)]
-)
+@cases(("name", "streams"), [("hyperbolic-like.8", 7), ("hyperbolic-like", 7), ("hyperbolic-like.4", 4)])
 def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int) -> None:
     every = []
     for seed in range(100):
@@ -320,7 +319,7 @@ def test_hyperbolic_counts(real: Path) -> None:
     assert found.models == preset("hyperbolic-like").streams
 
 
-@pytest.mark.parametrize("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])
+@cases("row", ["0,2.5,1.5", "0,2.5,-1", "2.5,0,1", "0,2.5,x"])
 def test_counts_that_are_none(tmp_path: Path, row: str) -> None:
     path = tmp_path / "c.csv"
     path.write_text(f"bin_start_s,bin_end_s,model_1\n0,2.5,3\n{row}\n")
@@ -328,8 +327,7 @@ def test_counts_that_are_none(tmp_path: Path, row: str) -> None:
         hyperbolic(path)
 
 
-@pytest.mark.parametrize("models", [8, 18])
-@pytest.mark.parametrize(("rate", "span_s"), [("0.1", 120.0), ("0.5", 60.0)])
+@cases(("models", "rate", "span_s"), [(n, *drawn) for n in (8, 18) for drawn in (("0.1", 120.0), ("0.5", 60.0))])
 def test_aegaeon_targets_are_the_released_files(real: Path, models: int, rate: str, span_s: float) -> None:
     def released(n: int) -> Trace:
         path = real / "aegaeon_synth" / f"synth-{n}-{rate}-1.0-1.0.csv.gz"

@@ -12,6 +12,7 @@ import pytest
 
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.trace import SECONDS, Trace, Traced
+from tests.cases import cases
 from tests.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
 
 CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
@@ -45,7 +46,7 @@ def spent(trace: Trace, n: int) -> dict[str, np.ndarray]:
     return found
 
 
-@pytest.mark.parametrize("first", [0, TURNED, WILD, CUT, SLICED, SHARED, -1])
+@cases("first", [0, TURNED, WILD, CUT, SLICED, SHARED, -1])
 def test_a_recorded_world_is_the_same_and_accounts_for_every_second(first: int) -> None:
     for seed in range(first, first + 12) if first >= 0 else range(12):
         plain, recorded, trace = both(world(seed) if first >= 0 else looped(seed))

@@ -25,6 +25,7 @@ from systems.muxserve import MuxServe
 from systems.prism import Prism
 from systems.prism_released import PrismReleased
 from systems.serverlessllm_released import ServerlessLlmReleased
+from tests.cases import cases
 from traces import synthetic
 from traces.load import trace
 from workloads.models import model_set, shapes
@@ -98,7 +99,7 @@ LIGHT8_TPOT_MS = [
 ]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "models", "tp"), [("light8", LIGHT8, 1), ("heavy8", HEAVY8, 1), ("prism18", PRISM18, 1), ("tp4", TP4, 4)]
 )
 def test_sets_of_prism(name: str, models: list[Model], tp: int) -> None:
@@ -146,7 +147,7 @@ MODEL_GIB = {
 }
 
 
-@pytest.mark.parametrize("name", sorted(MODEL_GIB))
+@cases("name", sorted(MODEL_GIB))
 def test_weights_are_those_of_model_info(name: str) -> None:
     assert weight_bytes(shapes()[name]) / GIB == pytest.approx(MODEL_GIB[name], rel=0.03)
 

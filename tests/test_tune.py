@@ -23,6 +23,7 @@ from harness.run.slo import TUNING_SEEDS
 from harness.run.spec import Spec
 from harness.study import tune
 from harness.study.compare import AA_SEED
+from tests.cases import cases
 
 RECORD = tomllib.loads(command.TUNED.read_text("utf-8"))
 TUNED: dict[str, dict[str, Any]] = {name: one for name, one in RECORD.items() if isinstance(one, dict)}
@@ -119,7 +120,7 @@ def test_every_system_had_as_many_draws_on_seeds_of_no_evaluation() -> None:
     assert RECORD["assign"] == "shuffled"
 
 
-@pytest.mark.parametrize("name", TUNED)
+@cases("name", [*TUNED])
 def test_the_choice_follows_from_the_draws(name: str) -> None:
     draws = TUNED[name]["draw"]
     n = len(RECORD["seeds"]) * len(RECORD["traces"])
@@ -130,13 +131,13 @@ def test_the_choice_follows_from_the_draws(name: str) -> None:
         assert draw["gain"][0] == pytest.approx(draw["held"] - draws[0]["held"], abs=2e-4)
 
 
-@pytest.mark.parametrize("name", TUNED)
+@cases("name", [*TUNED])
 def test_the_defaults_are_what_was_chosen(name: str) -> None:
     chosen = TUNED[name]["draw"][TUNED[name]["chosen"]]["fields"]
     assert {field: one.default for field, one in tune.open_fields(name).items()} == chosen
 
 
-@pytest.mark.parametrize(
+@cases(
     "one", ["prism:osdi26", "prism:v1", "muxserve:plusplus", "muxserve:turns", "muxserve:original", "static:rate",
             "static:equal", "static:oracle", "elastic:kvcached", "elastic:sleep", "qlm:sleep", "qlm:edf"],
 )  # fmt: skip

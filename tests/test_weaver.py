@@ -19,6 +19,7 @@ from harness.policy.events import Event
 from harness.policy.types import Infeasible, Inst, Jobs, Plan
 from harness.policy.view import View
 from systems.weaver import Weaver, draw, grain, wait_s
+from tests.cases import cases
 from workloads.models import shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
@@ -70,7 +71,7 @@ def test_w_by_hand() -> None:
     assert wait_s({4.0: 1, 1.0: 2}, 4.0) == 0.0
 
 
-@pytest.mark.parametrize("slack", [0.0, 0.3, 1.0, 2.5])
+@cases("slack", [0.0, 0.3, 1.0, 2.5])
 def test_w_by_quadrature(slack: float) -> None:
     """W is the mean over the time of a step of how much longer than K - N the running kernel goes on."""
     T = [0.2, 1.7, 0.9, 3.1, 0.05]
@@ -128,7 +129,7 @@ class Watched(Weaver):
         return super().on(event, view)
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.45, 1.0])
+@cases("ratio", [0.0, 0.45, 1.0])
 def test_kv_lies_where_it_was_drawn_to(ratio: float) -> None:
     conf = config()
     Watched.seen = []
@@ -182,7 +183,7 @@ def test_the_model_of_the_greatest_demand_is_hot() -> None:
         list(Weaver(Sim(config(gpus=1)).cluster).start())
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fields", "lacks"),
     [
         ({"ratio": 0.0}, {"Move.attend", "Run.op_s", "Wake"}),

@@ -23,6 +23,7 @@ from harness.rows import requests
 from harness.run.resolve import resolve
 from harness.run.spec import Spec
 from tests import whole_table
+from tests.cases import cases
 from workloads.models import shape
 
 API_S = 0.0005
@@ -103,7 +104,7 @@ def test_a_prompt_steps_together_with_a_decode(tmp_path: Path) -> None:
     assert rows.e2e_s[1] == pytest.approx(joined_s - first_s, abs=2e-9)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("share", "factor", "models", "times"),
     [
         (1.0, 1.0, 3, 3.0),
