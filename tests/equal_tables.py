@@ -39,6 +39,7 @@ class Kind(NamedTuple):
     selects: tuple[str, ...] = ()  # the new tree may have rows with other values of these
 
 
+CLIPPED = {"crossing", "rate", "claim crossing"}  # what is never below 0
 ESTIMATE = ("value", "low", "high", "n", "sign", "verdict")
 KINDS: Mapping[str, Kind] = {
     "attainment": Kind(
@@ -59,8 +60,8 @@ KINDS: Mapping[str, Kind] = {
     # claims, crossings, ratios, differences and counts, however they were computed
     "estimates": Kind(
         "*.estimates.csv",
-        ("what", "condition", "kind", "axis", "own", "trace", "models", "gpus", "slo", "rate_scale", "system", "over",
-         "definition", "model", "paper"),
+        ("what", "condition", "kind", "axis", "own", "trace", "models", "gpus", "slo", "rate_scale", "seed", "system",
+         "over", "definition", "model", "paper"),
         ESTIMATE,
     ),
     "points": Kind("*.points.csv", ("condition", "kind", "system", "seed", "definition", "x"), ("value",)),
@@ -109,7 +110,7 @@ def read(path: Path) -> Rows:
         table = pq.read_table(path)
         return Rows(frozenset(table.column_names), tuple(table.to_pylist()))
     with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file)
+        reader = csv.DictReader(line for line in file if not line.startswith("#"))
         rows = tuple({key: number(text) for key, text in row.items()} for row in reader)
         return Rows(frozenset(reader.fieldnames or ()), rows)
 
@@ -125,7 +126,14 @@ def number(text: str) -> float | str | None:
 def pooled(tables: Iterable[Rows]) -> Rows:
     """Several tables as one."""
     every = list(tables)
-    return Rows(frozenset.intersection(*(t.columns for t in every)), tuple(row for t in every for row in t.rows))
+    rows = tuple(clipped(row) for t in every for row in t.rows)
+    return Rows(frozenset.intersection(*(t.columns for t in every)), rows)
+
+
+def clipped(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row whose interval ends at 0 if it is of a rate, an SLO scale or a count: at 62c6af9 it could reach below."""
+    low, of_rate = row.get("low"), row.get("what") in CLIPPED or ("first" in row and row.get("over") is None)
+    return {**row, "low": 0.0} if of_rate and isinstance(low, float) and low < 0.0 else row
 
 
 # ------------------------------------------------------------------ comparing

@@ -94,6 +94,12 @@ def test_a_claim_is_equal_in_value_interval_sign_and_verdict(changed: Line, tmp_
     assert main([str(claims(tmp_path / "ref")), str(claims(tmp_path / "new", **changed))]) == 1
 
 
+def test_the_interval_of_a_rate_ends_at_0_and_that_of_a_difference_does_not(tmp_path: Path) -> None:
+    for what, status in (("claim crossing", 0), ("difference", 1)):
+        ref = claims(tmp_path / f"ref {what}", what=what, low=-4.23)
+        assert main([str(ref), str(claims(tmp_path / f"new {what}", what=what, low=0.0))]) == status
+
+
 def test_measures_beyond_the_references_are_only_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ref = store(tmp_path / "ref", "fig", lines())
     new = store(tmp_path / "new", "fig", [*lines(), line(1.0, 0, "a", 3.0, "norm_mean_s")])
