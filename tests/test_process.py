@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -199,7 +199,7 @@ def test_processes_and_links_are_part_of_a_run() -> None:
     ],
 )
 def test_a_run_says_where_its_engine_is_not_the_papers(
-    system: str, sharing: str, departs: str | None, tmp_path: Path
+    system: str, sharing: Literal["fluid", "turns"], departs: str | None, tmp_path: Path
 ) -> None:
     spec = Spec(system, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing)
     folder = execute(resolve(spec), tmp_path, "code")

@@ -363,7 +363,7 @@ def test_prisms_regimes_have_a_condition_each() -> None:
         ("gpus = 1", "gpsu = 1", 'spec: unknown key "gpsu"; did you mean gpus?'),
         ("gpus = 1", "seed = 1", 'spec: "seed" is set by the bench'),
         ("chunk_tokens = 4096", "chunk_token = 4096", 'step 1: spec: unknown key "chunk_token"'),
-        ("chunk_tokens = 4096", 'chunk_tokens = "x"', "step 1: spec: chunk_tokens is 'x', not a whole number"),
+        ("chunk_tokens = 4096", 'chunk_tokens = "x"', 'step 1: spec: chunk_tokens is "x", not a whole number'),
         ("chunk_tokens = 4096", "chunk_tokens = 2048", "step 1: it changes nothing of the fair default"),
         ('origin = "unknown"', 'origin = "unkown"', 'step 2: origin is "unkown"; did you mean unknown?'),
         ('source = "a section"\n', "", 'step 1: the key "source" is missing'),

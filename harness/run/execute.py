@@ -48,18 +48,18 @@ def jobs_of(spec: Spec) -> Jobs:
 
     trace, models = trace_of(spec.trace), served_of(spec)
     if spec.workload == "base":
-        return _cached(base(trace, models, spec.seed, spec.assign), spec)  # type: ignore[arg-type]  # checked by Spec
+        return _cached(base(trace, models, spec.seed, spec.assign), spec)
     jobs = build(
         trace,
         models,
         rate_scale=spec.rate_scale,
-        scaling=spec.scaling,  # type: ignore[arg-type]  # checked by Spec
+        scaling=spec.scaling,
         seed=spec.seed,
         window_s=spec.window_s,
         warmup_s=spec.warmup_s,
         slo={model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s},
         fold=window_fold(trace, spec.seed, spec.plan),
-        assign=spec.assign,  # type: ignore[arg-type]  # checked by Spec
+        assign=spec.assign,
     )
     rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
     if isinstance(rule, slo.Scaled) and rule.base == "solo":

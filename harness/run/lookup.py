@@ -112,10 +112,10 @@ def config_of(spec: Spec) -> machine.Config:
         prefill_tokens=spec.prefill_tokens,
         watermark=spec.watermark,
         mem_fraction=spec.mem_fraction,
-        process=spec.process,  # type: ignore[arg-type]  # checked by Spec
+        process=spec.process,
         process_bytes=spec.process_bytes,
         pool_bytes=spec.pool_bytes,
-        sharing=spec.sharing,  # type: ignore[arg-type]  # checked by Spec
+        sharing=spec.sharing,
         **links_of(spec),
         scaled=dict(spec.scaled),
         noise=spec.noise or 0.0,

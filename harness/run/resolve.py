@@ -31,12 +31,14 @@ from harness.run.placement import homes
 from harness.run.spec import Spec
 
 if TYPE_CHECKING:
+    from workloads.build import Origin
     from workloads.models import ModelSet
     from workloads.models import Served as Member
 
 
 ORACLE = "Cluster.plan:window"  # in the `uses` of a system whose forecast knows the window
-KNOWN = {"held-out": "window", "prefix": "trace"}  # what such a system is told where others are told less
+# what such a system is told where others are told less
+KNOWN: Mapping[Origin, Origin] = {"held-out": "window", "prefix": "trace"}
 
 
 class Traits(NamedTuple):
@@ -114,7 +116,8 @@ def resolve(spec: Spec) -> Spec:
     if spec.measured_on not in {"", measured_on}:
         raise UserError(f"this spec is of a run measured on {spec.measured_on}; here is {measured_on or spec.engine}")
     host = quantities.host(spec.host, spec.gpu, spec.table)
-    plan = "trace" if spec.workload == "base" else KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
+    plan: Origin = KNOWN.get(spec.plan, spec.plan) if known.oracle else spec.plan
+    plan = "trace" if spec.workload == "base" else plan
     span_s = window_span_s(trace, plan) / (spec.rate_scale if spec.scaling == "time" else 1.0)
     reads = known.reads_slo and spec.workload == "trace"
     window_s: float | None = span_s

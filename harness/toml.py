@@ -1,0 +1,358 @@
+"""TOML into dataclasses: the types of a class are the form of its file, and a mistake is one line that names its place.
+
+    @dataclass(frozen=True, slots=True)
+    class Row:
+        system: str
+        seeds: Count = 5
+        plan: Literal["held-out", "window"] = "held-out"
+
+    @dataclass(frozen=True, slots=True)
+    class Figure:
+        row: tuple[Row, ...]  # [[row]]
+        fields: Pairs[Option] = ()  # [fields], kept as (key, value) pairs
+
+    toml.read(Path("mine.toml"), Figure)
+    UserError: mine.toml: row 3: seeds is "x", not a whole number
+
+Types hold strictly: `true` is no number and 1.0 no whole one, though a whole number will do for a float. Numbers are
+finite. A class may check more in its `__post_init__`: a ValueError raised there is told with the place of its table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, make_dataclass
+from datetime import date, time
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, MinLen
+
+from harness.policy.fields import meant
+from harness.policy.types import UserError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel, GetCoreSchemaHandler
+    from pydantic_core import CoreSchema, ErrorDetails
+
+T = TypeVar("T")
+MOST_BYTES = 4 << 20
+MOST_SHOWN = 60  # characters of a wrong value
+
+
+class _Table:
+    """Marks (key, value) or (key, value, value, ...) pairs that a file holds as a table."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core import core_schema
+
+        flat = len(get_args(get_args(source)[0])) > 2
+
+        def pairs(table: Mapping[str, Any]) -> tuple[Any, ...]:
+            return tuple((key, *value) if flat else (key, value) for key, value in table.items())
+
+        return core_schema.no_info_after_validator_function(pairs, handler.generate_schema(_mapping(source)))
+
+
+TABLE = _Table()
+Pairs = Annotated[tuple[tuple[str, T], ...], TABLE]
+Count = Annotated[int, Ge(1)]
+Natural = Annotated[int, Ge(0)]
+Positive = Annotated[float, Gt(0)]
+NonNegative = Annotated[float, Ge(0)]
+Share = Annotated[float, Gt(0), Le(1)]
+
+
+def tables(path: Path) -> dict[str, Any]:
+    """Parse a file, whatever its form. UserError names the file and the line."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"{path}: longer than {MOST_BYTES >> 20} MiB")
+        return tomllib.loads(content.decode())
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except ValueError as error:  # not UTF-8, not TOML, or a number of thousands of digits
+        raise UserError(f"{path}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deeply") from None
+
+
+def read(path: Path, kind: type[T]) -> T:
+    """Read a file as a dataclass or another type. UserError names the file and the key of a mistake."""
+    return convert(tables(path), kind, f"{path}: ")
+
+
+def convert(data: Any, kind: type[T], where: str = "") -> T:
+    """Turn parsed TOML into a type. UserError begins with `where` and names the key of a mistake."""
+    try:
+        value: T = _validated(kind, data)
+    except UserError as error:
+        raise UserError(f"{where}{error}") from None
+    return value
+
+
+def checked(value: Any) -> dict[str, Any]:
+    """Hold the fields of a dataclass to their types, as those of a file are; for its `__post_init__`.
+
+    Where objects are also made in code. UserError names the field.
+    """
+    kind: Any = type(value)
+    held = _validated(_unchecked(kind), _plain(value))
+    return {name: getattr(held, name) for name in _hints(kind)}
+
+
+def shown(value: Any) -> str:
+    """A value as TOML writes it, cut where it is long."""
+    match value:
+        case bool() | str():
+            text = json.dumps(value, ensure_ascii=False)
+        case date() | time():
+            text = value.isoformat()
+        case Mapping():
+            text = f"{{{', '.join(f'{_key(str(k))} = {shown(one)}' for k, one in value.items())}}}"
+        case list() | tuple():
+            text = f"[{', '.join(shown(one) for one in value)}]"
+        case _:
+            text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+# ------------------------------------------------------------------ values
+
+
+def _validated(kind: Any, data: Any) -> Any:
+    """Validate as JSON, whose strict types are those of TOML: strict Python would want tuples and dataclasses."""
+    from pydantic import ValidationError
+
+    try:
+        text = json.dumps({"value": data}, default=_plain)
+        return _model(kind).model_validate_json(text).value  # type: ignore[attr-defined]  # see `_model`
+    except ValidationError as error:
+        raise UserError(_line(kind, data, error.errors(include_url=False))) from None
+    except RecursionError:
+        raise UserError("nested too deeply") from None
+
+
+@cache
+def _model(kind: Any) -> type[BaseModel]:
+    """A model around the type: dataclasses within it take its settings."""
+    from pydantic import ConfigDict, create_model
+
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    return create_model("Value", __config__=config, value=(kind, ...))
+
+
+@cache
+def _unchecked(kind: Any) -> Any:
+    """The same fields without `__post_init__`."""
+    return make_dataclass(kind.__name__, _hints(kind).items())
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form of: dates, and dataclasses, as the tables that they are in a file."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    kind: Any = type(value)
+    if not _is_class(kind):
+        raise TypeError(f"{value!r} is no value of TOML")
+    kinds = _hints(kind)
+    given = {name: getattr(value, name) for name in kinds}
+    return {name: dict(_keyed(one)) if TABLE in _metadata(kinds[name]) else one for name, one in given.items()}
+
+
+def _keyed(pairs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
+    return ((key, values[0] if len(values) == 1 else values) for key, *values in pairs)
+
+
+# ------------------------------------------------------------------ types
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {one.name: hints[one.name] for one in fields(kind) if one.init}
+
+
+def _is_class(kind: Any) -> bool:
+    return is_dataclass(kind)
+
+
+def _names(kind: Any) -> list[str]:
+    return list(_hints(_bare(kind))) if _is_class(_bare(kind)) else []
+
+
+def _mapping(pairs: Any) -> Any:
+    key, *values = get_args(get_args(pairs)[0])
+    return dict[key, values[0] if len(values) == 1 else tuple[tuple(values)]]  # type: ignore[misc,valid-type]  # computed
+
+
+def _members(kind: Any) -> list[Any]:
+    """The types of a union but None; none of another type."""
+    return [one for one in get_args(kind) if one is not NoneType] if get_origin(kind) in {Union, UnionType} else []
+
+
+def _metadata(kind: Any) -> tuple[Any, ...]:
+    """What annotates a type, or its only type but None."""
+    if len(members := _members(kind)) == 1:
+        return _metadata(members[0])
+    return kind.__metadata__ if get_origin(kind) is Annotated else ()
+
+
+def _bare(kind: Any) -> Any:
+    """A type without its annotations and None; pairs as the table that they are in a file."""
+    if len(members := _members(kind)) == 1:
+        return _bare(members[0])
+    if get_origin(kind) is not Annotated:
+        return kind
+    inner = get_args(kind)[0]
+    return _mapping(inner) if TABLE in _metadata(kind) else _bare(inner)
+
+
+def _is_table(kind: Any) -> bool:
+    origin = get_origin(_bare(kind)) or _bare(kind)
+    return _is_class(origin) or (isinstance(origin, type) and issubclass(origin, Mapping))
+
+
+def _is_list(kind: Any) -> bool:
+    return (get_origin(_bare(kind)) or _bare(kind)) is tuple
+
+
+def _items(kind: Any) -> tuple[Any, ...]:
+    """The types of a list's items; a list of any length has `...` behind its only one."""
+    return get_args(_bare(kind)) or (Any, ...)
+
+
+def _inside(kind: Any, step: int | str) -> Any:
+    """The type of what a key or an index leads to."""
+    bare = _bare(kind)
+    if _is_class(bare):
+        return _hints(bare).get(str(step), Any)
+    if _is_list(bare) and isinstance(step, int):
+        items = _items(bare)
+        return items[0] if ... in items else items[min(step, len(items) - 1)]
+    return (*get_args(bare), Any, Any)[1]
+
+
+# ------------------------------------------------------------------ the line of a mistake
+
+UNKNOWN = {"unexpected_keyword_argument", "extra_forbidden"}
+WORDS = {str: ("a string", "strings"), int: ("a whole number", "whole numbers"), float: ("a number", "numbers"),
+         bool: ("true or false", "truth values")}  # fmt: skip
+
+
+class _Place(NamedTuple):
+    """A value in a file: `table` is empty or ends with a colon, and `key` is dotted from there."""
+
+    table: str
+    key: str
+    value: Any
+    kind: Any
+
+    def inside(self, step: int | str) -> _Place:
+        """Follow a key, or an index from 0."""
+        kind, held = _inside(self.kind, step), _plain(self.value) if is_dataclass(self.value) else self.value
+        if isinstance(step, str):
+            value = held.get(step) if isinstance(held, Mapping) else None
+            return _Place(self.table, f"{self.key}.{_key(step)}" if self.key else _key(step), value, kind)
+        value = held[step] if isinstance(held, list | tuple) and step < len(held) else None
+        if isinstance(value, Mapping) or is_dataclass(value):
+            return _Place(f"{self.table}{self.key or 'item'} {step + 1}: ", "", value, kind)
+        return _Place(self.table, f"item {step + 1}" + (f" of {self.key}" if self.key else ""), value, kind)
+
+    @property
+    def named(self) -> str:
+        """The place as a table's, with a colon."""
+        return f"{self.table}{self.key}: " if self.key else self.table
+
+
+def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
+    """Describe the mistake that explains most: an unknown key before a missing one; of a union the deepest."""
+    error = min(errors, key=lambda one: (one["type"] not in UNKNOWN, -len(one["loc"]), one["type"] != "finite_number"))
+    what, loc = error["type"], list(error["loc"][1:])
+    if what in UNKNOWN:
+        table = _place(kind, data, loc[:-1])
+        return f'{table.named}unknown key "{loc[-1]}"{meant(str(loc[-1]), _names(table.kind))}'
+    if loc[-1:] == ["[key]"]:
+        table = _place(kind, data, loc[:-2])
+        return f'{table.named}unknown key "{loc[-2]}"{_among(loc[-2], get_args(_bare(table.kind))[0])}'
+    if what == "missing" and isinstance(loc[-1], int):
+        what, loc = "too_short", loc[:-1]
+    at = _place(kind, data, loc)
+    if what == "missing":
+        return f"{at.table}{at.key} is missing"
+    if what in {"value_error", "json_invalid"}:
+        return f"{at.named}{error['ctx']['error']}"
+    if what == "literal_error":
+        return f"{at.table}{at.key} is {shown(at.value)}{_among(at.value, _bare(at.kind))}"
+    return f"{at.table}{at.key or 'this'} is {shown(at.value)}, not {_wanted(what, at)}"
+
+
+def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
+    """Follow the steps of an error. At a union one step names a member, which tells nothing where none fits."""
+    at, steps = _Place("", "", data, kind), iter(loc)
+    for step in steps:
+        if not (members := _members(_bare(at.kind))):
+            at = at.inside(step)
+            continue
+        fitting = [one for one in members if _fits(one, at.value)]
+        if not fitting:
+            break
+        at = at._replace(kind=next((one for one in fitting if getattr(one, "__name__", "") == step), fitting[0]))
+    return at
+
+
+def _fits(kind: Any, value: Any) -> bool:
+    return (_is_table(kind) and isinstance(value, Mapping)) or (_is_list(kind) and isinstance(value, list | tuple))
+
+
+def _among(value: Any, choices: Any) -> str:
+    """The choices of a Literal, and which was meant."""
+    names = [str(one) for one in get_args(choices)]
+    return f"{meant(str(value), names)} ({', '.join(names)})"
+
+
+def _wanted(what: str, at: _Place) -> str:
+    """What a value should be, in words."""
+    if what == "finite_number":
+        return "a finite number"
+    if what.startswith(("greater_than", "less_than")):
+        return _bounds(_metadata(at.kind))
+    if what == "too_short" and (least := next((one for one in _metadata(at.kind) if isinstance(one, MinLen)), None)):
+        return f"a list of {least.min_length} or more"
+    return _words(at.kind, at.key)
+
+
+def _bounds(metadata: Sequence[Any]) -> str:
+    above, least, most = (next((getattr(one, name) for one in metadata if isinstance(one, bound)), None)
+                          for name, bound in (("gt", Gt), ("ge", Ge), ("le", Le)))  # fmt: skip
+    low = f"({above:g}" if above is not None else f"[{least:g}" if least is not None else ""
+    if most is not None:
+        return f"in {low}, {most:g}]" if low else f"at most {most:g}"
+    return f"above {above:g}" if above is not None else f"at least {least:g}"
+
+
+def _words(kind: Any, key: str = "") -> str:
+    """A type in words; `key` tells how a file writes a table."""
+    if members := _members(bare := _bare(kind)):
+        *others, last = [_words(one, key) for one in members]
+        return f"{', '.join(others)} or {last}"
+    if _is_table(bare):
+        return "a table" if " " in key or not key else f"a table ([{key}])"
+    if not _is_list(bare):
+        return WORDS.get(bare, ("one of " + ", ".join(map(str, get_args(bare))),))[0]
+    items = _items(bare)
+    if _is_table(items[0]):
+        return f"a list of tables ([[{key}]])"
+    many = "lists" if _is_list(items[0]) else WORDS.get(_bare(items[0]), ("", "values"))[1]
+    return f"a list of {many}" if ... in items else f"a list of {len(items)} {many}"
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
