@@ -19,6 +19,7 @@ from harness.loop.replay import replay
 from harness.policy.types import UserError
 from harness.report.timeline import Part, folded
 from harness.rows import record
+from harness.run import spec as specs
 from harness.run.execute import jobs_of
 from harness.run.lookup import assemble, blamed
 from harness.run.sweep import Silent, Teller
@@ -40,7 +41,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
     Raises Lost.
     """
     about, teller = record.meta(run), teller or Silent()
-    spec = stored(about["spec"])
+    spec = specs.stored(about["spec"])
     if about["fidelity"] != "simulated":
         raise Lost(
             f"{run.name} is {about['fidelity']}: only simulated runs can be made again, to see their order in time"
