@@ -67,9 +67,18 @@ def rows(*requests: dict[str, Any]) -> Rows:
     return arrays(table(*requests))
 
 
-def test_every_definition_has_its_formula() -> None:
-    assert list(attainment.SCORES) == list(DEFINITIONS)
-    assert {other for one in DEFINITIONS.values() for other in one.beside} <= set(DEFINITIONS)
+def test_an_entry_says_what_a_definition_is() -> None:
+    for name, entry in DEFINITIONS.items():
+        assert name == entry.name
+        assert entry.formula.endswith(".")
+        assert set(entry.judges) <= {"ttft", "tpot"}
+        assert set(entry.beside) <= DEFINITIONS.keys() - {name}
+
+
+def met(name: str, r: Rows, slo: attainment.Slo) -> Any:
+    """The scores of a definition, or None."""
+    scores = DEFINITIONS[name].score(r, slo)
+    return None if scores is None else scores.tolist()
 
 
 # ------------------------------------------------------------------ worked numbers
@@ -97,24 +106,25 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
         {"first": 1.0, "done": 3.0, "made": 3},
     )
     assert np.isnan(attainment.tpot_s(r)).tolist() == [True, True, False]
-    assert attainment.met_tpot(r, {"a": (INF, 0.5)}).tolist() == [1, 0, 0]
+    assert met("tpot", r, {"a": (INF, 0.5)}) == [1, 0, 0]
     assert attainment.undefined_tpot(r) == pytest.approx(1 / 3)
     assert (
         tidy.measures(r, {}, 10.0)["tpot_p50_s"] == INF
     )  # of {1.0, inf}: the unfinished one counts, the undefined does not
 
 
-def test_without_token_times_token_measures_are_null() -> None:
+def test_without_token_times_what_needs_them_is_null() -> None:
     r = rows({"first": 1.0, "done": 2.0, "made": 3})
-    assert attainment.token_share(r, {}) is attainment.qos(r, {}) is attainment.itl_share(r, {}) is None
+    assert {name for name in DEFINITIONS if met(name, r, {}) is None} == {
+        name for name, entry in DEFINITIONS.items() if entry.by_token
+    }
+    assert DEFINITIONS["token"].by_token
 
 
 def test_gaps_between_tokens_by_hand() -> None:
     r = rows({"tokens": [3, 4, 6, 7]}, {"tokens": [9]}, {"tokens": [3, 4], "state": "unfinished"}, {"tokens": []})
     for limit, share in ((0.5, 0), (1, 2 / 3), (2, 1)):  # gaps of 1, 2 and 1
-        found = attainment.itl_share(r, {"a": (INF, limit)})
-        assert found is not None
-        assert found == pytest.approx([share, 1, 0, 0])
+        assert met("itl", r, {"a": (INF, limit)}) == pytest.approx([share, 1, 0, 0])
 
 
 @cases(
@@ -135,7 +145,7 @@ def test_token_definitions_by_hand(
     tokens: list[float], slo: tuple[float, float], share: float, fraction: float
 ) -> None:
     r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
-    shares, fractions = attainment.token_share(r, {"a": slo}), attainment.qos(r, {"a": slo})
+    shares, fractions = met("token", r, {"a": slo}), met("qos", r, {"a": slo})
     assert shares is not None
     assert fractions is not None
     assert shares == pytest.approx([share, 0, 0])
@@ -153,27 +163,27 @@ def test_attainment_definitions_by_hand() -> None:
         {"done": 0.1, "state": "failed", "asked": 11},
     )
     slo = {"a": (1.0, 0.1)}
-    assert attainment.met_ttft(r, slo).tolist() == [1, 0, 1, 0, 0, 0]
-    assert attainment.met_tpot(r, slo).tolist() == [1, 1, 0, 0, 0, 0]
-    assert attainment.met_both(r, slo).tolist() == [1, 0, 0, 0, 0, 0]
-    assert attainment.met_e2e(r, slo).tolist() == [1, 1, 1, 0, 0, 0]
-    assert attainment.met_e2e(r, np.array([1.8, 1.8, 1.8, 9, 9, 9.0])).tolist() == [1, 0, 0, 0, 0, 0]
-    assert attainment.goodput_rps(r, slo, 2.0) == 0.5
-    assert attainment.share(attainment.met_both(r, {})) == 0.5  # no SLO: finishing is enough
+    assert met("ttft", r, slo) == [1, 0, 1, 0, 0, 0]
+    assert met("tpot", r, slo) == [1, 1, 0, 0, 0, 0]
+    assert met("both", r, slo) == [1, 0, 0, 0, 0, 0]
+    assert met("e2e", r, slo) == [1, 1, 1, 0, 0, 0]
+    assert tidy.measures(r, slo, 2.0)["goodput_rps"] == 0.5
+    assert np.mean(met("both", r, {})) == 0.5  # no SLO: finishing is enough
 
 
 def test_limits_are_by_model() -> None:
     r = rows({"model": "b", "first": 1.0, "done": 1.0, "made": 1}, {"model": "a", "first": 1.0, "done": 1.0, "made": 1})
-    assert attainment.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)}).tolist() == [0, 1]
-    assert attainment.per_model(r, attainment.met_ttft(r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})) == {"a": 1.0, "b": 0.0}
+    scores = met("ttft", r, {"a": (2.0, 1.0), "b": (0.5, 1.0)})
+    assert scores == [0, 1]
+    assert attainment.per_model(r, np.array(scores)) == {"a": 1.0, "b": 0.0}
 
 
 def test_limits_may_be_by_request() -> None:
     r = rows({"first": 1.0, "done": 3.0, "made": 3}, {"first": 1.0, "done": 3.0, "made": 3})
     own = attainment.Limits(np.array([1.0, 0.9]), np.array([0.5, 1.0]))
-    assert attainment.met_ttft(r, own).tolist() == [1, 0]
-    assert attainment.met_tpot(r, own).tolist() == [0, 1]
-    assert attainment.met_e2e(r, own).tolist() == [0, 0]
+    assert met("ttft", r, own) == [1, 0]
+    assert met("tpot", r, own) == [0, 1]
+    assert met("e2e", r, own) == [0, 0]
     t = tidy.scores([replace(run("r"), slo_s=attainment.Limits(np.array([0.0, 1.0, 9.0]), np.full(3, 1.0)))])
     assert value(t, "both") == 1.0  # of the two in the window
 
@@ -244,8 +254,11 @@ SLO = st.tuples(*[st.tuples(st.sampled_from([0.5, 2.0, INF]), st.sampled_from([0
 
 
 def scores(r: Rows, slo: attainment.Slo) -> dict[str, Sequence[float]]:
-    found = {name: rule(r, slo) for name, rule in attainment.SCORES.items()}
-    return {name: x.tolist() for name, x in found.items() if x is not None}
+    found = {name: met(name, r, slo) for name in DEFINITIONS}
+    return {name: x for name, x in found.items() if x is not None}
+
+
+SCALED = {name for name, entry in DEFINITIONS.items() if entry.judges}  # others have a limit in seconds of their own
 
 
 @given(requests=REQUESTS, slo=SLO, seed=st.randoms())
@@ -264,7 +277,8 @@ def test_order_of_rows_changes_nothing(requests: list[dict[str, Any]], slo: atta
 def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[str, Any]], slo: ByModel) -> None:
     slow = [{**r, "arrival": 2 * r["arrival"], "tokens": [2 * t for t in r["tokens"]]} for r in requests]
     twice = {name: (2 * a, 2 * b) for name, (a, b) in slo.items()}
-    assert scores(rows(*requests), slo) == scores(rows(*slow), twice)
+    fast_scores, slow_scores = scores(rows(*requests), slo), scores(rows(*slow), twice)
+    assert {name: fast_scores[name] for name in SCALED} == {name: slow_scores[name] for name in SCALED}
     one, two = tidy.measures(rows(*requests), slo, 60.0), tidy.measures(rows(*slow), twice, 120.0)
     for name in one:
         factor = 2 if name.endswith("_s") else 0.5 if name.endswith(("_rps", "_tps")) else 1
@@ -296,7 +310,23 @@ def test_scores_are_shares_and_grow_with_the_limits(requests: list[dict[str, Any
             assert all(a <= b for a, b in zip(tight[name], loose[name], strict=True))
     assert all(x <= min(a, b) for x, a, b in zip(tight["both"], tight["ttft"], tight["tpot"], strict=True))
     free = scores(r, {})
-    assert all(x == [float(d) for d in r.done] for x in free.values())
+    assert all(free[name] == [float(d) for d in r.done] for name in SCALED)
+
+
+@given(requests=REQUESTS, slo=SLO, other=SLO)
+def test_a_part_that_is_not_judged_changes_nothing(
+    requests: list[dict[str, Any]], slo: ByModel, other: ByModel
+) -> None:
+    r = rows(*requests)
+    for name, entry in DEFINITIONS.items():
+        mixed = {
+            model: (
+                pair[0] if "ttft" in entry.judges else other[model][0],
+                pair[1] if "tpot" in entry.judges else other[model][1],
+            )
+            for model, pair in slo.items()
+        }
+        assert met(name, r, slo) == met(name, r, mixed), name
 
 
 def released_qos(stamps: Sequence[float], ttft: float, tpot: float) -> float:
@@ -527,11 +557,6 @@ def test_the_table_of_one_run_by_hand() -> None:
     assert value(t, "gpu_busy") == 0.2
     assert [value(t, name) for name in tidy.CAPS] == [0.03, 0.01, 0.0]
     assert {x["n"] for x in t.to_pylist() if x["over"] == "pooled"} == {2}
-
-
-def test_end_to_end_deadlines_of_each_request() -> None:
-    t = tidy.scores([run("r", deadline_s=np.array([0.0, 1.0, 6.9]))])
-    assert value(t, "e2e") == 0.5
 
 
 def test_table_order_is_that_of_the_specs(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from harness.report.causes import CAUSES
 from harness.report.text_table import aligned
 from harness.report.timeline import Part, after_first, lines, made_of, to_first
 from harness.rows import attainment, definitions, requests
+from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
 
 if TYPE_CHECKING:
@@ -96,19 +97,19 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
     ids = offered.nonzero()[0]
     rows = requests.take(rows, offered)
     slo = attainment.limits(rows, slo.take(offered) if isinstance(slo, attainment.Limits) else slo)
-    score = attainment.SCORES[definition](rows, slo)
+    score = DEFINITIONS[definition].score(rows, slo)
     if score is None:
         raise UserError(f"this run has no token times, which {definition} needs (--definition names another)")
     missed = int((score < 1).sum())
     share = f"{100 * missed / max(1, len(rows)):.1f} %"
-    in_part = definition in definitions.BY_TOKEN
+    in_part = DEFINITIONS[definition].by_token
     part = f"; a request counts in part: attainment {100 * attainment.share(score):.1f} %" if in_part else ""
     yield f"{missed} of {len(rows)} requests missed ({share}, {definition}){part}"
     if not missed:
         return
     shown = [wait for wait in WAITS if wait != "solo"]
     cells = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
-    late = [score < 1, attainment.met_ttft(rows, slo) < 1, attainment.met_tpot(rows, slo) < 1]
+    late = [score < 1, ~definitions.ttft(rows, slo), ~definitions.tpot(rows, slo)]
     for i, model in [*enumerate(rows.models), (-1, "all")]:
         mine = rows.model == i if i >= 0 else np.ones(len(rows), bool)
         causes = attainment.causes(requests.take(rows, mine), score[mine])

@@ -1,7 +1,7 @@
-"""Where TTFT, TPOT and SLO attainment are defined: pure functions of the stored stamps, the docstring is the formula.
+"""What attainment is made of: latencies, limits, and means over scores. The docstring of a function is its formula.
 
 TTFT, the time to first token, is first token - intended arrival. TPOT, the time per output token, is (last - first) /
-(n - n_first): see `tpot_s`. A definition of attainment scores each request in [0, 1]: see `SCORES`.
+(n - n_first): see `tpot_s`. A definition of attainment scores each request in [0, 1]: see `definitions`.
 
 Every share has the *offered* requests as its denominator: those with 0 <= arrival < window. A request that did not end
 `done` is a miss under every definition. Percentiles count a latency that never came as infinite, so that overload
@@ -11,8 +11,8 @@ cannot improve them. Per-token measures of a run without token times are None, n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from harness.rows.record import WAITS
 from harness.rows.requests import Rows
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from harness.rows.requests import Bools, Floats
 
 
@@ -29,8 +31,8 @@ class Limits(NamedTuple):
     ttft_s: Floats
     tpot_s: Floats
 
-    def take(self, which: Bools) -> Limits:
-        """Limits of the requests that `which` selects."""
+    def take(self, which: Bools | NDArray[np.int64]) -> Limits:
+        """Limits of the requests that `which` selects, or indexes."""
         return Limits(self.ttft_s[which], self.tpot_s[which])
 
 
@@ -67,7 +69,7 @@ def quantile(values: Floats, q: float) -> float:
     return float(ranked[low] + share * (ranked[low + 1] - ranked[low]))
 
 
-# ------------------------------------------------------------------ attainment: one score in [0, 1] per offered request
+# ------------------------------------------------------------------ limits and deadlines, for the definitions
 
 
 def limits(rows: Rows, slo: Slo) -> Limits:
@@ -78,128 +80,31 @@ def limits(rows: Rows, slo: Slo) -> Limits:
     return Limits(pairs[rows.model, 0], pairs[rows.model, 1])
 
 
-def met_ttft(rows: Rows, slo: Slo) -> Floats:
-    """1 where done and first token - arrival <= TTFT."""
-    return _score(rows.done & (rows.ttft_s <= limits(rows, slo).ttft_s))
-
-
-def met_tpot(rows: Rows, slo: Slo) -> Floats:
-    """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
-    tpot = tpot_s(rows)
-    return _score(rows.done & (np.isnan(tpot) | (tpot <= limits(rows, slo).tpot_s)))
-
-
-def met_both(rows: Rows, slo: Slo) -> Floats:
-    """1 where the TTFT and the TPOT limit are both met."""
-    return met_ttft(rows, slo) * met_tpot(rows, slo)
-
-
-def met_e2e(rows: Rows, slo: Slo | Floats) -> Floats:
-    """1 where done and last token - arrival <= deadline.
-
-    The deadline is given in seconds per request (MuxServe: scale x the request's isolated latency), or else it is
-    that of the last token asked for: TTFT + (n - 1) x TPOT.
-    """
-    if isinstance(slo, Mapping | Limits):
-        ttft, tpot = limits(rows, slo)
-        later = rows.output_tokens - 1
-        with np.errstate(invalid="ignore"):  # 0 x inf: a one-token output has no TPOT to meet
-            deadline_s = ttft + np.where(later > 0, later * tpot, 0.0)
-    else:
-        deadline_s = slo
-    return _score(rows.done & (rows.e2e_s <= deadline_s))
-
-
-def token_share(rows: Rows, slo: Slo) -> Floats | None:
-    """Share of a request's tokens k = 1..n with t_k <= arrival + TTFT + (k - 1) x TPOT; 0 unless done.
-
-    Aegaeon's token-level attainment. None without token times.
-    """
-    late = _late(rows, slo)
-    if late is None or rows.tokens is None:
-        return None
-    counts = np.diff(rows.tokens.at)
-    missed = np.bincount(np.repeat(np.arange(len(rows)), counts), late, len(rows))
-    return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
-
-
-def qos(rows: Rows, slo: Slo) -> Floats | None:
-    """Time-fraction QoS as Aegaeon's artifact scores it; 0 unless done. None without token times.
-
-    Segments start at the arrival and at each late token. In a segment from s, token k = 0, 1, ... is late if
-    t_k - s > TTFT + k x TPOT. A segment cut by late token k counts TTFT + (k - 1) x TPOT if it had a token on time,
-    else 0; the last one counts min(TTFT + n x TPOT, t_last - s). The score is the sum over t_last.
-    After a late token the allowance is not reset: the rule is lenient there, as released.
-    """
-    late = _late(rows, slo)
-    if late is None or rows.tokens is None:
-        return None
-    at, (ttft, tpot) = rows.tokens.at, limits(rows, slo)
-    scores = _score(rows.done & (np.diff(at) > 0))  # of one segment
-    for i in np.unique(np.searchsorted(at, np.flatnonzero(late), "right") - 1):
-        if scores[i]:
-            scores[i] = _time_fraction(rows.tokens.ns[at[i] : at[i + 1]] / 1e9, float(ttft[i]), float(tpot[i]))
-    return scores
-
-
-def itl_share(rows: Rows, slo: Slo) -> Floats | None:
-    """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
-
-    At 99 % the P99 of the time between tokens (ITL, or TBT) meets the limit, each request counting alike. None without
-    token times.
-    """
-    if rows.tokens is None:
-        return None
-    counts = np.diff(rows.tokens.at)
-    owner = np.repeat(np.arange(len(rows)), counts)
-    within = owner[1:] == owner[:-1]
-    gaps_s, of = np.diff(rows.tokens.ns)[within] / 1e9, owner[1:][within]
-    long = np.bincount(of, gaps_s > limits(rows, slo).tpot_s[of], len(rows))
-    return np.where(rows.done & (counts > 0), 1.0 - long / np.maximum(counts - 1, 1), 0.0)
-
-
-def _score(met: Bools) -> Floats:
-    return met.astype(np.float64)
-
-
-def _late(rows: Rows, slo: Slo) -> Bools | None:
-    """Which tokens k = 0, 1, ... come after TTFT + k x TPOT; None without token times."""
-    if rows.tokens is None:
-        return None
-    counts = np.diff(rows.tokens.at)
-    k = np.arange(len(rows.tokens.ns)) - np.repeat(rows.tokens.at[:-1], counts)
-    ttft, tpot = (np.repeat(x, counts) for x in limits(rows, slo))
+def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
+    """Seconds from the arrival that token k = 0, 1, ... is allowed: TTFT + k x TPOT, the first one whatever TPOT is."""
     with np.errstate(invalid="ignore"):  # 0 x inf
-        return np.asarray(rows.tokens.ns / 1e9 > ttft + np.where(k > 0, k * tpot, 0.0))
+        return slo.ttft_s + np.where(k > 0, k * slo.tpot_s, 0.0)
 
 
-def _deadlines(count: int, ttft: float, tpot: float) -> Floats:
-    """Seconds allowed to token k = 0, 1, ...: TTFT + k x TPOT, also where TPOT is infinite."""
-    return np.concatenate([[ttft], ttft + np.arange(1, count) * tpot])
+def late(rows: Rows, slo: Limits) -> Bools:
+    """Which tokens come after their deadline."""
+    stamps, owner = rows.stamps, rows.stamps.owner
+    k = np.arange(len(stamps.ns)) - stamps.at[owner]
+    return np.asarray(stamps.ns / 1e9 > deadline_s(slo.take(owner), k))
 
 
-def _time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
+def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
+    """Share of a request's time to its last token that counts as good: see the definition `qos`."""
     n, last = len(stamps), float(stamps[-1])
     if last <= 0.0:
         return 1.0
-    allowed = _deadlines(n + 1, ttft, tpot)
+    allowed = np.concatenate([[ttft], ttft + np.arange(1, n + 1) * tpot])
     start, first, good = 0.0, 0, 0.0
-    while len(late := np.flatnonzero(stamps[first:] - start > allowed[first:n])):
-        k = first + int(late[0])
+    while len(behind := np.flatnonzero(stamps[first:] - start > allowed[first:n])):
+        k = first + int(behind[0])
         good += float(allowed[k - 1]) if k > first else 0.0
         start, first = float(stamps[k]), k + 1
     return (good + min(float(allowed[n]), last - start)) / last
-
-
-SCORES: Mapping[str, Callable[[Rows, Slo], Floats | None]] = {
-    "both": met_both,
-    "ttft": met_ttft,
-    "tpot": met_tpot,
-    "e2e": met_e2e,
-    "token": token_share,
-    "qos": qos,
-    "itl": itl_share,
-}
 
 
 # ------------------------------------------------------------------ pooled, per model, fairness
@@ -225,15 +130,10 @@ def jain(values: Iterable[float]) -> float:
 
 def undefined_tpot(rows: Rows) -> float:
     """Share of offered requests that finished without a TPOT (all tokens at once): they count as met."""
-    return share(_score(rows.done & (rows.made_tokens <= rows.first_tokens)))
+    return share((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64))
 
 
 # ------------------------------------------------------------------ rates, causes
-
-
-def goodput_rps(rows: Rows, slo: Slo, window_s: float) -> float:
-    """Count the offered requests that met both limits, per second of the window."""
-    return float(met_both(rows, slo).sum()) / window_s
 
 
 def busy_s(rows: Rows) -> float:

@@ -1,25 +1,137 @@
-"""The definitions of SLO attainment by name; `attainment.SCORES` holds the formula of each."""
+"""The definitions of SLO attainment, an entry each: name, formula (the docstring), and what it needs.
+
+A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean. A
+request that did not end `done` scores 0 under each of them.
+
+What imports this module for the names alone, as the command line does, pays for no numpy: an entry imports what it
+computes with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable
+from inspect import cleandoc
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from harness.rows.attainment import Limits, Slo
+    from harness.rows.requests import Bools, Floats, Rows
+
+    Rule = Callable[[Rows, Limits], Floats | Bools]
+R = TypeVar("R", bound="Rule")
 
 
 class Definition(NamedTuple):
-    """How a definition of attainment is used."""
+    """A definition of attainment."""
 
-    beside: tuple[str, ...] = ()  # the definitions that its table shows beside it
-    by_token: bool = False  # needs the time of each token
+    name: str
+    rule: Rule
+    judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
+    beside: tuple[str, ...]  # definitions that a table shows beside it
+    by_token: bool  # needs the time of each token
+
+    @property
+    def formula(self) -> str:
+        """The docstring of its entry."""
+        return cleandoc(self.rule.__doc__ or "")
+
+    def score(self, rows: Rows, slo: Slo) -> Floats | None:
+        """Score each request; None without token times where it needs them: it is never approximated."""
+        from harness.rows.attainment import limits
+
+        if self.by_token and rows.tokens is None:
+            return None
+        return self.rule(rows, limits(rows, slo)).astype(float)
 
 
-DEFINITIONS: Mapping[str, Definition] = {
-    "both": Definition(beside=("ttft", "tpot")),
-    "ttft": Definition(),
-    "tpot": Definition(),
-    "e2e": Definition(),
-    "token": Definition(beside=("qos", "both"), by_token=True),
-    "qos": Definition(beside=("token", "both"), by_token=True),
-    "itl": Definition(beside=("ttft", "tpot"), by_token=True),
-}
-BY_TOKEN = frozenset(name for name, one in DEFINITIONS.items() if one.by_token)
+DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
+
+
+def definition(judges: str, *, beside: str = "", by_token: bool = False) -> Callable[[R], R]:
+    """Enter a function among the definitions, under its own name."""
+
+    def enter(rule: R) -> R:
+        name = rule.__name__
+        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token)
+        return rule
+
+    return enter
+
+
+@definition("ttft tpot", beside="ttft tpot")
+def both(rows: Rows, slo: Limits) -> Bools:
+    """1 where the TTFT and the TPOT limit are both met."""
+    return ttft(rows, slo) & tpot(rows, slo)
+
+
+@definition("ttft")
+def ttft(rows: Rows, slo: Limits) -> Bools:
+    """1 where done and first token - arrival <= TTFT."""
+    return rows.done & (rows.ttft_s <= slo.ttft_s)
+
+
+@definition("tpot")
+def tpot(rows: Rows, slo: Limits) -> Bools:
+    """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
+    from harness.rows.attainment import tpot_s
+
+    return rows.done & ~(tpot_s(rows) > slo.tpot_s)
+
+
+@definition("ttft tpot")
+def e2e(rows: Rows, slo: Limits) -> Bools:
+    """1 where done and last token - arrival <= TTFT + (n - 1) x TPOT, the deadline of the last token asked for."""
+    from harness.rows.attainment import deadline_s
+
+    return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
+
+
+@definition("ttft tpot", beside="qos both", by_token=True)
+def token(rows: Rows, slo: Limits) -> Floats:
+    """Share of a request's tokens k = 1..n with t_k <= arrival + TTFT + (k - 1) x TPOT; 0 unless done.
+
+    Aegaeon's token-level attainment.
+    """
+    import numpy as np
+
+    from harness.rows.attainment import late
+
+    owner, counts = rows.stamps.owner, rows.stamps.counts
+    missed = np.bincount(owner, late(rows, slo), len(rows))
+    return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
+
+
+@definition("ttft tpot", beside="token both", by_token=True)
+def qos(rows: Rows, slo: Limits) -> Floats:
+    """Time-fraction QoS as Aegaeon's artifact scores it; 0 unless done.
+
+    Segments start at the arrival and at each late token. In a segment from s, token k = 0, 1, ... is late if
+    t_k - s > TTFT + k x TPOT. A segment cut by late token k counts TTFT + (k - 1) x TPOT if it had a token on time,
+    else 0; the last one counts min(TTFT + n x TPOT, t_last - s). The score is the sum over t_last.
+    After a late token the allowance is not reset: the rule is lenient there, as released.
+    """
+    import numpy as np
+
+    from harness.rows.attainment import late, time_fraction
+
+    stamps = rows.stamps
+    scores = (rows.done & (stamps.counts > 0)).astype(float)  # of a single segment
+    for i in np.unique(stamps.owner[late(rows, slo)]):
+        if scores[i]:
+            seconds = stamps.ns[stamps.at[i] : stamps.at[i + 1]] / 1e9
+            scores[i] = time_fraction(seconds, float(slo.ttft_s[i]), float(slo.tpot_s[i]))
+    return scores
+
+
+@definition("tpot", beside="ttft tpot", by_token=True)
+def itl(rows: Rows, slo: Limits) -> Floats:
+    """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
+
+    At 99 % the P99 of the time between tokens (ITL, or TBT) meets the limit, each request counting alike.
+    """
+    import numpy as np
+
+    of, gaps_s = rows.stamps.gaps()
+    long = np.bincount(of, gaps_s > slo.tpot_s[of], len(rows))
+    counts = rows.stamps.counts
+    return np.where(rows.done & (counts > 0), 1.0 - long / np.maximum(counts - 1, 1), 0.0)

@@ -29,6 +29,22 @@ class Tokens:
         """Yield each request's stamps in seconds."""
         return (self.ns[a:b] / 1e9 for a, b in zip(self.at[:-1], self.at[1:], strict=True))
 
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many tokens each request made."""
+        return np.diff(self.at)
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The request of each token."""
+        return np.repeat(np.arange(len(self.at) - 1), self.counts)
+
+    def gaps(self) -> tuple[NDArray[np.int64], Floats]:
+        """Return each gap between two tokens of a request: that request, and the seconds."""
+        owner = self.owner
+        within = owner[1:] == owner[:-1]
+        return owner[1:][within], np.diff(self.ns)[within] / 1e9
+
     def take(self, which: Bools) -> Tokens:
         """Stamps of the requests that `which` selects."""
         counts = np.diff(self.at)
@@ -60,6 +76,12 @@ class Rows:
         """Which requests finished."""
         done: Bools = self.state == STATES.index("done")
         return done
+
+    @property
+    def stamps(self) -> Tokens:
+        """The token stamps of a run that has them."""
+        assert self.tokens is not None, "a run without token times"
+        return self.tokens
 
 
 def rows(table: pa.Table) -> Rows:

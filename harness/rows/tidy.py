@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,14 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.rows.attainment import (
-    SCORES,
     Slo,
     causes,
-    goodput_rps,
     jain,
     limits,
-    met_both,
-    met_e2e,
     norm_s,
     per_model,
     quantile,
@@ -29,6 +25,7 @@ from harness.rows.attainment import (
     tpot_s,
     undefined_tpot,
 )  # fmt: skip
+from harness.rows.definitions import DEFINITIONS, both
 from harness.rows.record import plain as plain_schema
 from harness.rows.requests import Rows, in_window, rows, take
 from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
@@ -58,7 +55,6 @@ class Run:
     table: pa.Table
     slo_s: Slo
     label: str = ""  # in tables and legends; the system's name (and preset) if empty
-    deadline_s: Floats | None = field(default=None, repr=False)  # end-to-end, per row of `table`
 
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
@@ -149,9 +145,9 @@ def score(run: Run, *, by_model: bool = True) -> pa.Table:
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
     values: list[tuple[str, str, str | None, int, float | None]] = []
     if skipped:
-        values += [(name, "pooled", None, 0, None) for name in SCORES]
+        values += [(name, "pooled", None, 0, None) for name in DEFINITIONS]
     elif infeasible:
-        values += [(name, over, None, 0, 0.0) for name in SCORES for over in ("pooled", "mean", "worst")]
+        values += [(name, over, None, 0, 0.0) for name in DEFINITIONS for over in ("pooled", "mean", "worst")]
     else:
         values += _values(run, spec, by_model)
     about = {
@@ -196,12 +192,8 @@ def _values(
     offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
     n = len(offered)
     counts = np.bincount(offered.model, minlength=len(offered.models))
-    for name, rule in SCORES.items():
-        if name == "e2e" and run.deadline_s is not None:
-            scores: Floats | None = met_e2e(offered, run.deadline_s[counted])
-        else:
-            scores = rule(offered, slo)
-        if scores is None:
+    for name, definition in DEFINITIONS.items():
+        if (scores := definition.score(offered, slo)) is None:
             yield name, "pooled", None, n, None
             continue
         each = per_model(offered, scores)
@@ -217,10 +209,15 @@ def _values(
         own = offered.model == code
         for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)
-    for wait, value in causes(offered, met_both(offered, slo)).items():
+    for wait, value in causes(offered, _met(offered, slo)).items():
         yield f"missed_{wait}", "pooled", None, n, value
     for name, value in utilisation(run.meta.get("stats") or {}).items():
         yield name, "pooled", None, n, _known(value)
+
+
+def _met(rows: Rows, slo: Slo) -> Floats:
+    """1 for each request that met both limits."""
+    return both(rows, limits(rows, slo)).astype(np.float64)
 
 
 def _known(value: float) -> float | None:
@@ -235,7 +232,7 @@ def measures(rows: Rows, slo: Slo, window_s: float) -> dict[str, float]:
     latencies = {"ttft": rows.ttft_s, "tpot": defined, "e2e": np.where(rows.done, rows.e2e_s, np.nan)}
     return {
         "offered_rps": len(rows) / window_s if window_s else math.nan,
-        "goodput_rps": goodput_rps(rows, slo, window_s) if window_s else math.nan,
+        "goodput_rps": float(_met(rows, slo).sum()) / window_s if window_s else math.nan,
         "throughput_tps": throughput_tps(rows),
         "done": share(rows.done.astype(np.float64)),
         "undefined_tpot": undefined_tpot(rows),
@@ -313,7 +310,7 @@ def summary(
     points = []
     for key, group in frame.groupby(list(by), dropna=False, observed=True, sort=True):
         values = group["value"].to_numpy(np.float64)
-        bounds = (0.0, 1.0) if key[-1] in SCORES else (0.0, math.inf)
+        bounds = (0.0, 1.0) if key[-1] in DEFINITIONS else (0.0, math.inf)
         e = interval(values, bounds)
         hollow = bool(group["infeasible"].notna().any())
         points.append((*key, e.mean, *(math.nan if x is None else x for x in (e.low, e.high)), e.n, hollow))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
 from harness.rows import attainment, record, requests, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.run import sources
 from harness.run.slo import Judge, limits
 from harness.run.spec import digest
@@ -38,7 +39,7 @@ def attained(run: Path, under: Judge, definitions: Collection[str]) -> dict[str,
     offered = requests.take(rows, counted)
     found = {}
     for name in definitions:
-        if (scores := attainment.SCORES[name](offered, slo)) is None:
+        if (scores := DEFINITIONS[name].score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
         found[name] = attainment.share(scores) if len(offered) else 0.0
     return found

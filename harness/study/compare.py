@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.rows import definitions, record, tidy
+from harness.rows import record, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.run import score
 from harness.run.execute import jobs_of
 from harness.run.lookup import Failed
@@ -89,7 +90,7 @@ def _compared(
     teller: Teller | None,
 ) -> Compared:
     """See `compare`; raises Failed where the policy of any entry fails."""
-    if definition in definitions.BY_TOKEN:
+    if definition is not None and DEFINITIONS[definition].by_token:
         entries = [Entry(label, replace(spec, token_times=True)) for label, spec in entries]
     if rates is None and entries[0].spec.scaling == "none":
         rates = (1.0,)

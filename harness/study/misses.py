@@ -16,7 +16,8 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.misses import Misses
 from harness.report.summary import summarize
-from harness.rows import attainment, definitions, record, requests
+from harness.rows import attainment, record, requests
+from harness.rows.definitions import DEFINITIONS
 from harness.run import slo as slos
 from harness.run.sweep import Silent, Teller
 from harness.study.compare import AA, CONTROLS
@@ -93,12 +94,12 @@ def _of_run(run: Path, under: slos.Judge, definition: str, label: str, rate_scal
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
         return Misses(label, rate_scale, rps, 1, 0, 0, {}, {}, hollow=True)
-    names = [name for name in record.SCHEMA.names if name != "token_ns" or definition in definitions.BY_TOKEN]
+    names = [name for name in record.SCHEMA.names if name != "token_ns" or DEFINITIONS[definition].by_token]
     stored = record.read(run, names)
     rows = requests.rows(stored)
     offered = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
     slo = attainment.limits(rows, slos.limits(run, under))
-    score = attainment.SCORES[definition](rows, slo)
+    score = DEFINITIONS[definition].score(rows, slo)
     if score is None:
         raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")
     missed = offered & (score < 1)

@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.rows import definitions
+from harness.rows.definitions import DEFINITIONS
 from harness.run.lookup import models_of, trace_of
 from harness.run.resolve import traits
 from harness.run.slo import Judge
@@ -61,7 +61,7 @@ class Cell(NamedTuple):
 
 def contestants(figure: Figure) -> tuple[Entry, ...]:
     """The systems of a figure, on its machine."""
-    by_token = not definitions.BY_TOKEN.isdisjoint(figure.definitions)
+    by_token = any(DEFINITIONS[name].by_token for name in figure.definitions)
     common = {name: getattr(figure, name) for name in (*MACHINE, "engine", "table")} | {"token_times": by_token}
     specs = [from_dict({**asked(text), **common}) for text in figure.systems]
     return tuple(Entry(spec.label, spec) for spec in specs)

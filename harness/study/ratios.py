@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.policy.types import UserError
-from harness.rows import definitions, ratios, record, statistics, tidy
+from harness.rows import ratios, record, statistics, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score
 from harness.run.execute import jobs_of
@@ -143,7 +144,7 @@ def _curves(
 def _spec(study: Study, condition: Condition, ground: Ground, cell: Cell, rps: float) -> Spec:
     """The run of a cell at a rate."""
     spec = replace(condition.specs[cell.system], rate_scale=float(f"{rps / ground.unit_rps:.6g}"), seed=cell.seed,
-                   token_times=study.definition in definitions.BY_TOKEN)  # fmt: skip
+                   token_times=DEFINITIONS[study.definition].by_token)  # fmt: skip
     return ground.under.spec(spec)
 
 
