@@ -63,7 +63,7 @@ reproduce-pdmux: $(READY) ## PD-multiplexing beside chunked prefill (one H200) a
 	echo 'gpus = 8'; echo 'gpu = "a100-80g"'; echo 'host = "sglang-0.5"'; echo 'rate_scale = 0.1'; \
 	echo 'window_s = 600.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(SPLIT)/spec.toml
 	@$(BENCH) run $(SPLIT)/spec.toml --record -o $(SPLIT) >/dev/null
-	@$(PY) -m plots.fig_split $(SPLIT)/pdmux-[0-9a-f]* plots/out/split && echo 'plots/out/split.pdf'
+	@$(BENCH) plot $(SPLIT)/pdmux-[0-9a-f]* --figure split -o plots/out/split
 
 reproduce-fig12: $(READY) ## figure 12 of Prism: the fewest GPUs for 58 models, and its ablations; FULL=1: 10 seeds
 	@$(BENCH) fleet fig12 $(if $(FULL),--seeds 10)
@@ -90,9 +90,9 @@ turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stag
 	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; \
 	echo 'host = "vllm-eager"'; echo 'window_s = 120.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
 	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
-	@$(PY) -m plots.fig_turns $(TURNS)/all/aegaeon-[0-9a-f]* plots/out/turns && \
-	$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-[0-9a-f]*)
-	@echo 'plots/out/turns.pdf · plots/out/switch.pdf'
+	@$(BENCH) plot $(TURNS)/all/aegaeon-[0-9a-f]* --figure turns -o plots/out/turns
+	@$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-[0-9a-f]*)
+	@echo 'plots/out/switch.pdf'
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)

@@ -137,9 +137,15 @@ def caption(facts: Mapping[str, Any]) -> str:
     return style.caption(runs, [facts["seeds"]], "; ".join(notes) + ".")
 
 
-def render(folder: Path, stem: Path, command: str) -> list[Path]:
+def draws(folder: Path) -> bool:
+    """The ratios of `bench bridge`."""
+    return (folder / ratios.FILE).is_file() and ratios.read(folder)[1]["study"] == "bridge"
+
+
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the ratios in `folder` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     rows, facts = ratios.read(folder)
+    facts["notes"] += [note] * bool(note)
     with style.theme():
         return style.save(draw(rows, facts), stem, pd.DataFrame(rows), command)
 

@@ -1,11 +1,7 @@
-"""Attainment and P95 latency of systems over the rate, from a sweep's attainment.parquet alone.
-
-python -m plots.fig_compare results/arena-chat-3f9c plots/out/compare-3f9c
-"""
+"""Attainment and P95 latency of systems over the rate, from a sweep's attainment.parquet alone."""
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +30,14 @@ LEVEL = 0.99  # the papers' target
 HEIGHT_IN = 4.6
 ATTAINMENT = {"both": "TTFT and TPOT met", "ttft": "TTFT met", "tpot": "TPOT met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
+FOOTER = {b"judges", b"runs", b"key"}  # what the table of a comparison says of itself
 COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low", "high", "n", "infeasible"]
+
+
+def draws(folder: Path) -> bool:
+    """A comparison: a table of attainment with no layout of its own."""
+    path = folder / SWEEP
+    return path.is_file() and (pq.read_metadata(path).metadata or {}).keys() <= FOOTER | {b"ARROW:schema"}
 
 
 def points(table: pa.Table) -> pd.DataFrame:
@@ -196,7 +199,3 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     table = pq.read_table(path)
     with style.theme():
         return style.save(draw(table, note), stem, points(table)[COLUMNS], command)
-
-
-if __name__ == "__main__":
-    render(Path(sys.argv[1]), Path(sys.argv[2]), "python -m plots.fig_compare " + " ".join(sys.argv[1:]))

@@ -69,7 +69,7 @@ def about(sweep: Path) -> dict[str, Any]:
             if not key.startswith((b"ARROW", b"pandas"))}  # fmt: skip
 
 
-def drawn(sweep: Path) -> bool:
+def draws(sweep: Path) -> bool:
     """Tell whether a folder holds a paper's figure, not a comparison."""
     return (sweep / SWEEP).is_file() and "figure" in about(sweep)
 

@@ -82,9 +82,15 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
         axis.text(x + 0.5, y + 0.72, f"[{bounds}", ha="center", va="center", fontsize=5.2, color="#303030", bbox=under)
 
 
-def render(folder: Path, stem: Path, command: str) -> list[Path]:
+def draws(folder: Path) -> bool:
+    """The ratios of `bench regimes`."""
+    return (folder / ratios.FILE).is_file() and ratios.read(folder)[1]["study"] == "regimes"
+
+
+def render(folder: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the ratios in `folder` to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     rows, facts = ratios.read(folder)
+    facts["notes"] += [note] * bool(note)
     with style.theme():
         return style.save(draw(rows, facts), stem, pd.DataFrame(rows), command)
 

@@ -1,13 +1,12 @@
 """How a model's prefill and decode divide the SMs over time, from a recorded run.
 
-bench run mine.toml --record && python -m plots.fig_split results/pdmux-3f9c01ab plots/out/split
+bench run mine.toml --record && bench plot results/pdmux-3f9c01ab --figure split
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,17 @@ import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from harness.policy.types import UserError
-from harness.rows.checked import note
+from harness.rows import checked
 from plots import style
 
 FILE = "turns.parquet"
 SPAN_S = 30.0  # shown, from the window's start
+
+
+def draws(folder: Path) -> bool:
+    """A recorded run whose lanes were told how many SMs they have."""
+    path = folder / FILE
+    return path.is_file() and b"partitions" in (pq.read_metadata(path).metadata or {})
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -52,7 +57,7 @@ def points(facts: Mapping[str, Any]) -> pd.DataFrame:
     return pd.DataFrame(rows).drop_duplicates("time_s", keep="last", ignore_index=True)
 
 
-def draw(facts: Mapping[str, Any]) -> Figure:
+def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     every, spec = points(facts), facts["spec"]
     shown = every[(every["time_s"] >= 0) & (every["time_s"] <= SPAN_S)]
@@ -70,28 +75,20 @@ def draw(facts: Mapping[str, Any]) -> Figure:
     axis.set_xlabel("seconds")
     axis.set_ylabel("SMs")
     figure.legend(loc="upper center", ncols=2, frameon=False, fontsize=6, handlelength=1.0)
-    said = f"{unchecked} · " if (unchecked := note(spec["gpu"], spec["host"])) else ""
+    said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
+    more = f" {note}" if note else ""
     system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
     figure.text(
         0.01, 0.02,
         f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"
-        f"simulated · {said}seed {spec['seed']}. Ordered; in force from both phases' next boundary.",
+        f"simulated · {said}seed {spec['seed']}. Ordered; in force from both phases' next boundary.{more}",
         fontsize=4.6, color="#404040", va="bottom", linespacing=1.25,
     )  # fmt: skip
     return figure
 
 
-def render(run: Path, stem: Path, command: str) -> list[Path]:
+def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the divisions of a recorded run to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     facts = read(run)
     with style.theme():
-        return style.save(draw(facts), stem, points(facts), command)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """RUN STEM."""
-    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_split " + " ".join(arguments))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        return style.save(draw(facts, note), stem, points(facts), command)

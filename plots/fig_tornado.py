@@ -30,6 +30,11 @@ BAR_IN, HEAD_IN = 0.24, 0.3  # height of a constant's bars; of the legend
 THICK = 0.34  # of one bar, where a constant has 1
 
 
+def draws(folder: Path) -> bool:
+    """A comparison beside which a sensitivity is kept."""
+    return (folder / SENSITIVITY).is_file()
+
+
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     """The leads that are kept beside a comparison, their facts, and the runs of the comparison; UserError if none."""
     path = sweep / SENSITIVITY

@@ -1,13 +1,12 @@
 """Turns on a few GPUs, from a recorded run: who ran when, and what lay between.
 
-bench run mine.toml --record && python -m plots.fig_turns results/aegaeon-3f9c01ab plots/out/turns
+bench run mine.toml --record && bench plot results/aegaeon-3f9c01ab --figure turns
 """
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from harness.rows.checked import note
+from harness.rows import checked
 from plots import style
 
 if TYPE_CHECKING:
@@ -27,6 +26,12 @@ SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
 LETTER_S = 0.55  # of the axis that a digit takes, at SPAN_S
 COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.BROWN, style.SKY)
+
+
+def draws(folder: Path) -> bool:
+    """A recorded run that had turns."""
+    path = folder / FILE
+    return path.is_file() and pq.read_metadata(path).num_rows > 0
 
 
 def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -58,7 +63,7 @@ def gaps(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
     return own[other].assign(gap_s=(own["start_s"] - before["end_s"])[other])[["gpus", "model", "gap_s"]]
 
 
-def draw(turns: pd.DataFrame, facts: Mapping[str, Any]) -> Figure:
+def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
     shown = points(turns)
     gpus = list(dict.fromkeys(shown["gpus"]))
@@ -83,7 +88,7 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any]) -> Figure:
     axis.tick_params(axis="y", length=0)
     figure.legend(handles=[Patch(color=colors[kind], label=kind) for kind in kinds], loc="upper center",
                   ncols=max(1, len(kinds)), frameon=False, fontsize=6, handlelength=1.0)  # fmt: skip
-    figure.text(0.01, 0.02, caption(turns, facts), fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
+    figure.text(0.01, 0.02, caption(turns, facts, note), fontsize=4.6, color="#404040", va="bottom", linespacing=1.25)
     return figure
 
 
@@ -92,30 +97,22 @@ def label(spec: Mapping[str, Any]) -> str:
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
-def caption(turns: pd.DataFrame, facts: Mapping[str, Any]) -> str:
+def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
     """What a reader must know, and what the turns of all GPUs are like."""
     spec = facts["spec"]
-    said = f"{unchecked} · " if (unchecked := note(spec["gpu"], spec["host"])) else ""
+    said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
     own, between = turns[turns["phase"] == "decode"], gaps(turns)
     return (
         f"{label(spec)} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']} · simulated · {said}"
         f"seed {spec['seed']}.\nDecode turns: {len(own)}, median {(own['end_s'] - own['start_s']).median():.2g} s; "
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
+        + (f" {note}" if note else "")
     )
 
 
-def render(run: Path, stem: Path, command: str) -> list[Path]:
+def render(run: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the turns of a recorded run to `stem`.pdf, .png and .csv; returns their paths. Raises UserError."""
     turns, facts = read(run)
     with style.theme():
-        return style.save(draw(turns, facts), stem, points(turns), command)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """RUN STEM."""
-    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_turns " + " ".join(arguments))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+        return style.save(draw(turns, facts, note), stem, points(turns), command)

@@ -30,6 +30,7 @@ from harness.run.spec import Spec
 from harness.study.compare import AA, AA_SEED
 from tests.test_check import broken
 from tests.test_sweep import SYSTEM, files
+from traces import readers
 
 MODELS = ("--trace", "sample", "--models", "llama-3.2-1b*2")
 COMPARE = ("compare", "--systems", "static,chunked", *MODELS, "--seeds", "2", "--rate-scale", "1,2", "--no-plot")
@@ -481,6 +482,20 @@ def test_trace_stats_and_make(tmp_path: Path) -> None:
     facts = json.loads(ok("trace", "stats", one, "--json"))
     assert (facts["requests"], facts["models"], facts["tier"]) == (200, 8, "synthetic")
     assert "iat_cv" in ok("trace", "stats", one)
+
+
+def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
+    source, path = tmp_path / "BurstGPT_1.csv", tmp_path / "b.parquet"
+    lines = ["5,ChatGPT,472,18,490,API log", "45,GPT-4,300,0,300,API log", "118,GPT-4,417,276,693,API log"]
+    source.write_text(
+        "\n".join(["Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type", *lines]) + "\n"
+    )
+    convert = ("trace", "convert", "--from", "burstgpt", source, "-o", path)
+    assert ok(*convert, "--span-s", "200").splitlines()[0] == "2 requests in 200 s, 1 rows left out"
+    refused = bench(*convert, "--column", "model=Model")
+    assert (refused.exit_code, refused.stderr) == (2, "error: --from burstgpt knows its columns: give no --column\n")
+    listed = ok("list", "traces")
+    assert all(f"\n{name} " in listed for name in readers.names())
 
 
 def test_trace_convert_makes_what_compare_takes(tmp_path: Path) -> None:

@@ -277,7 +277,7 @@ def test_a_fleet_in_words_and_drawn(found: tuple[fewest.Fleet, fewest.Found, Pat
     own = points[points["label"] == "static"]
     answers = {x.slo: x.at for x in result.answers if x.label == "static" and x.at.sign != ">"}
     assert {r.slo: r.gpus for r in own[own["answer"]].itertuples()} == {slo: at.mean for slo, at in answers.items()}
-    assert fig_fleet.drawn(result.folder)
+    assert fig_fleet.draws(result.folder)
 
 
 def test_a_claim_is_judged_by_the_rule_of_all_claims(found: tuple[fewest.Fleet, fewest.Found, Path]) -> None:

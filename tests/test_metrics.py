@@ -69,16 +69,13 @@ def rows(*requests: dict[str, Any]) -> Rows:
 
 def test_an_entry_says_what_a_definition_is() -> None:
     for name, entry in DEFINITIONS.items():
-        assert name == entry.name
         assert entry.formula.endswith(".")
         assert set(entry.judges) <= {"ttft", "tpot"}
         assert set(entry.beside) <= DEFINITIONS.keys() - {name}
 
 
 def met(name: str, r: Rows, slo: attainment.Slo) -> Any:
-    """The scores of a definition, or None."""
-    scores = DEFINITIONS[name].score(r, slo)
-    return None if scores is None else scores.tolist()
+    return None if (scores := DEFINITIONS[name].score(r, slo)) is None else scores.tolist()
 
 
 # ------------------------------------------------------------------ worked numbers
@@ -115,10 +112,7 @@ def test_one_token_has_no_tpot_and_meets_it_if_it_finished() -> None:
 
 def test_without_token_times_what_needs_them_is_null() -> None:
     r = rows({"first": 1.0, "done": 2.0, "made": 3})
-    assert {name for name in DEFINITIONS if met(name, r, {}) is None} == {
-        name for name, entry in DEFINITIONS.items() if entry.by_token
-    }
-    assert DEFINITIONS["token"].by_token
+    assert {name: met(name, r, {}) is None for name in DEFINITIONS} == {k: x.by_token for k, x in DEFINITIONS.items()}
 
 
 def test_gaps_between_tokens_by_hand() -> None:
@@ -254,8 +248,7 @@ SLO = st.tuples(*[st.tuples(st.sampled_from([0.5, 2.0, INF]), st.sampled_from([0
 
 
 def scores(r: Rows, slo: attainment.Slo) -> dict[str, Sequence[float]]:
-    found = {name: met(name, r, slo) for name in DEFINITIONS}
-    return {name: x for name, x in found.items() if x is not None}
+    return {name: x for name in DEFINITIONS if (x := met(name, r, slo)) is not None}
 
 
 SCALED = {name for name, entry in DEFINITIONS.items() if entry.judges}  # others have a limit in seconds of their own
@@ -289,13 +282,11 @@ def test_twice_as_slow_against_twice_the_limits_is_the_same(requests: list[dict[
 def test_a_request_that_never_finishes_never_helps(
     requests: list[dict[str, Any]], slo: attainment.Slo, extra: dict[str, Any]
 ) -> None:
-    one, two = scores(rows(*requests), slo), scores(rows(*requests, {**extra, "state": "unfinished"}), slo)
+    more = [*requests, {**extra, "state": "unfinished"}]
+    one, two = scores(rows(*requests), slo), scores(rows(*more), slo)
     for name in one:
         assert np.mean(two[name]) <= np.mean(one[name])
-    a, b = (
-        tidy.measures(rows(*requests), slo, 60.0),
-        tidy.measures(rows(*requests, {**extra, "state": "unfinished"}), slo, 60.0),
-    )
+    a, b = (tidy.measures(rows(*x), slo, 60.0) for x in (requests, more))
     assert b["goodput_rps"] <= a["goodput_rps"]
     assert not b["e2e_p99_s"] < a["e2e_p99_s"]
 
@@ -319,13 +310,8 @@ def test_a_part_that_is_not_judged_changes_nothing(
 ) -> None:
     r = rows(*requests)
     for name, entry in DEFINITIONS.items():
-        mixed = {
-            model: (
-                pair[0] if "ttft" in entry.judges else other[model][0],
-                pair[1] if "tpot" in entry.judges else other[model][1],
-            )
-            for model, pair in slo.items()
-        }
+        ttft, tpot = ((slo if part in entry.judges else other) for part in ("ttft", "tpot"))
+        mixed = {model: (ttft[model][0], tpot[model][1]) for model in slo}
         assert met(name, r, slo) == met(name, r, mixed), name
 
 

@@ -12,10 +12,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.lines import Line2D
 
+import plots
+from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from plots import fig_compare, style
@@ -68,6 +71,59 @@ GRID = sweep(
 def folder(path: Path, table: pa.Table) -> Path:
     record.write_table(path / record.SWEEP, table, {})
     return path
+
+
+FOOTERS: dict[str, dict[str, Any]] = {
+    "compare": {"judges": [], "runs": {}},
+    "paper": {"figure": "fig7", "judges": [], "runs": {}},
+    "fleet": {"fleet": "fig12", "judges": [], "runs": {}},
+}
+
+
+def test_a_figure_says_what_it_draws(tmp_path: Path) -> None:
+    for name, facts in FOOTERS.items():
+        record.write_table(tmp_path / name / record.SWEEP, GRID, facts)
+        assert [list(part) for part in plots.of(tmp_path / name)] == [[name], []]
+    record.write_table(tmp_path / "compare" / record.SENSITIVITY, GRID, {})
+    assert list(plots.of(tmp_path / "compare")[0]) == ["compare", "tornado"]
+    assert [name for name, what in plots.listing() if not what.endswith(".")] == []
+
+
+MINE = '''"""Nothing, twice."""
+
+def draws(folder):
+    return (folder / "attainment.parquet").is_file()
+
+
+def render(folder, stem, command, note=""):
+    stem.with_suffix(".csv").write_text(command)
+    return [stem.with_suffix(".csv")]
+'''
+
+
+def test_a_figure_is_a_file_and_a_broken_one_costs_its_own_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fig_mine.py").write_text(MINE)
+    (tmp_path / "fig_raises.py").write_text("def draws(folder): ...\n1 / 0\n")
+    (tmp_path / "fig_half.py").write_text("def draws(folder): ...\n")
+    (tmp_path / "fig_of_points.py").write_text("def render(points): ...\n")  # drawn by a command that has its points
+    monkeypatch.setattr(plots, "FOLDER", tmp_path)
+    monkeypatch.setattr(plots, "__path__", [str(tmp_path)])
+    broken = {
+        "half": "plots/fig_half.py is broken: it has no function `render`",
+        "raises": "plots/fig_raises.py is broken: ZeroDivisionError: division by zero",
+    }
+    assert dict(plots.listing()) == {"mine": "Nothing, twice.", **broken}
+    made = folder(tmp_path / "sweep-3f9c", GRID)
+    done = CliRunner().invoke(main, ["plot", str(made), "-o", str(tmp_path / "out.pdf")], catch_exceptions=False)
+    assert (done.exit_code, done.stderr.splitlines()) == (0, list(broken.values()))
+    assert (tmp_path / "out.csv").read_text().startswith("bench plot ")
+    empty = CliRunner().invoke(main, ["plot", str(tmp_path)], catch_exceptions=False)
+    assert (empty.exit_code, empty.stderr.splitlines()[-1].partition(": nothing")[2]) == (
+        2,
+        " that a figure draws (bench list figures)",
+    )
 
 
 def test_equal_points_are_equal_bytes(tmp_path: Path) -> None:

@@ -507,7 +507,7 @@ def test_equal_tables_are_equal_bytes(tmp_path: Path) -> None:
     csv = one[2].read_text().splitlines()
     assert csv[0] == "# bench plot x"
     assert {"loads", "evicts", "migrations", "ttft_mean", "ttft_low", "infeasible"} <= set(csv[1].split(","))
-    assert fig_paper.drawn(tmp_path / "a")
+    assert fig_paper.draws(tmp_path / "a")
 
 
 def drawing() -> Drawing:
@@ -574,7 +574,7 @@ def test_a_system_with_its_own_gpus_is_never_drawn_above_another_count() -> None
 def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no figure here"):
         fig_paper.render(tmp_path, tmp_path / "f", "x")
-    assert not fig_paper.drawn(tmp_path)
+    assert not fig_paper.draws(tmp_path)
 
 
 # ------------------------------------------------------------------ all of it, on the sample

@@ -258,7 +258,12 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     assert lines[-1].count("tornado-") == 2
     said = ok("compare", *words)
     assert last in said.splitlines()
-    assert ok("plot", next(out.glob("closed-*")), "-o", out / "again").count("again") == 3
+    assert ok("plot", next(out.glob("closed-*")), "--figure", "compare", "-o", out / "again").count("again") == 3
+    both = bench("plot", next(out.glob("closed-*")), "-o", out / "again")
+    assert (both.exit_code, both.stderr.splitlines()[-1].partition("; ")[2]) == (
+        2,
+        "name it by --figure compare or tornado",
+    )
 
 
 def test_a_second_time_nothing_is_redone(planted: tuple[Path, list[str]]) -> None:

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from harness.policy.types import UserError
 from harness.run.lookup import models_of, trace_of
 from tests.cases import cases
-from traces import realism, schema, synthetic
-from traces.convert import hyperbolic
+from traces import readers, realism, schema, synthetic
 from traces.load import Trace, of_table, sized, trace
 from traces.realism import fit_of
 from traces.stats import stats
@@ -300,7 +299,7 @@ def counts_csv(real: Path) -> Path:
 def test_hyperbolic_targets_are_the_figures(real: Path, name: str, streams: int) -> None:
     every = []
     for seed in range(100):
-        found = of_table(hyperbolic(counts_csv(real), jitter_seed=seed), "x")
+        found = of_table(readers.read("hyperbolic", counts_csv(real), jitter_seed=seed), "x")
         times = [found.arrival_s[found.model == k] for k in range(streams)]
         every.append(stats(table(found, 600.0, found.models[:streams], times)))
     target = realism.targets()[name]
@@ -324,7 +323,7 @@ def test_counts_that_are_none(tmp_path: Path, row: str) -> None:
     path = tmp_path / "c.csv"
     path.write_text(f"bin_start_s,bin_end_s,model_1\n0,2.5,3\n{row}\n")
     with pytest.raises(UserError, match=r"c\.csv"):
-        hyperbolic(path)
+        readers.read("hyperbolic", path)
 
 
 @cases(("models", "rate", "span_s"), [(n, *drawn) for n in (8, 18) for drawn in (("0.1", 120.0), ("0.5", 60.0))])

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from harness.policy.types import UserError
 from harness.run.lookup import trace_of
-from traces import schema, synthetic
-from traces.convert import arena, convert
+from traces import readers, schema, synthetic
+from traces.convert import convert
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace
 from traces.stats import stats
 from traces.unpickle import Record, unpickle
@@ -432,7 +432,7 @@ def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol
     path.write_bytes(pickle.dumps(requests, protocol))
     first = unpickle(path, frozenset({"Request"}))[0]
     assert type(first) is Record
-    found = of_table(arena(path), path.name)
+    found = of_table(readers.read("arena", path), path.name)
     assert found.arrival_s.tolist() == [0.25 * i for i in range(9)]
     assert found.models == ("rank-0", "rank-1", "rank-2")
     assert found.output_tokens.tolist() == [3 + i for i in range(9)]
@@ -445,7 +445,7 @@ def test_a_pickle_that_would_run_code_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("evil.pkl").write_bytes(pickle.dumps(payload))
     with pytest.raises(UserError, match=r"evil\.pkl: refuses to load"):
-        arena(Path("evil.pkl"))
+        readers.read("arena", Path("evil.pkl"))
     assert not Path("owned").exists()
 
 
@@ -454,4 +454,81 @@ def test_a_damaged_pickle_is_a_users_mistake(tmp_path: Path, damage: bytes) -> N
     path = tmp_path / "bad.pkl"
     path.write_bytes(damage)
     with pytest.raises(UserError, match=r"bad\.pkl"):
-        arena(path)
+        readers.read("arena", path)
+
+
+# ---------------------------------------------------------------- readers of released formats
+
+
+BURSTGPT = {
+    "6 columns": (
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        ["5,ChatGPT,472,18,490,Conversation log", "45,GPT-4,300,0,300,API log", "118,GPT-4,417,276,693,API log"],
+    ),
+    "8 columns": (
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type",
+        ["5,a,1.5,ChatGPT,472,18,490,Conversation log", "45,,0,GPT-4,300,0,300,API log",
+         "118,,2,GPT-4,417,276,693,API log"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("header", "lines"), BURSTGPT.values(), ids=BURSTGPT)
+def test_burstgpt_leaves_out_what_failed(tmp_path: Path, header: str, lines: list[str]) -> None:
+    rows = readers.read("burstgpt", csv(tmp_path / "BurstGPT_1.csv", lines, header))
+    found = of_table(rows, "BurstGPT_1.csv")
+    assert (found.name, found.tier, found.licence) == ("BurstGPT_1", "replayed", "CC-BY-4.0")
+    assert [found.models[k] for k in found.model] == ["ChatGPT", "GPT-4"]
+    assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([472, 417], [18, 276])
+    assert np.floor(found.arrival_s).tolist() == [5, 118]  # spread inside their second
+    assert schema.metadata(rows)["dropped_empty"] == 1
+
+
+def test_what_is_asked_stands_in_place_of_what_a_reader_says(tmp_path: Path) -> None:
+    header, lines = BURSTGPT["6 columns"]
+    path = csv(tmp_path / "b.csv", lines, header)
+    assert of_table(readers.read("burstgpt", path, name="mine", span_s=500.0), "x").span_s == 500.0
+    with pytest.raises(UserError, match=r"b\.csv:3: column \"Response tokens\" is 0"):
+        readers.read("burstgpt", path, empty="error")
+    with pytest.raises(UserError, match="hyperbolic takes no --sort"):
+        readers.read("hyperbolic", path, sort=True)
+    with pytest.raises(UserError, match=r"gone\.csv: no such file"):
+        readers.read("hyperbolic", tmp_path / "gone.csv")
+
+
+def test_aegaeon_reads_its_streams_from_the_name_of_the_file(tmp_path: Path) -> None:
+    header = "Request Time,Model Name,Input Length,Output Length"
+    lines = ["00:00:01.500,synth_model_02,30,20", "00:00:59.000,synth_model_00,10,5"]
+    found = of_table(readers.read("aegaeon", csv(tmp_path / "synth-4-0.1-1.0-1.0.csv", lines, header)), "x")
+    assert (len(found.models), found.span_s, found.ordered) == (4, 60.0, True)
+    short = readers.read("aegaeon", csv(tmp_path / "mine.csv", lines, header), models=3, cut_tokens=40)
+    assert (short["prompt_tokens"].to_pylist(), schema.metadata(short)["cut"]) == ([20, 10], 1)
+
+
+def test_every_reader_of_the_manifest_is_there_and_says_what_it_reads() -> None:
+    assert {entry["reader"] for entry in manifest().values() if "reader" in entry} <= set(readers.names())
+    assert [name for name, what in readers.listing() if not what.endswith(".")] == []
+
+
+BROKEN = {
+    "syntax": ("def read(:\n", "SyntaxError: "),
+    "import": ("import nothing_of_this_name\n", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+    "empty": ('"""Nothing."""\n', "no function `read`"),
+}
+
+
+def test_a_broken_reader_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (text, _) in BROKEN.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "whole.py").write_text('"""What it reads.\n\nMore."""\n\n\ndef read(path): ...\n')
+    monkeypatch.setattr(readers, "FOLDER", tmp_path)
+    monkeypatch.setattr(readers, "__path__", [str(tmp_path)])
+    told = dict(readers.listing())
+    assert told.keys() == {*BROKEN, "whole"}
+    assert told["whole"] == "What it reads."
+    for name, (_, says) in BROKEN.items():
+        assert told[name].startswith(f"traces/readers/{name}.py is broken: ")
+        assert says in told[name]
+        assert "\n" not in told[name]
+    with pytest.raises(UserError, match=r'no reader "burstgpt" \(there is: empty, import, syntax, whole\)'):
+        readers.find("burstgpt")

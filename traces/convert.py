@@ -1,14 +1,13 @@
 """Any table of requests becomes a canonical trace: name its columns, and every trap on the way is an error or a flag.
 
 Read are CSV (also .gz), Parquet, JSON lines, and pickled lists of records (see `unpickle`). A million rows take about a
-second, of JSON a few.
+second, of JSON a few. Released formats, whose columns are known, have a reader each (`traces/readers/`).
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -140,132 +139,6 @@ def convert(
     if block_tokens is not None:
         meta["block_tokens"] = block_tokens
     return schema.table(out, meta)
-
-
-ARENA = {
-    "request_id": "req_id",
-    "arrival_s": "req_time",
-    "model": "adapter_dir",
-    "prompt_tokens": "prompt_len",
-    "output_tokens": "output_len",
-}
-
-
-def arena(path: Path) -> pa.Table:
-    """Convert the public cut of Arena-Chat, its pickle or the CSV of the same columns: 27 streams in 600 s.
-
-    VTC's authors lost the original and re-sampled it; Prism ships the same file.
-    """
-    return convert(path, ARENA, name="arena-chat", licence="Apache-2.0", span_s=600.0)
-
-
-MOONCAKE = {
-    "arrival_s": "timestamp",
-    "prompt_tokens": "input_length",
-    "output_tokens": "output_length",
-    "prefix_hashes": "hash_ids",
-}
-MOONCAKE_TOKENS = 512  # a block's
-
-
-def mooncake(path: Path) -> pa.Table:
-    """Convert a released Mooncake trace, NAME_trace.jsonl: one stream with the ids of its blocks of 512 tokens.
-
-    Stamps are as released: those of the conversations come in bunches of about ten, every 3 s.
-    """
-    stream = path.stem.removesuffix("_trace")
-    return convert(
-        path, MOONCAKE, time_unit="ms", model=stream, name=f"mooncake-{stream}", licence="Apache-2.0",
-        tier="synthetic" if stream == "synthetic" else "replayed", block_tokens=MOONCAKE_TOKENS,
-    )  # fmt: skip
-
-
-AEGAEON = {
-    "arrival_s": "Request Time",
-    "model": "Model Name",
-    "prompt_tokens": "Input Length",
-    "output_tokens": "Output Length",
-}
-
-
-def aegaeon(path: Path, *, models: int, max_tokens: int | None = None) -> pa.Table:
-    """Convert one of Aegaeon's released synth-M-RATE-IN-OUT.csv: `models` streams, of which some may have no request.
-
-    The span is the whole minutes that hold it (they were made for 120 s at 0.1 requests/s, else for 60 s). A request
-    of more than `max_tokens` loses its prompt's start, as the metadata count.
-    """
-    rows = convert(path, AEGAEON, time_unit="clock", tier="synthetic", licence="Apache-2.0", length_origin="sampled")
-    meta = schema.metadata(rows)
-    prompt, output = (rows[key].to_numpy().astype(np.int64) for key in ("prompt_tokens", "output_tokens"))
-    cut = np.zeros(len(prompt), bool) if max_tokens is None else prompt + output > max_tokens
-    if max_tokens is not None:
-        output = np.minimum(output, max_tokens - 1)
-        prompt = np.minimum(prompt, max_tokens - output)
-    columns = {key: rows[key] for key in rows.column_names} | {"prompt_tokens": prompt, "output_tokens": output}
-    return schema.table(
-        columns,
-        meta
-        | {
-            "span_s": 60.0 * math.ceil(rows["arrival_s"][-1].as_py() / 60.0),
-            "streams": [f"synth_model_{k:02d}" for k in range(models)],
-            "ordered": True,
-            "cut": int(cut.sum()),
-        },
-    )
-
-
-COUNTED_S = 600.0
-COUNTED_ADDED = 4  # requests of the stream that is ours
-
-
-def hyperbolic(path: Path, *, jitter_seed: int = 0) -> pa.Table:
-    """Convert the counts that were digitised from Prism's Hyperbolic figure: 7 streams of 1,698 requests in 600 s.
-
-    Columns are bin_start_s, bin_end_s and a count a model. Stamps are spread evenly at random inside their bin and
-    lengths drawn from 8 to 512 as the authors do, who publish neither. An eighth stream of 4 requests is added, for
-    sets have 8. The figure's panels are titled model_1 to model_7 and name no models: that the k-th stream is that of a
-    set's k-th model is inferred. UserError names the row of a bad bin.
-    """
-    with path.open(encoding="utf-8-sig") as file:
-        names, *rows = list(csv.reader(file)) or [[]]
-    try:
-        bins = np.array(rows, np.float64).reshape(len(rows), len(names))
-    except ValueError:
-        raise UserError(f"{path}: not a table of counts (bin_start_s, bin_end_s, then a column a model)") from None
-    counts = bins[:, 2:].astype(np.int64)
-    bad = (counts != bins[:, 2:]) | (counts < 0) | ~(bins[:, 1] > bins[:, 0])[:, None]
-    if names[:2] != ["bin_start_s", "bin_end_s"] or bad.any():
-        raise UserError(f"{path}:{int(bad.any(1).argmax()) + 2}: not a bin with whole counts of requests")
-    draw = np.random.Generator(np.random.Philox(key=jitter_seed))
-    row, model = (np.repeat(index, counts.ravel()) for index in np.divmod(np.arange(counts.size), counts.shape[1]))
-    when = bins[row, 0] + draw.uniform(0, 1, len(row)) * (bins[row, 1] - bins[row, 0])
-    when = np.append(when, draw.uniform(0, COUNTED_S, COUNTED_ADDED))
-    model = np.append(model, np.full(COUNTED_ADDED, counts.shape[1]))
-    order = np.argsort(when, kind="stable")
-    lengths = draw.integers(8, 512, (2, len(when)), endpoint=True)
-    streams = pa.array([*names[2:], f"model_{counts.shape[1] + 1}"])
-    columns = {
-        "request_id": np.arange(len(when), dtype=np.uint64),
-        "arrival_s": when[order],
-        "model": pa.DictionaryArray.from_arrays(pa.array(model[order], pa.int32()), streams),
-        "prompt_tokens": lengths[0],
-        "output_tokens": lengths[1],
-        "src_row": np.append(row + 2, np.zeros(COUNTED_ADDED, np.int64))[order],  # 0: of the added stream
-    }
-    meta = {
-        "name": "hyperbolic",
-        "tier": "composed",
-        "licence": "Apache-2.0",
-        "length_origin": "uniform",
-        "source": path.name,
-        "source_sha256": schema.file_sha256(path),
-        "span_s": COUNTED_S,
-        "timestamp_resolution_s": float((bins[:, 1] - bins[:, 0]).max()),
-        "jitter_seed": jitter_seed,
-        "ordered": True,
-        "added_requests": COUNTED_ADDED,
-    }
-    return schema.table(columns, meta)
 
 
 def _read(path: Path, columns: Mapping[str, str]) -> Source:

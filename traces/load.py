@@ -22,7 +22,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from harness.policy.types import Prefix, UserError
-from traces import checks, convert, prefix, schema, synthetic
+from traces import checks, prefix, readers, schema, synthetic
 
 HERE = Path(__file__).parent
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
@@ -110,7 +110,7 @@ def trace(name: str) -> Trace:
     sums = {one["sha256"] for one in entry["from"] if Path(one["path"]).name == found.name}
     if schema.file_sha256(found) not in sums:
         raise UserError(f"{found}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
-    return _noted(of_table(getattr(convert, entry["reader"])(found), str(found)), entry)
+    return _noted(of_table(readers.read(entry["reader"], found), str(found)), entry)
 
 
 class Family(NamedTuple):
@@ -160,7 +160,7 @@ def _of_family(name: str, one: Family) -> Trace:
         return replace(
             fit, notice=f"{one.label} is not here: using {one.generator}; for the real one {one.entry['fetch']}"
         )
-    rows = getattr(convert, one.entry["reader"])(path, models=one.models, max_tokens=one.max_tokens)
+    rows = readers.read(one.entry["reader"], path, models=one.models, cut_tokens=one.max_tokens)
     cut = schema.metadata(rows)["cut"]
     note = f"{one.entry['note']}, {cut} prompts cut" if cut else str(one.entry["note"])
     return replace(of_table(rows, str(path)), name=name, note=note)

@@ -56,7 +56,10 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "Serve models that compute nothing: OpenAI's API, latency from a cost table, sleep, and faults on request.",
     ),
     "new": ("tools.new", "Write a small annotated system that passes bench check at once."),
-    "plot": ("runs.plot", "Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."),
+    "plot": (
+        "runs.plot",
+        "Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points.",
+    ),
     "regimes": (
         "ratios.regimes",
         "Show where sharing pays and where it does not: ratios of rates under several conditions.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+import plots
 from harness.cli.options import DEFINITION, FIGURES, LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
 from harness.cli.terminal import Terminal
 from harness.report.commands import explain_command, short_path
@@ -73,37 +74,66 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     click.echo(f"next: {explain_command(path, under.rule, '--misses')}")
 
 
-@click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf"))
-@click.argument("sweep", type=click.Path(path_type=Path), required=False)
+@click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf",
+                           "bench plot results/aegaeon-3f9c01ab --figure turns  # of a run that was recorded",
+                           "bench list figures"))  # fmt: skip
+@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.option("--figure", "name", type=click.Choice(plots.names()),
+              help="Only this one (bench list figures says what each shows).  [default: all that draw such a folder]",
+              )  # fmt: skip
 @click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
-              help="Path of the figure without its ending.  [default: plots/out/compare-HASH]")  # fmt: skip
-def plot(sweep: Path | None, out: Path | None) -> None:
-    """Draw a stored sweep (default: the newest) as PDF, PNG and the CSV of its points."""
+              help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
+def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
+    """Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points."""
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from harness.study import sensitivity_text
-    from plots import fig_compare, fig_fleet, fig_paper
 
-    if sweep is None:
+    if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
         if not stored:
             raise UserError(f"no sweep in {short_path(RESULTS)}: bench compare makes one")
-        sweep = stored[-1].parent
-    sweep = sweep.resolve()
-    draw, name = (
-        (fig_paper.render, sweep.name.rpartition("-")[0]) if fig_paper.drawn(sweep) else
-        (fig_fleet.render, sweep.name.rpartition("-")[0]) if fig_fleet.drawn(sweep) else
-        (fig_compare.render, f"compare-{sweep.name.rpartition('-')[2]}")
-    )  # fmt: skip
-    stem = (out.with_suffix("") if out else FIGURES / name).resolve()
-    stale, said = _stale(sweep), sensitivity_text.kept(sweep)
-    note = " ".join(part for part in (stale, said) if part)
-    if (sweep / SWEEP).is_file():
-        click.echo(f"{short_path(sweep)} · SLO {', '.join(_slos(sweep / SWEEP))}")
-    for path in draw(sweep, stem, f"bench plot {short_path(sweep)}", note):
-        click.echo(short_path(path))
+        folder = stored[-1].parent
+    folder = folder.resolve()
+    figures = _figures(folder, name)
+    if out is not None and len(figures) > 1:
+        raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
+    stale = _stale(folder)
+    note = " ".join(part for part in (stale, sensitivity_text.kept(folder)) if part)
+    if (folder / SWEEP).is_file():
+        click.echo(f"{short_path(folder)} · SLO {', '.join(_slos(folder / SWEEP))}")
+    failures = []
+    for label, figure in figures.items():
+        stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
+        command = f"bench plot {short_path(folder)}" + (f" --figure {name}" if name else "")
+        try:
+            for path in figure.render(folder, stem.resolve(), command, note):
+                click.echo(short_path(path))
+        except UserError as error:  # the others are drawn
+            failures.append(str(error))
     if stale:
-        click.echo(f"{stale} (bench compare runs them again)", err=True)
+        click.echo(f"{stale} (the command that made them runs them again)", err=True)
+    if failures:
+        raise UserError("\n".join(failures))
+
+
+def _figures(folder: Path, name: str | None) -> dict[str, Any]:
+    """The figures to draw of a folder, by name. UserError where there is none."""
+    from harness.policy.types import UserError
+
+    if not folder.is_dir():
+        raise UserError(f"{short_path(folder)}: no such folder")
+    if name is not None:
+        figure = plots.find(name)
+        if not figure.draws(folder):
+            raise UserError(f"{short_path(folder)}: nothing that {name} draws (bench list figures)")
+        return {name: figure}
+    figures, broken = plots.of(folder)
+    for line in broken:
+        click.echo(line, err=True)
+    if not figures:
+        raise UserError(f"{short_path(folder)}: nothing that a figure draws (bench list figures)")
+    return figures
 
 
 def _slos(table: Path) -> list[str]:
@@ -114,22 +144,23 @@ def _slos(table: Path) -> list[str]:
     return sorted(found, key=lambda rule: (len(rule), rule))
 
 
-def _stale(sweep: Path) -> str:
-    """Say which runs of a sweep were made by other sources than the present ones."""
+def _stale(made: Path) -> str:
+    """Say which runs of a sweep, or whether this run, were made by other sources than the present ones."""
     import pyarrow.parquet as pq
 
     from harness.rows import record
     from harness.run.sources import code
     from harness.run.spec import stored
 
-    path = sweep / record.SWEEP
-    if not path.is_file():
-        return ""
-    about = pq.read_metadata(path).metadata or {}
+    path, runs = made / record.SWEEP, {}
+    if path.is_file():
+        runs = json.loads((pq.read_metadata(path).metadata or {}).get(b"runs", b"{}"))
+    elif record.exists(made):
+        runs = {made.name: stored(record.meta(made)["spec"]).label}
     stale = set()
     hashes: dict[tuple[str, ...], str] = {}
-    for name, label in json.loads(about.get(b"runs", b"{}")).items():
-        folder = sweep.parent / name
+    for name, label in runs.items():
+        folder = made.parent / name
         if not record.exists(folder):
             continue
         facts = record.meta(folder)

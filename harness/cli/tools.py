@@ -71,8 +71,9 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
 
 @list_.command(epilog=examples("bench list traces"))
 def traces() -> None:
-    """List traces: what is here, its tier, models, requests, span, licence, and how to fetch the rest."""
+    """List traces: what is here, its tier, models, requests, span, licence, how to fetch the rest; and readers."""
     from harness.report.text_table import aligned
+    from traces import readers
     from traces.load import drawn, manifest, present
 
     lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
@@ -88,6 +89,32 @@ def traces() -> None:
     click.echo("\n".join(aligned(lines)))
     for line in missing:
         click.echo(line)
+    click.echo("\n".join(aligned([("reader", "what it reads (bench trace convert --from READER FILE)"),
+                                        *readers.listing()])))  # fmt: skip
+
+
+@list_.command(epilog=examples("bench list figures", "bench plot results/arena-chat-3f9c01ab --figure compare"))
+def figures() -> None:
+    """List the figures that bench plot draws of stored results, and what each shows."""
+    import plots
+    from harness.report.text_table import aligned
+
+    click.echo("\n".join(aligned([("figure", "what it shows"), *plots.listing()])))
+
+
+@list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
+def definitions() -> None:
+    """List the definitions of SLO attainment: the part of the SLO that each judges, and its formula."""
+    from harness.report.text_table import aligned
+    from harness.rows.definitions import DEFINITIONS
+
+    lines = [("definition", "judges", "needs", "formula")]
+    for name, entry in DEFINITIONS.items():
+        needs = "token times" if entry.by_token else "-"
+        lines.append(
+            (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
+        )
+    click.echo("\n".join(aligned(lines)))
 
 
 @click.command(epilog=examples("bench check static", "bench check ./mine.py --full", "bench check --engine sim"))

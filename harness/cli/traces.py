@@ -11,6 +11,7 @@ import click
 
 from harness.cli.options import complete, examples, read_settings, trace_names
 from harness.report.commands import short_path
+from traces import readers
 
 
 @click.group(epilog=examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
@@ -50,6 +51,7 @@ def _fact(value: Any) -> str:
 
 
 @trace.command(epilog=examples(
+    "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
     "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name \\",
     "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
     "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
@@ -58,38 +60,46 @@ def _fact(value: Any) -> str:
 @click.option(
     "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
 )
+@click.option("--from", "reader", type=click.Choice(readers.names()),
+              help="A released format, whose columns are known (bench list traces says what each is).")  # fmt: skip
 @click.option("--column", "columns", multiple=True, callback=read_settings, metavar="CANONICAL=OWN",
-              help="A column by its name in the file (all four of the example are needed).")  # fmt: skip
-@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]), default="s",
-              show_default=True,
-              help="Of arrival_s; clock: HH:MM:SS.mmm.")  # fmt: skip
+              help="A column by its name in the file (without --from, the four of the example).")  # fmt: skip
+@click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
+              help="Of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
 @click.option("--model", metavar="NAME", help="One model for all rows, instead of a column.")
 @click.option("--name", metavar="NAME", help="Of the trace.  [default: the file's]")
-@click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]), default="replayed", show_default=True,
-              help="What it is.")  # fmt: skip
-@click.option("--licence", default="not stated", show_default=True, help="Of the data.")
+@click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
+              help="What it is.  [default: replayed]")  # fmt: skip
+@click.option("--licence", metavar="TEXT", help="Of the data.  [default: not stated]")
 @click.option("--span-s", type=float, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
-@click.option("--empty", type=click.Choice(["error", "drop"]), default="error", show_default=True,
-              help="Rows without tokens.")  # fmt: skip
+@click.option("--empty", type=click.Choice(["error", "drop"]), help="Rows without tokens.  [default: error]")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the blocks of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
 @click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
-def convert(source: Path, out: Path, columns: dict[str, Any], **options: Any) -> None:
-    """Make a canonical trace of any CSV, Parquet or pickle by naming its columns.
+def convert(source: Path, out: Path, reader: str | None, columns: dict[str, Any], **options: Any) -> None:
+    """Make a canonical trace of a released format, or of any CSV, Parquet or pickle by naming its columns.
 
     Formats: .csv and .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a
     restricted unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
+    With --from, an option stands in place of what the reader says.
     """
+    from harness.policy.types import UserError
     from traces import convert as converter
     from traces import schema
 
     if out.suffix != ".parquet":
         raise click.BadParameter("a canonical trace is a .parquet", param_hint="--out")
-    rows = converter.convert(source, {key: str(value) for key, value in columns.items()}, **options)
+    if reader is not None and columns:
+        raise UserError(f"--from {reader} knows its columns: give no --column")
+    asked = {name: value for name, value in options.items() if value not in {None, False}}
+    if reader is None:
+        rows = converter.convert(source, {key: str(value) for key, value in columns.items()}, **asked)
+    else:
+        rows = readers.read(reader, source, **asked)
     schema.write(rows, out)
     facts = schema.metadata(rows)
-    dropped = sum(facts[key] for key in ("dropped_empty", "dropped_long"))
+    dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_long"))
     click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
     click.echo(short_path(out))
     click.echo(f"next: bench trace stats {shlex.quote(short_path(out))}")
