@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from harness.policy.types import UserError
 from harness.run.lookup import trace_of
+from tests.cases import cases
 from traces import readers, schema, synthetic
 from traces.convert import convert
 from traces.load import Trace, listing, manifest, of_table, present, sized, trace
@@ -473,7 +474,7 @@ BURSTGPT = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("header", "lines"), BURSTGPT.values(), ids=BURSTGPT)
+@cases(("header", "lines"), BURSTGPT)
 def test_burstgpt_leaves_out_what_failed(tmp_path: Path, header: str, lines: list[str]) -> None:
     rows = readers.read("burstgpt", csv(tmp_path / "BurstGPT_1.csv", lines, header))
     found = of_table(rows, "BurstGPT_1.csv")
