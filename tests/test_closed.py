@@ -22,9 +22,9 @@ from harness.policy.actions import Admit, Load, Run
 from harness.policy.events import Arrived, Event, Finished
 from harness.policy.types import Batch, Inst, Jobs, UserError
 from harness.rows import record, requests
-from harness.run.execute import execute, jobs_of
-from harness.run.lookup import config_of, models_of, trace_of
+from harness.run.execute import execute
 from harness.run.resolve import resolve
+from harness.run.setup import Setup, load_models, load_trace
 from harness.run.spec import Spec
 from tests.cases import cases
 from traces import synthetic
@@ -165,7 +165,7 @@ def test_what_is_no_closed_loop(name: str, message: str) -> None:
 
 def test_each_model_has_clients_of_its_own() -> None:
     models = model_set("llama-3.2-1b*3")
-    trace = trace_of(sized("closed+clients=4+requests=10", len(models.members)))
+    trace = load_trace(sized("closed+clients=4+requests=10", len(models.members)))
     work = build(trace, models, slo={"llama-3.2-1b/2": (1.0, 0.1)})
     assert work.after is not None
     assert len(work) == 30
@@ -184,7 +184,7 @@ def test_each_model_has_clients_of_its_own() -> None:
 
 def test_the_rate_scale_is_one_of_clients() -> None:
     models = model_set("llama-3.2-1b")
-    trace = trace_of("closed+clients=4+requests=20")
+    trace = load_trace("closed+clients=4+requests=20")
     for scale, clients in ((0.5, 2), (1.0, 4), (3.0, 12), (0.01, 1)):
         work = build(trace, models, rate_scale=scale)
         assert work.after is not None
@@ -197,8 +197,8 @@ def test_the_rate_scale_is_one_of_clients() -> None:
 def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
     spec = resolve(Spec("dedicated", trace="closed+clients=3+requests=12+prompt=100+output=20", models="llama-3.2-1b"))
     assert (spec.window_s, spec.warmup_s, spec.scaling) == (None, FIRST_S, "clients")
-    assert len(jobs_of(spec)) == 12
-    assert config_of(spec).models[0].shape.max_tokens == 128
+    assert len(Setup(spec).jobs()) == 12
+    assert Setup(spec).config.models[0].shape.max_tokens == 128
     folder = execute(spec, tmp_path, "")
     rows = requests.rows(record.read(folder))
     counted = requests.in_window(rows, math.inf)
@@ -206,4 +206,4 @@ def test_a_run_of_a_closed_loop(tmp_path: Path) -> None:
     assert rows.done.all()
     assert (np.diff(rows.arrival_s) >= 0).all()
     assert record.read(execute(spec, tmp_path / "again", "")).equals(record.read(folder))
-    assert models_of(spec.models).names == rows.models
+    assert load_models(spec.models).names == rows.models

@@ -21,12 +21,11 @@ from harness.loop.replay import replay
 from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run import execute as run
 from harness.run import resolve as resolve_module
 from harness.run import sweep
-from harness.run.execute import current, execute, jobs_of
-from harness.run.lookup import Failed, assemble
+from harness.run.execute import current, execute
 from harness.run.resolve import resolve
+from harness.run.setup import Failed, Setup
 from harness.run.spec import Spec, canonical
 from workloads.models import shape
 
@@ -234,9 +233,9 @@ def test_nothing_is_added_to_a_wall_clock(diary: Path) -> None:
     for name in ("decision_s", "control_s", "noise"):
         with pytest.raises(UserError, match=f"{name} is 0.01: on .*diary.py time is real"):
             resolve(replace(SPEC, **{name: 0.01}))  # type: ignore[arg-type]
-    policy, made = assemble(spec)
+    setup = Setup(spec)
     with pytest.raises(ValueError, match="wall clock"):
-        replay(policy, made, jobs_of(spec), decision_s=0.01)
+        replay(setup.policy, setup.engine, setup.jobs(), decision_s=0.01)
 
 
 def test_a_run_says_where_it_was_measured(diary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +271,7 @@ def test_an_engine_without_a_cost_table_leaves_out_who_asks_for_one(tmp_path: Pa
     for system, lacks in (("qlm", "cost table"), ("chunked", "Run.chunk_tokens")):
         folder = done(replace(SPEC, system=system, engine="torchcpu", gpus=1), tmp_path)
         assert record.meta(folder)["skipped"] == lacks
-    spec = resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1))
-    jobs = jobs_of(spec)
+    setup = Setup(resolve(replace(SPEC, system="static", engine="torchcpu", gpus=1)))
+    jobs = setup.jobs()
     with pytest.raises(UserError, match="no SLO by solo latency on torchcpu: it has no cost table"):
-        run.solo_s(spec, jobs.model, jobs.prompt_tokens, jobs.output_tokens)
+        setup.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens)

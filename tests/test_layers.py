@@ -209,6 +209,39 @@ def test_no_modules_import_each_other() -> None:
     assert circle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) != []
 
 
+# The longest chain of imports that a folder may have inside, in modules.
+CHAINS = {"run": 5, "validate": 5, "report": 5}
+
+
+def inside(folder: str) -> dict[str, set[str]]:
+    """The modules of a folder, and which of it each imports."""
+    own = {module for module in MODULES if box(module) == folder}
+    found = {
+        module: {within(one.name) for one in imports(module, MODULES[module].read_text("utf-8"))} for module in own
+    }
+    return {module: {name for name in to if name in own and name != module} for module, to in found.items()}
+
+
+def chain(graph: dict[str, set[str]]) -> list[str]:
+    """The longest chain of imports in a graph without circles, from the module that imports most."""
+    longest: dict[str, list[str]] = {}
+    for module in TopologicalSorter(graph).static_order():
+        longest[module] = [module, *max((longest[to] for to in sorted(graph.get(module, ()))), key=len, default=[])]
+    return max(longest.values(), key=len, default=[])
+
+
+@cases(("folder", "most"), CHAINS.items())
+def test_a_folder_is_read_in_few_steps(folder: str, most: int) -> None:
+    graph = inside(folder)
+    assert circle(graph) == []
+    assert len(chain(graph)) <= most, " > ".join(chain(graph))
+
+
+def test_a_chain_is_the_longest_way_down() -> None:
+    assert chain({"a": {"b", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"c"}}) == ["a", "b", "c", "d"]
+    assert len(inside("run")) > 10
+
+
 def test_engines_do_not_build_on_each_other() -> None:
     own = {
         "sim": "harness.engines.sim",

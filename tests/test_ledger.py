@@ -16,7 +16,7 @@ from harness.cli.app import main
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Inst, UserError
 from harness.rows import record
-from harness.run.sweep import Silent
+from harness.run.teller import Silent
 from harness.study import ablation, claims, figure, ledger, weaving
 from harness.study.ledger import Held, Ledger, Row
 from tests.test_sweep import files

@@ -19,8 +19,8 @@ from harness.loop import engine, system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs, Unsupported
 from harness.run import matrix
-from harness.run.lookup import assemble, config_of, machine_of
 from harness.run.resolve import gaps, traits
+from harness.run.setup import Setup
 from harness.run.spec import Spec
 from tests.cases import cases
 
@@ -45,9 +45,8 @@ def test_a_cell_is_what_replay_refuses_the_pair_for(row: matrix.Row, where: str)
     if not lack.names:
         return
     spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
-    policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))
-    spec = replace(spec, engine=where)
-    made = engine.find(where)(config_of(spec), policy.options, machine_of(spec))
+    policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
+    made = Setup(replace(spec, engine=where)).make_engine(policy.options)
     with pytest.raises(Unsupported) as refused:
         replay(policy, made, NOTHING)
     assert str(refused.value) == ", ".join(lack.names)

@@ -19,8 +19,8 @@ from harness.policy.events import Woke
 from harness.policy.placement import footprint, one_request, searched, spread
 from harness.policy.search import Part, search
 from harness.policy.types import GIB, Cluster, Gpus, Infeasible
-from harness.run.lookup import assemble
 from harness.run.resolve import resolve
+from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1
 from tests.cases import cases
@@ -99,7 +99,8 @@ def heavy8(name: str, **more: object) -> Spec:
 
 def begun(spec: Spec) -> tuple[Mapping[str, Gpus], Cluster]:
     """Where a system's first answer puts models, and what it knew."""
-    policy, engine = assemble(resolve(spec))
+    setup = Setup(resolve(spec))
+    policy, engine = setup.policy, setup.engine
     engine.ready()
     said = policy.on(Woke("start"), engine.view())
     found = {a.inst.model: a.inst.place for a in said if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
@@ -174,7 +175,7 @@ def test_prism_starts_as_asked() -> None:
 
 # ------------------------------------------------------------------ a placement that is given
 
-HOMING = [name for name in system.names() if "Cluster.homes" in assemble(resolve(heavy8(name, gpus=8)))[0].uses]
+HOMING = [name for name in system.names() if "Cluster.homes" in Setup(resolve(heavy8(name, gpus=8))).policy.uses]
 
 
 def test_who_declares_that_it_keeps_a_placement() -> None:
@@ -197,9 +198,9 @@ def test_a_given_placement_that_does_not_fit_is_infeasible() -> None:
 
 def test_a_queue_serves_the_models_that_live_on_its_gpu() -> None:
     homes = begun(heavy8("elastic"))[0]
-    policy, _ = assemble(resolve(heavy8("qlm", homes=tuple(homes.items()))))
+    policy = Setup(resolve(heavy8("qlm", homes=tuple(homes.items())))).policy
     for m, at in homes.items():
         assert [policy.queues[k].gpus for k in policy.fits[m]] == [at]  # type: ignore[attr-defined]
     crossed = {**homes, next(iter(homes)): (0, 1)}
     with pytest.raises(Infeasible, match="overlap"):
-        assemble(resolve(heavy8("qlm", homes=tuple(crossed.items()))))
+        _ = Setup(resolve(heavy8("qlm", homes=tuple(crossed.items())))).policy

@@ -15,10 +15,10 @@ from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.rows import record
-from harness.run.execute import execute, jobs_of
-from harness.run.lookup import Failed, assemble, cluster_of, config_of, models_of, trace_of
+from harness.run.execute import execute
 from harness.run.placement import homes
 from harness.run.resolve import resolve
+from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
 from traces import synthetic
 from workloads.build import FOLDED_S, PLAN_SEED, build, plan, requests_seen, window_fold
@@ -37,7 +37,7 @@ def spec(tmp_path: Path) -> Spec:
 
 
 def counts(spec: Spec) -> list[int]:
-    jobs = jobs_of(resolve(spec))
+    jobs = Setup(resolve(spec)).jobs()
     return [int((jobs.model[jobs.arrival_s >= 0] == k).sum()) for k in range(len(jobs.models))]
 
 
@@ -45,7 +45,7 @@ def told(spec: Spec) -> list[int]:
     """Requests that a plan stands for."""
     spec = resolve(spec)
     seen_s = {"held-out": 300.0, "window": 300.0, "trace": 600.0, "prefix": 60.0}[spec.plan]
-    return [round(one.rate_rps * seen_s / spec.rate_scale) for one in config_of(spec).plan.values()]
+    return [round(one.rate_rps * seen_s / spec.rate_scale) for one in Setup(spec).config.plan.values()]
 
 
 def test_the_folds_are_the_trace_and_a_plan_is_of_the_other_one(spec: Spec) -> None:
@@ -55,7 +55,7 @@ def test_the_folds_are_the_trace_and_a_plan_is_of_the_other_one(spec: Spec) -> N
     assert told(spec) == odd
     assert told(replace(spec, seed=1)) == even
     assert resolve(spec).window_s == 300.0
-    trace = trace_of(spec.trace)
+    trace = load_trace(spec.trace)
     first = np.bincount(trace.model[trace.arrival_s < 300.0], minlength=4).tolist()
     assert told(spec) == first  # even seeds plan from the earlier half
     assert told(replace(spec, plan="trace")) == whole
@@ -64,7 +64,10 @@ def test_the_folds_are_the_trace_and_a_plan_is_of_the_other_one(spec: Spec) -> N
 def test_a_window_holds_each_row_of_its_fold_once_at_any_offset(spec: Spec) -> None:
     turned = replace(spec, scaling="rotate")
     for seed in (0, 1, 2, 7):
-        mine, plain = jobs_of(resolve(replace(turned, seed=seed))), jobs_of(resolve(replace(spec, seed=seed % 2)))
+        mine, plain = (
+            Setup(resolve(replace(turned, seed=seed))).jobs(),
+            Setup(resolve(replace(spec, seed=seed % 2))).jobs(),
+        )
         pairs = (Counter(zip(x.model.tolist(), x.prompt_tokens.tolist(), x.output_tokens.tolist(), strict=True))
                  for x in (mine, plain))  # fmt: skip
         assert next(pairs) == next(pairs)
@@ -80,7 +83,7 @@ def test_the_oracle_knows_the_window_that_others_replay(spec: Spec) -> None:
 
 
 def test_a_long_trace_is_planned_from_an_earlier_period_by_every_seed(spec: Spec) -> None:
-    trace = trace_of(spec.trace)
+    trace = load_trace(spec.trace)
     assert [window_fold(trace, seed, "held-out") for seed in range(4)] == [1, 0, 1, 0]
     long = replace(trace, span_s=FOLDED_S)
     assert [window_fold(long, seed, "window") for seed in range(4)] == [1, 1, 1, 1]
@@ -88,8 +91,8 @@ def test_a_long_trace_is_planned_from_an_earlier_period_by_every_seed(spec: Spec
 
 
 def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
-    name, models = "hyperbolic-like+models=4", models_of(MODELS)
-    trace = trace_of(name)
+    name, models = "hyperbolic-like+models=4", load_models(MODELS)
+    trace = load_trace(name)
     assert window_fold(trace, 0, "held-out") is None
     other = synthetic.draw(name, PLAN_SEED + 3)
     assert requests_seen(trace, models, "held-out", seed=3) == np.bincount(other.model, minlength=4).tolist()
@@ -99,8 +102,8 @@ def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
 
 
 def test_a_model_without_requests_in_the_plan_gets_the_prior_of_one(spec: Spec) -> None:
-    trace = trace_of(spec.trace)
-    models = models_of(MODELS)
+    trace = load_trace(spec.trace)
+    models = load_models(MODELS)
     late = trace.arrival_s >= 300.0
     rare = replace(trace, model=np.where((trace.model == 3) & ~late, 0, trace.model).astype(np.int32))
     assert requests_seen(rare, models, "held-out", seed=0)[3] == 0
@@ -124,7 +127,7 @@ def test_shuffled_streams_are_a_permutation_that_the_seed_draws_for_all_systems(
 
 def test_a_shift_goes_with_its_stream(traces_dir: Path) -> None:
     assert traces_dir
-    trace, models = trace_of("arena-chat"), models_of("prism18")
+    trace, models = load_trace("arena-chat"), load_models("prism18")
     a = build(trace, models, seed=5, scaling="none", warmup_s=0.0)
     b = build(trace, models, seed=5, scaling="none", warmup_s=0.0, assign="shuffled")
     assert np.array_equal(a.arrival_s, b.arrival_s)
@@ -143,7 +146,8 @@ def test_what_is_not_asked_for_is_not_in_a_hash() -> None:
 
 
 def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
-    policy, engine = assemble(spec)
+    setup = Setup(spec)
+    policy, engine = setup.policy, setup.engine
     engine.ready()
     answer = policy.on(Woke("start"), engine.view())
     found = {a.inst.model: a.inst.place for a in answer if isinstance(a, Load) and isinstance(a.inst.place, tuple)}
@@ -154,7 +158,7 @@ def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
 @pytest.mark.parametrize("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
 def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path: Path) -> None:
     file = tmp_path / "there.toml"
-    given = {m: (k % 2,) for k, m in enumerate(models_of(MODELS).names)}
+    given = {m: (k % 2,) for k, m in enumerate(load_models(MODELS).names)}
     file.write_text("".join(f'"{m}" = {list(at)}\n' for m, at in given.items()))
     name, _, preset = system.partition(":")
     found = resolve(replace(spec, system=name, preset=preset or None, placement=str(file)))
@@ -198,7 +202,7 @@ def test_a_placement_whose_policy_fails_is_a_mistake_at_its_line(
     file = tmp_path / "mine.py"
     file.write_text(BROKEN.replace(at, "raise KeyError('m9')").replace("WHEN_MADE", "pass").replace("AT_START", "pass"))
     with pytest.raises(UserError) as caught:
-        homes(replace(spec, placement=str(file)))
+        homes(Setup(replace(spec, placement=str(file))))
     assert not isinstance(caught.value, Failed)  # the systems that are compared did nothing wrong
     assert str(caught.value).startswith(f"placement mine: KeyError at mine.py:{line} ('m9'); bench check ")
     assert len(closed) == (at == "AT_START")  # what was made ready is closed
@@ -207,7 +211,7 @@ def test_a_placement_whose_policy_fails_is_a_mistake_at_its_line(
 def test_who_places_by_itself_is_skipped_with_the_reason(spec: Spec, tmp_path: Path) -> None:
     lone = resolve(replace(spec, system="dedicated", placement="static", gpus=4))
     with pytest.raises(Unsupported, match=r"Cluster\.homes"):
-        assemble(lone)
+        _ = Setup(lone).policy
     folder = execute(lone, tmp_path, "")
     assert record.meta(folder)["skipped"].startswith("Cluster.homes")
 
@@ -226,14 +230,14 @@ def test_a_mistake_in_a_placement_is_named(text: str, says: str, spec: Spec, tmp
     file = tmp_path / "there.toml"
     file.write_text(text)
     with pytest.raises(UserError) as caught:
-        homes(replace(spec, placement=str(file)))
+        homes(Setup(replace(spec, placement=str(file))))
     assert says in str(caught.value)
     assert "there.toml" in str(caught.value)
 
 
 def test_a_placement_that_does_not_fit_is_infeasible(spec: Spec, tmp_path: Path) -> None:
     file = tmp_path / "there.toml"
-    file.write_text("".join(f'"{m}" = [0]\n' for m in models_of(MODELS).names))
+    file.write_text("".join(f'"{m}" = [0]\n' for m in load_models(MODELS).names))
     full = resolve(replace(spec, placement=str(file), pool_bytes=8 * GIB))
     with pytest.raises(Infeasible, match="of GPU 0, it has 8"):
         loads(full)
@@ -244,7 +248,7 @@ def test_a_placement_that_does_not_fit_is_infeasible(spec: Spec, tmp_path: Path)
 
 def test_a_pool_is_for_weights_and_kv_alone(spec: Spec) -> None:
     pool = round(67.28 * GIB)
-    inside, beside = cluster_of(resolve(spec)), cluster_of(resolve(replace(spec, pool_bytes=pool)))
+    inside, beside = Setup(resolve(spec)).cluster, Setup(resolve(replace(spec, pool_bytes=pool))).cluster
     assert [gpu.mem_bytes for gpu in beside.gpus] == [pool, pool]
     weights = {m.weight_bytes for m in beside.models.values()}
     assert all(1 <= one / (1.235e9 * 2) < 1.01 for one in weights)  # 1.24 billion parameters in bf16, nothing else

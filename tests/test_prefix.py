@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import kv_token_bytes
 from harness.policy.types import GIB, Jobs, Prefix, UserError
-from harness.run.execute import jobs_of
-from harness.run.lookup import config_of
 from harness.run.resolve import resolve
-from harness.run.slo import base_specs
+from harness.run.setup import Setup
 from harness.run.spec import Spec
+from harness.study.bases import base_specs
 from tests.cases import cases
 from tests.test_workloads import SPAN_S, Rows, drawn, fixed, inside
 from traces import schema
@@ -362,17 +361,17 @@ def test_a_cache_of_50_gib_under_mooncakes_conversations(conversation: Trace) ->
 def test_what_is_served_is_what_the_model_can_and_the_trace_needs(traces_dir: Path) -> None:
     assert traces_dir
     spec = Spec("static", trace="mooncake-conversation", models="llama-3.1-8b", gpus=1)
-    assert [m.shape.max_tokens for m in config_of(spec).models] == [131072]  # for 126,527
-    assert len(jobs_of(resolve(replace(spec, warmup_s=0.0, plan="trace")))) == 12031
+    assert [m.shape.max_tokens for m in Setup(spec).config.models] == [131072]  # for 126,527
+    assert len(Setup(resolve(replace(spec, warmup_s=0.0, plan="trace"))).jobs()) == 12031
     arena = Spec("static", trace="arena-chat", models="llama-3.1-8b*2,phi-2")
-    assert [m.shape.max_tokens for m in config_of(arena).models] == [2048] * 3  # for 1,657
-    assert [m.shape.max_tokens for m in config_of(replace(arena, served=8192)).models] == [8192, 8192, 2048]
+    assert [m.shape.max_tokens for m in Setup(arena).config.models] == [2048] * 3  # for 1,657
+    assert [m.shape.max_tokens for m in Setup(replace(arena, served=8192)).config.models] == [8192, 8192, 2048]
     for short, says in (
         (replace(spec, models="qwen-2.5-7b"), "exceed the 32768 of .* such rows; bench trace convert --max-tokens"),
         (replace(spec, served=8192), r"exceed the 8192 of .*\(5570 such rows; --served raises it, to 131072 at most"),
     ):
         with pytest.raises(UserError, match=says):
-            jobs_of(resolve(short))
+            Setup(resolve(short)).jobs()
 
 
 def test_slo_bases_serve_what_the_run_serves() -> None:

@@ -22,8 +22,8 @@ from harness.loop.replay import replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load
 from harness.policy.events import Event, Woke
 from harness.policy.types import GIB, Inst, Jobs, Plan
-from harness.run.lookup import assemble
 from harness.run.resolve import resolve
+from harness.run.setup import Setup
 from harness.run.spec import Spec
 from systems.prism import Demand, Prism, alg1, alg2
 from tests.cases import cases
@@ -228,8 +228,8 @@ def test_fixed_limits_leave_the_placement_as_it_is(models: str) -> None:
     spec = Spec("prism", trace="arena-like", models=models)
     said = []
     for fields in ((), (("elastic", False),)):
-        policy, engine = assemble(resolve(replace(spec, fields=fields)))
-        said.append(list(policy.on(Woke("start"), engine.view())))
+        setup = Setup(resolve(replace(spec, fields=fields)))
+        said.append(list(setup.policy.on(Woke("start"), setup.engine.view())))
     on, off = said
     assert [a for a in off if isinstance(a, Load)] == [a for a in on if isinstance(a, Load)] != []
     assert not any(isinstance(a, Limit) for a in on)

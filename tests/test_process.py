@@ -22,10 +22,10 @@ from harness.rows import record, tidy
 from harness.rows.tidy import machine
 from harness.run import score
 from harness.run.execute import execute
-from harness.run.lookup import cluster_of
 from harness.run.resolve import resolve
-from harness.run.slo import judge
+from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
+from harness.study.bases import slo_target
 from harness.study.figure import HERE, figure
 from harness.study.sentences import departures
 from plots import style
@@ -131,9 +131,9 @@ def test_policy_and_engine_count_the_same_bytes() -> None:
 
 def test_given_bytes_replace_the_formula() -> None:
     spec = Spec("static", models="heavy8", process_bytes=GIB)
-    models = cluster_of(resolve(spec)).models
+    models = Setup(resolve(spec)).cluster.models
     assert models["nemo-12b/1"].weight_bytes == weight_bytes(shape("nemo-12b")) + GIB
-    more, fewer = (cluster_of(replace(spec, process_bytes=None, batch_cap=cap)).models for cap in (256, 64))
+    more, fewer = (Setup(replace(spec, process_bytes=None, batch_cap=cap)).cluster.models for cap in (256, 64))
     assert all(more[m].weight_bytes > fewer[m].weight_bytes for m in more)
 
 
@@ -204,7 +204,7 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
     spec = Spec(system, models="light8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0, sharing=sharing)
     folder = execute(resolve(spec), tmp_path, "code")
     assert record.meta(folder).get("departs") == departs
-    rows = tidy.scores([score.scorable("one", folder, judge(spec, "absolute:ttft=1,tpot=1", tmp_path))])
+    rows = tidy.scores([score.scorable("one", folder, slo_target(spec, "absolute:ttft=1,tpot=1", tmp_path))])
     assert set(rows["departs"].to_pylist()) == {departs}
     assert departures(rows) == ([f"not as published: one, {departs}"] if departs else [])
     said = style.departs(rows.to_pandas())

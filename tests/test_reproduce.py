@@ -26,8 +26,8 @@ from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 from harness.run import slo
 from harness.run.execute import execute
-from harness.run.lookup import Failed
 from harness.run.resolve import resolve
+from harness.run.setup import Failed
 from harness.run.spec import Spec, from_dict
 from harness.study import claims, compare, figure, reproduce
 from harness.study.claims import judged, judged_reach

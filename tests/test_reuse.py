@@ -27,10 +27,11 @@ from harness.loop.system import find
 from harness.policy.actions import Action, Admit, Evict, Limit, Load, Move, Run
 from harness.policy.types import GIB, Batch, Inst, Jobs, Prefix, Unsupported, UserError
 from harness.rows import attainment, record, requests
-from harness.run.execute import execute, jobs_of
+from harness.run.execute import execute
 from harness.run.resolve import resolve
-from harness.run.slo import base_specs
+from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
+from harness.study.bases import base_specs
 from tests.cases import cases
 from tests.oracle import CAUSES
 from tests.test_kernel import ADMIT, END_S, FAR, M0, OTHER, SERVE, agreed, small
@@ -285,16 +286,16 @@ def test_a_spec_has_a_prefix_cache_where_the_trace_has_ids(told: str) -> None:
     assert (on.prefix_cache, off.prefix_cache) == (True, False)
     assert resolve(on) == on
     assert on.hash8 != off.hash8
-    assert jobs_of(on).prefix is not None
-    assert jobs_of(off).prefix is None
+    assert Setup(on).jobs().prefix is not None
+    assert Setup(off).jobs().prefix is None
     assert {one.prefix_cache for one in base_specs(off)} == {False}
     for asked in (None, True, False):  # without ids there is nothing to choose, and names stay
         bare = resolve(Spec("dedicated", trace="sample", prefix_cache=asked))
         assert bare.prefix_cache is None
         assert "prefix_cache" not in as_dict(bare)
-        assert jobs_of(bare).prefix is None
+        assert Setup(bare).jobs().prefix is None
     with pytest.raises(UserError, match=r"block_tokens is 48, no divisor of the 512 .* \(--no-prefix-cache\)"):
-        jobs_of(resolve(replace(spec, block_tokens=48)))
+        Setup(resolve(replace(spec, block_tokens=48))).jobs()
 
 
 def test_a_run_tells_its_share_of_hits(told: str, tmp_path: Path) -> None:

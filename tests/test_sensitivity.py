@@ -25,13 +25,12 @@ from harness.policy.placement import footprint
 from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Estimate
-from harness.run import slo
-from harness.run.execute import solo_s
-from harness.run.lookup import models_of
 from harness.run.resolve import _timed as timed
 from harness.run.resolve import resolve
+from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity_text
+from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
 from harness.study.sensitivity import Found, Row, lead_of, read, schema
 from plots import fig_tornado, style
@@ -139,7 +138,7 @@ def test_where_time_is_real_nothing_scales() -> None:
 
 
 def config(**scaled: float) -> Config:
-    models = (Served(m.name, m.shape, m.tp) for m in models_of("llama-3.1-8b*2").members)
+    models = (Served(m.name, m.shape, m.tp) for m in load_models("llama-3.1-8b*2").members)
     return Config(tuple(models), gpus=2, host="vllm-0.6", scaled=scaled)
 
 
@@ -208,9 +207,9 @@ def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
 def test_the_slo_is_that_of_the_machine_as_it_is(tmp_path: Path, rule: str) -> None:
     spec = Spec("static", trace="sample", models="llama-3.2-1b*2", slo="")
     double = replace(spec, scaled=tuple((name, 2.0) for name in CONSTANTS))
-    assert slo.judge(double, rule, tmp_path) == slo.judge(spec, rule, tmp_path)
+    assert slo_target(double, rule, tmp_path) == slo_target(spec, rule, tmp_path)
     each = [np.arange(2, dtype=np.int32), np.array([8, 512], np.int32), np.array([4, 64], np.int32)]
-    for ours, theirs in zip(solo_s(resolve(double), *each), solo_s(resolve(spec), *each), strict=True):
+    for ours, theirs in zip(Setup(resolve(double)).solo_s(*each), Setup(resolve(spec)).solo_s(*each), strict=True):
         assert ours.tolist() == theirs.tolist()
 
 

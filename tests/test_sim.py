@@ -20,8 +20,8 @@ from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived
 from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
-from harness.run import slo
 from harness.run.spec import Spec
+from harness.study.bases import slo_target
 from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape
@@ -133,7 +133,7 @@ def test_slo_bases_of_light8_are_near_the_released_ones(traces_dir: Path, tmp_pa
     to 39.9 ms (of 2 to 22 requests each). We give all four 32 to 33 ms.
     """
     spec = Spec("dedicated", models="light8", trace="arena-chat", host="sglang-eager-2024", gpu="h100")
-    ours = slo.judge(spec, "1xP95", tmp_path, workers=1).seconds
+    ours = slo_target(spec, "1xP95", tmp_path, workers=1).seconds
     assert ours is not None
     by_shape: dict[str, list[tuple[float, float]]] = {}
     for m in model_set("light8").members:

@@ -21,16 +21,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from harness.engines.costs import quantities
-from harness.loop.system import ROOT, find
+from harness.loop.system import ROOT
 from harness.policy.types import UserError
 from harness.rows import attainment, record, tidy
 from harness.run import slo, sweep
-from harness.run.execute import current, execute, jobs_of
-from harness.run.lookup import Failed, fields_of, models_of, trace_of
+from harness.run.execute import current, execute
 from harness.run.resolve import resolve
+from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict
 from harness.study import compare
+from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.rates import LEVEL, LOW, knee
 from workloads.base import DRAWN, RARE
 from workloads.build import build
@@ -99,7 +100,7 @@ def test_a_resolved_spec_is_closed_and_resolving_again_changes_nothing() -> None
     assert [name for name, value in as_dict(spec).items() if value is None] == [
         "preset", "table", "pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps", "process_bytes",  # the machine's own
     ]  # fmt: skip
-    assert spec.trace_sha256 == trace_of("sample").sha256
+    assert spec.trace_sha256 == load_trace("sample").sha256
     assert (spec.window_s, spec.warmup_s) == (60.0, 60.0)  # the longer of 60 s and 5 %, at most the span
 
 
@@ -134,7 +135,7 @@ def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
         )
         assert (loose.hash8 != tight.hash8) is reads
         assert bool(loose.slo) is reads
-        assert np.isfinite(jobs_of(loose).ttft_slo_s).any() == reads
+        assert np.isfinite(Setup(loose).jobs().ttft_slo_s).any() == reads
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
 def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -> None:
     wrong = replace(TINY, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError) as caught:
-        jobs_of(resolve(wrong))
+        Setup(resolve(wrong)).jobs()
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -169,13 +170,13 @@ def test_what_does_not_exist_is_one_line(change: dict[str, object], says: str) -
 def test_fields_are_checked_against_the_system(mine: Path) -> None:
     def fields(*pairs: tuple[str, object]) -> dict[str, object]:
         spec = replace(TINY, system=str(mine), fields=pairs)  # type: ignore[arg-type]
-        return dict(fields_of(find(str(mine)), spec))
+        return dict(Setup(spec).keywords)
 
     assert fields(("share", 1), ("tau", 4)) == {"share": 1.0, "tau": 4}
     for pair, says in ((("tau", 11), "[0, 10]"), (("tau", 1.5), "kind"), (("kind", "c"), "(a, b)"), (("x", 1), "tau")):
         with pytest.raises(UserError, match=re.escape(says)):
             fields(pair)
-    assert fields_of(find(str(mine)), replace(TINY, preset="slow")) == {"tau": 9}
+    assert Setup(replace(TINY, system=str(mine), preset="slow")).keywords == {"tau": 9}
 
 
 def test_a_system_that_is_not_python_is_one_line(tmp_path: Path) -> None:
@@ -199,7 +200,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     found = sources(TINY)
     core = {f"harness/policy/{x}.py" for x in ("types", "events", "actions", "view", "placement")}
     core |= {f"harness/loop/{x}.py" for x in ("system", "engine", "replay")} | {"harness/rows/record.py"}
-    core |= {f"harness/run/{x}.py" for x in ("spec", "lookup", "execute")}  # what `resolve` decides is in the spec
+    core |= {f"harness/run/{x}.py" for x in ("spec", "setup", "execute")}  # what `resolve` decides is in the spec
     core |= {f"harness/engines/{x}.py" for x in ("machine", "rows", "sim/__init__", "sim/engine", "sim/state")}
     costs = ("coef", "coefficients", "kernels", "profile", "quantities")
     core |= {f"harness/engines/costs/{x}.py" for x in costs} | {"harness/engines/sim/jit.py"}
@@ -207,7 +208,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     core |= {"systems/static.py", "workloads/build.py", "workloads/models.py", "workloads/slo.py", "workloads/base.py"}
     assert core <= found
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
-    others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep")}
+    others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
     others |= {f"harness/study/{x}.py" for x in ("figure", "reproduce")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
@@ -285,7 +286,7 @@ def test_a_drawn_trace_has_its_size_in_the_spec_and_its_mark_in_the_run(tmp_path
 def test_a_run_holds_its_spec_and_every_request(tmp_path: Path) -> None:
     spec = resolve(TINY)
     folder = execute(spec, tmp_path, code(spec))
-    about, table, jobs = record.meta(folder), record.read(folder), jobs_of(spec)
+    about, table, jobs = record.meta(folder), record.read(folder), Setup(spec).jobs()
     assert folder == tmp_path / spec.folder
     assert about["spec"] == json.loads(json.dumps(as_dict(spec)))
     assert (about["spec_hash"], about["tier"], about["fidelity"]) == (spec.hash8, "synthetic", "simulated")
@@ -479,24 +480,24 @@ def test_a_disk_that_refuses_is_one_line(tmp_path: Path) -> None:
 
 
 def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
-    one = slo.base_specs(TINY)
+    one = base_specs(TINY)
     for change in ({"system": "chunked"}, {"rate_scale": 9.0}, {"seed": 4}, {"gpus": 4}, {"chunk_tokens": 64}):
-        assert slo.base_specs(replace(TINY, **change)) == one
+        assert base_specs(replace(TINY, **change)) == one
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
-        assert slo.base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
-    assert [spec.seed for spec in one] == list(slo.TUNING_SEEDS)
-    assert not set(slo.TUNING_SEEDS) & set(range(compare.AA_SEED + 100))
+        assert base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
+    assert [spec.seed for spec in one] == list(TUNING_SEEDS)
+    assert not set(TUNING_SEEDS) & set(range(compare.AA_SEED + 100))
     assert all(
         (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
     )
 
 
 def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
-    spec = resolve(replace(slo.base_specs(TINY)[0], models="llama-3.2-1b*8"))
-    jobs, trace = jobs_of(spec), trace_of("sample")
+    spec = resolve(replace(base_specs(TINY)[0], models="llama-3.2-1b*8"))
+    jobs, trace = Setup(spec).jobs(), load_trace("sample")
     assert np.isinf(jobs.ttft_slo_s).all()
     assert np.all(np.diff(jobs.arrival_s) >= 0)
-    own = np.bincount(build(trace, models_of(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
+    own = np.bincount(build(trace, load_models(spec.models), seed=spec.seed, warmup_s=0.0).model)  # drawn anew
     counts: list[float] = []
     pairs = set(zip(trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True))
     for i in range(8):
@@ -513,8 +514,8 @@ def test_rare_models_are_measured_on_drawn_arrivals_at_their_rate() -> None:
 
 
 def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
-    folders = sweep.sweep(slo.base_specs(TINY), tmp_path, workers=1)
-    found = slo.bases(folders)
+    folders = sweep.sweep(base_specs(TINY), tmp_path, workers=1)
+    found = bases(folders)
     for model, (ttft_s, tpot_s) in found.items():
         rows = [row for f in folders for row in record.read(f).to_pylist() if row["model"] == model]
         rows = [row for row in rows if row["arrival_ns"] >= 0]
@@ -530,12 +531,12 @@ def test_bases_are_the_p95_of_all_runs_together(tmp_path: Path) -> None:
 
 
 def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_path: Path) -> None:
-    one, five = (slo.judge(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
+    one, five = (slo_target(TINY, f"{x}xP95", tmp_path, workers=1) for x in (1, 5))
     assert one.seconds is not None
     assert five.seconds is not None
     for model, (ttft_s, tpot_s) in one.seconds.items():
         assert five.seconds[model] == pytest.approx((5 * ttft_s, 5 * tpot_s))
-    longest = int(trace_of("sample").output_tokens.max())
+    longest = int(load_trace("sample").output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in five.seconds.values())
     assert 10 * largest <= five.drain_s < 20 * largest
     assert math.log2(five.drain_s).is_integer()
@@ -543,13 +544,13 @@ def test_the_rule_scales_the_bases_and_the_drain_covers_the_longest_request(tmp_
 
 
 def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -> None:
-    under = slo.judge(TINY, "4xsolo", tmp_path)
+    under = slo_target(TINY, "4xsolo", tmp_path)
     assert under.seconds is None
     assert under.definition == "e2e"
     assert list(tmp_path.iterdir()) == []  # nothing to measure
     (folder,) = sweep.sweep([under.spec(TINY)], tmp_path, workers=1)
     limits = own_limits(folder, "4xsolo")
-    jobs = jobs_of(replace(resolve(under.spec(TINY)), slo="4xsolo"))  # as a policy that reads them has them
+    jobs = Setup(replace(resolve(under.spec(TINY)), slo="4xsolo")).jobs()  # as a policy that reads them has them
     assert np.array_equal(limits.ttft_s, jobs.ttft_slo_s)
     assert np.array_equal(limits.tpot_s, jobs.tpot_slo_s)
     order = np.argsort(jobs.prompt_tokens, kind="stable")
@@ -557,7 +558,7 @@ def test_a_rule_by_the_requests_own_latency_has_limits_of_each(tmp_path: Path) -
 
 
 def own_limits(folder: Path, rule: str) -> attainment.Limits:
-    found = slo.limits(folder, slo.Judge(rule, None))
+    found = slo.limits(folder, slo.SloTarget(rule, None))
     assert isinstance(found, attainment.Limits)
     return found
 
@@ -572,7 +573,7 @@ def test_what_requests_take_alone_is_stored_once_for_all_scales(
         patch.setattr("traces.load.trace", None)
         two = own_limits(folder, "2xsolo")
     stored = (folder / record.SOLO).stat().st_mtime_ns
-    monkeypatch.setattr(slo, "solo_s", None)  # nor the cost table any more
+    monkeypatch.setattr(Setup, "solo_s", None)  # nor the cost table any more
     four, mixed = own_limits(folder, "4xsolo"), own_limits(folder, "4/2xsolo")
     assert np.array_equal(four.ttft_s, 2 * two.ttft_s)
     assert np.array_equal(four.tpot_s, 2 * two.tpot_s)

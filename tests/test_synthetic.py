@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from harness.policy.types import UserError
-from harness.run.lookup import models_of, trace_of
+from harness.run.setup import load_models, load_trace
 from tests.cases import cases
 from traces import readers, realism, schema, synthetic
 from traces.load import Trace, of_table, sized, trace
@@ -181,9 +181,9 @@ def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
 def test_only_generators_take_fields() -> None:
     for name in ("arena-chat+models=8", "hyperbolic+span_s=5"):
         with pytest.raises(UserError, match="is no generator"):
-            trace_of(name)
+            load_trace(name)
     with pytest.raises(UserError, match="did you mean hyperbolic-like"):
-        trace_of("hyperbolic-lik+models=8")
+        load_trace("hyperbolic-lik+models=8")
 
 
 # ---------------------------------------------------------------- with sets
@@ -193,36 +193,36 @@ def test_only_generators_take_fields() -> None:
 def test_a_generator_has_as_many_streams_as_the_set(models: str, n: int) -> None:
     name = sized("hyperbolic-like", n)
     assert name == f"hyperbolic-like+models={n}"
-    found = trace_of(name)
-    jobs = build(found, models_of(models), seed=3, warmup_s=0)
+    found = load_trace(name)
+    jobs = build(found, load_models(models), seed=3, warmup_s=0)
     again = draw(name, 3)
     assert np.bincount(jobs.model).tolist() == np.bincount(again.model).tolist()  # the k-th stream, the k-th model
     assert found.longest_tokens == 1024
-    assert str(fit_of(found, models_of(models).streams)).startswith("off: idle P75" if n == 4 else "within")
+    assert str(fit_of(found, load_models(models).streams)).startswith("off: idle P75" if n == 4 else "within")
     assert sized(f"hyperbolic-like+models={n + 1}", n) == f"hyperbolic-like+models={n + 1}"
 
 
 def test_arena_is_judged_by_the_streams_that_a_set_uses() -> None:
-    found = trace_of("arena-like")
+    found = load_trace("arena-like")
     for models, n in (("light8", 8), ("prism18", 18), ("tp4", 4)):
         expected = realism.realism(f"arena-like+models={n}")
         assert expected is not None
-        assert fit_of(found, models_of(models).streams) == expected.verdict
+        assert fit_of(found, load_models(models).streams) == expected.verdict
         assert expected.verdict.startswith("off: active share")  # known: it was fitted to all 27
     whole = realism.realism("arena-like")
     assert whole is not None
-    assert fit_of(found, models_of("llama-3.2-1b*3").streams) == whole.verdict
+    assert fit_of(found, load_models("llama-3.2-1b*3").streams) == whole.verdict
 
 
 def test_without_the_counts_the_fitted_ones_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
-    trace_of.cache_clear()
-    stand_in = trace_of("hyperbolic")
+    load_trace.cache_clear()
+    stand_in = load_trace("hyperbolic")
     assert stand_in.name == "hyperbolic-like"
     assert stand_in.notice is not None
     assert "hyperbolic is not here: using hyperbolic-like, synthetic" in stand_in.notice
     assert sized("hyperbolic", 18) == "hyperbolic-like+models=18"
-    trace_of.cache_clear()
+    load_trace.cache_clear()
 
 
 # ---------------------------------------------------------------- targets

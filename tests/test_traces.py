@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.policy.types import UserError
-from harness.run.lookup import trace_of
+from harness.run.setup import load_trace
 from tests.cases import cases
 from traces import readers, schema, synthetic
 from traces.convert import convert
@@ -105,7 +105,7 @@ def test_samples_are_what_the_generator_draws(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(synthetic.PRESETS))
 def test_the_manifest_tells_the_truth_of_what_is_drawn(name: str) -> None:
-    found, entry = trace_of(name), manifest()[name]
+    found, entry = load_trace(name), manifest()[name]
     facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
     assert facts == tuple(entry[key] for key in ("tier", "licence", "models", "requests", "span_s"))
 
@@ -167,13 +167,13 @@ def released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_released_workload_is_read_as_it_is(released: str) -> None:
-    found = trace_of.__wrapped__(released)
+    found = load_trace.__wrapped__(released)
     assert (found.name, found.tier, found.span_s, found.ordered) == (released, "synthetic", 120.0, True)
     assert found.models == tuple(f"synth_model_{k:02d}" for k in range(4))  # two of them idle
     assert found.arrival_s.tolist() == [0.25, 60.5, 61.0]
     assert found.model.tolist() == [2, 0, 2]
     assert (found.prompt_tokens.tolist(), found.output_tokens.tolist()) == ([93, 5000, 7], [233, 100, 16])
-    cut = trace_of.__wrapped__(f"{released}+max_tokens=4096")
+    cut = load_trace.__wrapped__(f"{released}+max_tokens=4096")
     assert (cut.prompt_tokens.tolist(), cut.output_tokens.tolist()) == ([93, 3996, 7], [233, 100, 16])
     assert "1 prompts cut" in cut.note
     assert cut.sha256 != found.sha256
@@ -187,7 +187,7 @@ def test_a_released_workload_is_read_as_it_is(released: str) -> None:
     ],
 )
 def test_without_a_released_workload_its_kind_is_drawn(released: str, name: str, generator: str) -> None:
-    found = trace_of.__wrapped__(f"aegaeon-synth/{name}")
+    found = load_trace.__wrapped__(f"aegaeon-synth/{name}")
     assert found.notice is not None
     assert f"using {generator}; for the real one" in found.notice
     assert found.maker == str(synthetic.preset(generator))
@@ -199,7 +199,7 @@ def test_the_name_of_a_released_workload_is_checked(released: str) -> None:
     for name, says in {"aegaeon-synth": "is a family", "aegaeon-synth/forty": "not M-RATE-IN-OUT",
                        f"{released}+span_s=4": "is not \\+max_tokens=N"}.items():  # fmt: skip
         with pytest.raises(UserError, match=says):
-            trace_of.__wrapped__(name)
+            load_trace.__wrapped__(name)
 
 
 def test_the_released_workloads_are_what_the_notes_say() -> None:

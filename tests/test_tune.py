@@ -19,9 +19,9 @@ from harness.loop import system
 from harness.policy.fields import choice, number
 from harness.policy.types import UserError
 from harness.rows.statistics import Estimate
-from harness.run.slo import TUNING_SEEDS
 from harness.run.spec import Spec
 from harness.study import tune
+from harness.study.bases import TUNING_SEEDS
 from harness.study.compare import AA_SEED
 from tests.cases import cases
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from harness.engines.costs.shapes import weight_bytes
 from harness.policy.types import GIB, Jobs, Prefix, UserError
-from harness.run.lookup import trace_of
+from harness.run.setup import load_trace
 from traces import synthetic
 from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from traces.load import trace as load
@@ -236,7 +236,7 @@ def test_scaling_none_is_the_trace_at_its_own_stamps() -> None:
 
 
 def test_scaling_none_of_a_synthetic_trace_is_what_its_seed_draws() -> None:
-    trace, models = trace_of("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
+    trace, models = load_trace("hyperbolic-like+models=3"), model_set("llama-3.2-1b*3")
     for seed in (0, 7):
         found = synthetic.draw("hyperbolic-like+models=3", seed)
         jobs = build(trace, models, scaling="none", seed=seed, warmup_s=0.0)

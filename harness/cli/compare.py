@@ -88,7 +88,7 @@ def compare(
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.report import formats
     from harness.report.summary import summarize
-    from harness.run.lookup import trace_of
+    from harness.run.setup import load_trace
     from harness.study import compare as comparison
     from harness.study import sensitivity_text, sentences
     from harness.study.rates import LEVEL
@@ -99,7 +99,7 @@ def compare(
     if dry_run:
         _dry(entries, rates, seeds, asked, folder)
         return
-    notice = trace_of(entries[0].spec.trace).notice
+    notice = load_trace(entries[0].spec.trace).notice
     if notice:
         click.echo(notice, err=form is not None)
     with Terminal() as teller:
@@ -182,11 +182,11 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     from dataclasses import replace
 
     from harness.report.text_table import aligned
-    from harness.run import slo as slos
     from harness.run import sweep
-    from harness.run.lookup import Failed
     from harness.run.resolve import resolve
+    from harness.run.setup import Failed
     from harness.study import sentences
+    from harness.study.bases import TUNING_SEEDS
     from harness.study.rates import LOW, TOP
 
     known = sweep.speeds(out)
@@ -209,7 +209,7 @@ def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, 
     click.echo("\n".join(aligned(lines)))
     if rates is None:
         click.echo(f"knee: doubled from 1 until all are below {100 * LOW:g} %, at most to {TOP:g}; then >= 6 rates")
-    base = f": {len(slos.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
+    base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
     click.echo(f"SLO {rule}{base}")
     from_ = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")

@@ -42,8 +42,8 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     from harness.engines.costs import quantities
     from harness.loop import engine, system
     from harness.report.text_table import aligned
-    from harness.run.lookup import blamed
     from harness.run.resolve import gaps as gaps_of
+    from harness.run.setup import blamed
     from harness.run.spec import Spec
     from workloads.models import sets
 

@@ -25,10 +25,10 @@ def trace() -> None:
 def stats(name: str, as_json: bool) -> None:
     """Popularity, burstiness, idleness and lengths of a trace."""
     from harness.report.text_table import aligned
-    from harness.run.lookup import trace_of
+    from harness.run.setup import load_trace
     from traces.stats import stats as measure
 
-    found = trace_of(name)
+    found = load_trace(name)
     facts = measure(found)
     if as_json:
         click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))

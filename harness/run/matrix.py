@@ -15,8 +15,8 @@ from typing import NamedTuple
 from harness.loop import engine, system
 from harness.loop.replay import missing
 from harness.report.text_table import laid
-from harness.run.lookup import assemble, blamed, config_of, machine_of
 from harness.run.resolve import gaps, traits
+from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 
 # One word for what several names ask for; the first whose beginning fits. Others stand as they are.
@@ -50,9 +50,8 @@ def cell(name: str, preset: str | None, where: str) -> Lack:
     """What an engine lacks for a system with a preset."""
     spec = Spec(name, preset=preset, trace="sample", gpus=8)
     with blamed(spec):
-        policy, _ = assemble(replace(spec, gpus=traits(spec).gpus))  # the simulator has room for any
-        here = replace(spec, engine=where)
-        names = missing(policy, engine.find(where)(config_of(here), policy.options, machine_of(here)))
+        policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any
+        names = missing(policy, Setup(replace(spec, engine=where)).make_engine(policy.options))
     return Lack(tuple(names), "" if names else ", ".join(gaps(name, preset, where)))
 
 
@@ -87,8 +86,7 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
 
 def _real(where: str) -> bool:
     """Whether an engine runs in real time."""
-    spec = Spec("static", engine=where, trace="sample")
-    return engine.find(where)(config_of(spec), {}, machine_of(spec)).wall_clock
+    return Setup(Spec("static", engine=where, trace="sample")).bare_engine.wall_clock
 
 
 def _word(name: str) -> str:

@@ -16,18 +16,19 @@ from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
-from harness.run.lookup import Failed, assemble, blamed, models_of
+from harness.run.setup import Failed, Setup, blamed
 from harness.run.spec import Spec, another, from_dict
 from harness.run.toml_tables import read
 
 Homes = tuple[tuple[str, Gpus], ...]
 
 
-def homes(spec: Spec) -> Homes:
-    """The GPUs of each model under a spec's `placement`, by model; none where each system places its own.
+def homes(setup: Setup) -> Homes:
+    """The GPUs of each model under the spec's `placement`, by model; none where each system places its own.
 
     Raises UserError for a file or a system that does not place every model on GPUs that there are.
     """
+    spec = setup.spec
     if not spec.placement:
         return ()
     found = (
@@ -36,7 +37,7 @@ def homes(spec: Spec) -> Homes:
         else _start(replace(another(spec, spec.placement), placement="", homes=()))
     )
     where = f"placement {spec.placement}: "
-    names = models_of(spec.models).names
+    names = setup.models.names
     if unknown := next((m for m in found if m not in names), None):
         raise UserError(f'{where}no model "{unknown}" in {spec.models}{meant(unknown, names)}')
     if absent := next((m for m in names if m not in found), None):
@@ -58,9 +59,10 @@ def _read(path: Path) -> Mapping[str, Gpus]:
 def _start(spec: Spec) -> Mapping[str, Gpus]:
     """Where a system loads each model when it starts; the first place of a model that it loads twice."""
     found: dict[str, Gpus] = {}
+    setup = Setup(spec)
     try:
         with blamed(spec):
-            policy, engine = assemble(spec)
+            policy, engine = setup.policy, setup.engine
             with closing(engine):
                 engine.ready()
                 with guarded():

@@ -17,22 +17,12 @@ from harness.loop.replay import missing
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources
-from harness.run.lookup import (
-    assemble,
-    blamed,
-    cluster_of,
-    engine_of,
-    fields_of,
-    machine_of,
-    models_of,
-    trace_of,
-)
 from harness.run.placement import homes
+from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
 
 if TYPE_CHECKING:
     from workloads.build import Origin
-    from workloads.models import ModelSet
     from workloads.models import Served as Member
 
 
@@ -66,22 +56,22 @@ def traits(spec: Spec) -> Traits:
 
 @cache
 def _traits(spec: Spec) -> Traits:
-    make = system.find(spec.system)
-    fields_of(make, spec)
+    setup = Setup(spec)
+    make = setup.make_policy
     decision_s = getattr(system.module(spec.system), "DECISION_S", 0.0)
     if type(decision_s) not in (int, float) or not 0 <= decision_s < math.inf:
         raise Fault(f"DECISION_S is {decision_s!r}, not seconds")
     if hasattr(make, "gpus_needed"):
-        models = cluster_of(spec).models
+        models = setup.cluster.models
         with guarded():
-            spec = replace(spec, gpus=make.gpus_needed(models, spec.node_gpus))
-    bare = engine_of(spec)
+            setup = Setup(replace(spec, gpus=make.gpus_needed(models, spec.node_gpus)))
+    bare = setup.bare_engine
     try:
-        uses = assemble(spec)[0].uses
+        uses = setup.policy.uses
     except (Infeasible, Unsupported):
         uses = frozenset[str]()
     return Traits(
-        spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
+        setup.spec.gpus, "Request.slo" in uses, ORACLE in uses, float(decision_s), bare.wall_clock, bare.measured_on
     )
 
 
@@ -91,7 +81,7 @@ def resolve(spec: Spec) -> Spec:
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
 
-    models = models_of(spec.models)
+    models = load_models(spec.models)
     spec = replace(
         spec,
         system=_located(spec.system, ".py"),
@@ -103,12 +93,13 @@ def resolve(spec: Spec) -> Spec:
     spec = _measured(spec)
     if (policy := Path(spec.system)).is_absolute() and policy.is_file():
         sources.imported(policy)  # one line for a file that is not Python
-    trace = trace_of(spec.trace)
+    setup = Setup(spec)
+    trace = setup.trace
     if spec.trace_sha256 not in {"", trace.sha256}:
         raise UserError(f"trace {spec.trace} is not the one of this spec: its rows' sha256 is {trace.sha256}")
     if unknown := next((model for model, *_ in spec.slo_s if model not in models.names), None):
         raise UserError(f'slo_s."{unknown}": no such model in {spec.models}{meant(unknown, models.names)}')
-    _hold(spec, models)
+    _hold(setup)
     known = traits(spec)
     if known.wall_clock:
         spec = _timed(spec)
@@ -127,7 +118,7 @@ def resolve(spec: Spec) -> Spec:
     placement = spec.placement
     if placement and not spec.homes:
         placement = _located(placement, ".toml")
-        spec = replace(spec, homes=homes(replace(spec, placement=placement, gpus=known.gpus, plan=plan)))
+        spec = replace(spec, homes=homes(Setup(replace(spec, placement=placement, gpus=known.gpus, plan=plan))))
     return replace(
         spec,
         trace_sha256=trace.sha256,
@@ -180,11 +171,11 @@ def _located(name: str, suffix: str) -> str:
     return str(Path(name).resolve()) if name.endswith(suffix) else name
 
 
-def _hold(spec: Spec, models: ModelSet) -> None:
+def _hold(setup: Setup) -> None:
     """UserError where a model, alone on GPUs of this kind, exceeds them at its tensor-parallel degree."""
     from harness.engines.costs import shapes
 
-    card = machine_of(spec).spec
+    spec, card = setup.spec, setup.machine.spec
     if spec.pool_bytes is not None and spec.pool_bytes > card.mem_bytes:
         raise UserError(f"pool_bytes is {spec.pool_bytes}: {spec.gpu} has {card.mem_bytes}")
 
@@ -198,7 +189,7 @@ def _hold(spec: Spec, models: ModelSet) -> None:
         held = machine.memory(config, card)
         return shapes.weight_bytes(m.shape, tp) + held.process_bytes[0], held.gpu_bytes
 
-    for m in models.members:
+    for m in setup.models.members:
         need, have = alone(m, m.tp)
         if need <= have:
             continue
@@ -217,9 +208,10 @@ def gaps(name: str, preset: str | None, engine: str) -> list[str]:
     """What an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
     with blamed(spec):
-        spec = replace(spec, gpus=min(spec.gpus, len(cluster_of(spec).gpus)))
+        spec = replace(spec, gpus=min(spec.gpus, len(Setup(spec).cluster.gpus)))
         try:
-            return missing(*assemble(replace(spec, gpus=traits(spec).gpus)))
+            setup = Setup(replace(spec, gpus=traits(spec).gpus))
+            return missing(setup.policy, setup.engine)
         except Unsupported as why:
             return [str(why)]
         except Infeasible as why:

@@ -20,9 +20,8 @@ from harness.policy.types import UserError
 from harness.report.timeline import Part, folded
 from harness.rows import record
 from harness.run import spec as specs
-from harness.run.execute import jobs_of
-from harness.run.lookup import assemble, blamed
-from harness.run.sweep import Silent, Teller
+from harness.run.setup import Setup, blamed
+from harness.run.teller import Silent, Teller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -46,12 +45,11 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
         raise Lost(
             f"{run.name} is {about['fidelity']}: only simulated runs can be made again, to see their order in time"
         )
+    setup = Setup(spec)
     with blamed(spec):
-        policy, engine = assemble(spec)
-        assert isinstance(engine, Sim)  # no other engine simulates
-        traced = Traced.of(engine, look_at, lambda done, total: teller.progress("replay", done, total))
-        end_s = math.inf if spec.drain_s is None or spec.window_s is None else spec.window_s + spec.drain_s
-        replay(policy, traced, jobs_of(spec), end_s=end_s, decision_s=spec.decision_s or 0.0,
+        assert isinstance(setup.engine, Sim)  # no other engine simulates
+        traced = Traced.of(setup.engine, look_at, lambda done, total: teller.progress("replay", done, total))
+        replay(setup.policy, traced, setup.jobs(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
                control_s=spec.control_s or 0.0)  # fmt: skip
     trace = traced.recorder.trace()
     made = pa.Table.from_batches(list(traced.rows()), record.SCHEMA)

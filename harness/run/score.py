@@ -1,4 +1,4 @@
-"""Stored runs are scored under a judge: each by itself, or many into a table that is kept."""
+"""Stored runs are scored under an SLO target: each by itself, or many into a table that is kept."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from harness.policy.types import UserError
 from harness.rows import attainment, record, requests, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.run import sources
-from harness.run.slo import Judge, limits
+from harness.run.slo import SloTarget, limits
+from harness.run.sources import Task
 from harness.run.spec import digest
-from harness.run.sweep import Task
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def scorable(label: str, run: Path, under: Judge) -> tidy.Run:
-    """A run as metrics scores it under a judge."""
+def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
+    """A run as metrics scores it under an SLO target."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
     return tidy.Run(run.name, about, record.read(run), slo, label)
 
 
-def attained(run: Path, under: Judge, definitions: Collection[str]) -> dict[str, float]:
+def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.loop import engine
 from harness.loop.system import ROOT
@@ -19,6 +20,13 @@ from harness.run.spec import Spec
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
 RUN = Path(__file__).with_name("execute.py")  # makes the rows of a resolved spec
+
+
+class Task(NamedTuple):
+    """A resolved spec and the hash of the sources that decide its rows."""
+
+    spec: Spec
+    code: str
 
 
 def code(spec: Spec) -> str:

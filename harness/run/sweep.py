@@ -18,7 +18,6 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple, Protocol
 
 from harness.engines import sim
 from harness.loop.guard import LIMIT_S, Terminated
@@ -26,10 +25,11 @@ from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.execute import current, execute
-from harness.run.lookup import Failed, engine_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.sources import code
+from harness.run.setup import Failed, Setup, load_trace
+from harness.run.sources import Task, code
 from harness.run.spec import Spec
+from harness.run.teller import Silent, Teller
 
 BASE = "dedicated"  # each model on GPUs of its own: what bases are measured on
 FEW_S = 6.0  # estimated seconds below which starting processes would take longer than it saves
@@ -37,36 +37,7 @@ CLOSE_S = 30.0  # how long a worker that is ended may take to close its engine
 REQUESTS_PER_S, RUN_S = 150_000.0, 0.06  # of an unknown run: its slowest speed asked for; start and write measured
 
 
-class Teller(Protocol):
-    """Who hears how a sweep goes on."""
-
-    def say(self, line: str) -> None:
-        """One line for the user."""
-        ...
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` runs of a phase stand; a phase begins with those that stood before."""
-        ...
-
-
-class Silent:
-    """Hears nothing."""
-
-    def say(self, line: str) -> None:
-        """See Teller."""
-
-    def progress(self, what: str, done: int, total: int) -> None:
-        """See Teller."""
-
-
 # ------------------------------------------------------------------ runs
-
-
-class Task(NamedTuple):
-    """A resolved spec and the hash of the sources that decide its rows."""
-
-    spec: Spec
-    code: str
 
 
 def tasks(specs: Iterable[Spec]) -> list[Task]:
@@ -126,7 +97,8 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
     yield _tried(first, out)
-    exclusive = {name for name, spec in {t.spec.engine: t.spec for t in rest}.items() if engine_of(spec).exclusive}
+    engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in rest}.values()}
+    exclusive = {name for name, engine in engines.items() if engine.exclusive}
     shared = [task for task in rest if task.spec.engine not in exclusive]
     if workers is None:
         known = speeds(out)
@@ -265,4 +237,4 @@ def estimate_s(spec: Spec, known: Mapping[str, float] | None = None) -> float:
     """Seconds that a run may take: from stored runs of its system where there are any."""
     scale = 1.0 if spec.scaling == "time" else spec.rate_scale
     each = (known or {}).get(spec.folder.rpartition("-")[0], 1 / REQUESTS_PER_S)
-    return RUN_S + len(trace_of(spec.trace)) * scale * each
+    return RUN_S + len(load_trace(spec.trace)) * scale * each

@@ -17,9 +17,9 @@ from harness.rows import statistics
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Estimate
 from harness.run import toml_tables
-from harness.run.lookup import Failed, cluster_of
+from harness.run.setup import Failed, Setup
 from harness.run.spec import Spec, asked, from_dict
-from harness.run.sweep import Teller
+from harness.run.teller import Teller
 from harness.study import compare
 from harness.study.claims import SAYS, judged, rule
 from harness.study.compare import Compared, Entry
@@ -186,7 +186,7 @@ def loss(part: Part, at: Workload, whole: Shares, without: Shares) -> Loss:
 def activation_s(base: Spec, one: Activation) -> float:
     """Seconds in which the system brings a model in, on idle links of a whole node."""
     spec = replace(base, models=one.shape, trace="sample", gpus=base.node_gpus, pool_bytes=None, placement="", homes=())
-    cluster = cluster_of(spec)
+    cluster = Setup(spec).cluster
     way = dict(spec.fields).get("way", "parallel")
     return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(one.tp))), str(way))
 

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from harness.rows import record, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score
-from harness.run.execute import jobs_of
-from harness.run.lookup import Failed
 from harness.run.resolve import resolve
-from harness.run.slo import Judge, judge, judgements
+from harness.run.setup import Failed, Setup
+from harness.run.slo import SloTarget, judgements
+from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest
-from harness.run.sweep import Task, Teller, sweep, tasks
+from harness.run.sweep import sweep, tasks
+from harness.run.teller import Teller
+from harness.study.bases import slo_target
 from harness.study.rates import knee
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ class Compared:
 
     folder: Path
     table: pa.Table  # tidy.TABLE_SCHEMA
-    judge: Judge
+    judge: SloTarget
     entries: tuple[Entry, ...]
     rates: tuple[float, ...]
     seeds: int
@@ -95,8 +97,8 @@ def _compared(
     if rates is None and entries[0].spec.scaling == "none":
         rates = (1.0,)
     for entry in entries:  # a mistake shows before anything is run
-        jobs_of(resolve(replace(entry.spec, slo="", rate_scale=1.0 if rates is None else float(max(rates)))))
-    under = judge(entries[0].spec, rule, out, workers=workers, teller=teller)
+        Setup(resolve(replace(entry.spec, slo="", rate_scale=1.0 if rates is None else float(max(rates))))).jobs()
+    under = slo_target(entries[0].spec, rule, out, workers=workers, teller=teller)
     shown = definition or under.definition
 
     def grid(rates: Sequence[float], seeds: int) -> list[tuple[Entry, Spec]]:
@@ -122,7 +124,7 @@ def _compared(
     return Compared(folder, table, under, tuple(entries), tuple(rates), seeds, found[0][1].spec, {})
 
 
-def scored(cells: Sequence[tuple[Entry, Task]], under: Judge, out: Path) -> tuple[Path, pa.Table]:
+def scored(cells: Sequence[tuple[Entry, Task]], under: SloTarget, out: Path) -> tuple[Path, pa.Table]:
     """The sweep's folder and tidy table; scored anew only if a run, the rule or the scoring changed."""
     asked = [[entry.label, canonical(task.spec)] for entry, task in cells]
     reference = cells[0][1].spec

@@ -12,8 +12,8 @@ from harness.engines.costs.constants import CONSTANTS, SOURCES
 from harness.loop.system import System
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
-from harness.run.lookup import assemble, config_of, machine_of
 from harness.run.resolve import resolve
+from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
@@ -81,7 +81,8 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
 def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
     """Every constant with the value that it has for these contestants, and where that comes from."""
     spec = resolve(specs[0])
-    config, priced = config_of(spec), machine_of(spec)
+    setup = Setup(spec)
+    config, priced = setup.config, setup.machine
     card, ladder, host = priced.spec, priced.ladder, priced.host
     said = {one.quantity: one.source for one in quantities.sources((), spec.gpu, spec.host, spec.table)}
     uses = {what for one in _policies(specs) for what in one.uses}
@@ -131,7 +132,7 @@ def _policies(specs: Iterable[Spec]) -> list[System]:
     found = []
     for spec in specs:
         try:
-            found.append(assemble(resolve(spec))[0])
+            found.append(Setup(resolve(spec)).policy)
         except (Infeasible, Unsupported):
             continue
     return found

@@ -19,11 +19,13 @@ from harness.rows import record, statistics, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score, sweep, toml_tables
-from harness.run.lookup import Failed, models_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.slo import Judge, judge, judgements
+from harness.run.setup import Failed, load_models, load_trace
+from harness.run.slo import SloTarget, judgements
+from harness.run.sources import Task
 from harness.run.spec import Spec, asked, canonical, digest, from_dict
-from harness.run.sweep import Task, Teller
+from harness.run.teller import Silent, Teller
+from harness.study.bases import slo_target
 from harness.study.claims import judged
 from harness.study.compare import Entry
 from harness.study.rates import LEVEL, Workload
@@ -193,7 +195,7 @@ def fewest(asked_for: Fleet, out: Path, *, workers: int | None = None, teller: T
 
     A system whose policy fails leaves; Failed where none is left.
     """
-    teller, failed = teller or sweep.Silent(), dict[str, str]()
+    teller, failed = teller or Silent(), dict[str, str]()
     while True:
         left = asked_for.without(failed)
         if not left.systems:
@@ -218,24 +220,24 @@ class _Search:
     def done(self) -> Found:
         """Bases, brackets, the table."""
         for name in dict.fromkeys(one.trace for one in self.fleet.workload):
-            if notice := trace_of(name).notice:
+            if notice := load_trace(name).notice:
                 self.teller.say(notice)
         judges = {(w.trace, slo): self._judge(w, slo) for w in self.fleet.workload for slo in self.fleet.slos}
         cells = [*self._bracketed(judges), *self._bounds(judges)]
         return self._scored(cells, judges)
 
-    def _judge(self, workload: Workload, slo: str) -> Judge:
+    def _judge(self, workload: Workload, slo: str) -> SloTarget:
         spec = replace(self.fleet.entries[0].spec, trace=workload.trace)
-        return judge(spec, slo, self.out, workers=self.workers, teller=self.teller)
+        return slo_target(spec, slo, self.out, workers=self.workers, teller=self.teller)
 
-    def _specs(self, contest: Contest, entry: Entry, under: Judge, gpus: int) -> list[Spec]:
+    def _specs(self, contest: Contest, entry: Entry, under: SloTarget, gpus: int) -> list[Spec]:
         one = replace(entry.spec, trace=contest.workload.trace, rate_scale=contest.workload.rate_scale, gpus=gpus)
         return [under.spec(replace(one, seed=one.seed + seed)) for seed in range(self.fleet.seeds)]
 
     def _contests(self, entries: Sequence[Entry]) -> dict[Contest, Entry]:
         return {Contest(w, slo, e.label): e for w in self.fleet.workload for slo in self.fleet.slos for e in entries}
 
-    def _bracketed(self, judges: Mapping[tuple[str, str], Judge]) -> list[tuple[Contest, Spec]]:
+    def _bracketed(self, judges: Mapping[tuple[str, str], SloTarget]) -> list[tuple[Contest, Spec]]:
         """Sample counts, a round of all contests at a time, until every answer stands."""
         fleet, contests = self.fleet, self._contests(self.fleet.entries)
         curves: dict[Contest, dict[int, dict[float, float]]] = {one: {} for one in contests}
@@ -255,7 +257,7 @@ class _Search:
             cells += new
         return cells
 
-    def _bounds(self, judges: Mapping[tuple[str, str], Judge]) -> list[tuple[Contest, Spec]]:
+    def _bounds(self, judges: Mapping[tuple[str, str], SloTarget]) -> list[tuple[Contest, Spec]]:
         """The runs of the bounds, on as many GPUs as each takes."""
         cells = [
             (one, spec)
@@ -270,7 +272,7 @@ class _Search:
 
     # -------------------------------------------------------------- the table
 
-    def _scored(self, cells: Sequence[tuple[Contest, Spec]], judges: Mapping[tuple[str, str], Judge]) -> Found:
+    def _scored(self, cells: Sequence[tuple[Contest, Spec]], judges: Mapping[tuple[str, str], SloTarget]) -> Found:
         """The fleet's folder, table and answers; scored anew only if a run, a rule or the scoring changed."""
         fleet, ready = self.fleet, sweep.tasks(spec for _, spec in cells)
         under = [judges[one.workload.trace, one.slo] for one, _ in cells]
@@ -302,12 +304,12 @@ class _Search:
         from workloads.build import rate_rps
 
         spec = resolve(replace(self.fleet.entries[0].spec, trace=workload.trace, gpus=self.fleet.gpus[1], slo=""))
-        trace = trace_of(spec.trace)
-        unit_rps = rate_rps(trace, models_of(spec.models))
+        trace = load_trace(spec.trace)
+        unit_rps = rate_rps(trace, load_models(spec.models))
         return {**asdict(workload), "name": spec.trace, "tier": trace.tier, "rate_rps": unit_rps * workload.rate_scale}
 
 
-def scored(runs: Sequence[tuple[str, Judge, Task]], out: Path, definition: str) -> pa.Table:
+def scored(runs: Sequence[tuple[str, SloTarget, Task]], out: Path, definition: str) -> pa.Table:
     """Rows of runs, pooled and over models, sorted by spec; a run is scored once a rule."""
     import pyarrow as pa
     import pyarrow.compute as pc

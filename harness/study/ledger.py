@@ -19,8 +19,8 @@ from harness.report.text_table import laid
 from harness.rows import ratios as ratio_rows
 from harness.rows import tidy
 from harness.rows.statistics import Estimate
-from harness.run import sweep, toml_tables
-from harness.run.sweep import Teller
+from harness.run import toml_tables
+from harness.run.teller import Silent, Teller
 from harness.study import (
     ablation,
     claims,
@@ -92,7 +92,7 @@ def ledger(
 
     Raises UserError for a name that is none.
     """
-    have, teller = sources(), teller or sweep.Silent()
+    have, teller = sources(), teller or Silent()
     names = list(dict.fromkeys(have if only is None else only))
     if unknown := next((name for name in names if name not in have), None):
         raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')

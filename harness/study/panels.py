@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness.rows.definitions import DEFINITIONS
-from harness.run.lookup import models_of, trace_of
 from harness.run.resolve import traits
-from harness.run.slo import Judge
+from harness.run.setup import load_models, load_trace
+from harness.run.slo import SloTarget
 from harness.run.spec import MACHINE, Spec, another, asked, from_dict
 from harness.study.compare import AA, AA_SEED, CONTROLS, Entry
 from harness.study.figure import Figure, Row, Scope
@@ -35,7 +35,7 @@ class Panel(NamedTuple):
     gpus: int  # along `gpus` the row's first
     window_s: float
     unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
-    judges: Mapping[float, Judge]  # by SLO scale
+    judges: Mapping[float, SloTarget]  # by SLO scale
     alone: bool = True  # no panel of the row differs in its GPUs alone
 
     @property
@@ -46,7 +46,7 @@ class Panel(NamedTuple):
     @property
     def size(self) -> int:
         """How many models."""
-        return len(models_of(self.models).members)
+        return len(load_models(self.models).members)
 
 
 class Cell(NamedTuple):
@@ -55,7 +55,7 @@ class Cell(NamedTuple):
     panel: str
     x: float
     label: str
-    under: Judge
+    under: SloTarget
     spec: Spec
 
 
@@ -205,7 +205,7 @@ class Grid:
 
     def span_s(self, panel: Panel) -> float:
         """Seconds of a panel's trace that a seed replays."""
-        return window_span_s(trace_of(panel.trace), self.plan(panel))
+        return window_span_s(load_trace(panel.trace), self.plan(panel))
 
     def _held(self, panel: Panel) -> float:
         """The highest rate scale that the first system holds on a panel, or on the first one of its trace and set."""
@@ -238,7 +238,7 @@ class Grid:
         return list({panel.key: self._facts(panel) for panel in reversed(self.panels)}.values())[::-1]
 
     def _facts(self, panel: Panel) -> dict[str, Any]:
-        row, trace, plan = self.row(panel), trace_of(panel.trace), self.plan(panel)
+        row, trace, plan = self.row(panel), load_trace(panel.trace), self.plan(panel)
         fixed = math.nan if row.axis == "rate_scale" else self._still(panel)
         usual = next((one.slo_scale[0] for one in self.figure.rows if one.axis != "slo_scale"), row.slo_scale[0])
         at = {"rate_scale": self._held(panel), "slo_scale": usual}.get(row.axis)
@@ -268,7 +268,7 @@ class Grid:
 
     def _seen(self, panel: Panel) -> list[list[int]]:
         """How many requests of each model planners see, most first: a list a fold where seeds replay either."""
-        trace, models, plan = trace_of(panel.trace), models_of(panel.models), self.plan(panel)
+        trace, models, plan = load_trace(panel.trace), load_models(panel.models), self.plan(panel)
         assign = self.row(panel).assign or self.entries[0].spec.assign
         found = {
             window_fold(trace, k, plan): requests_seen(trace, models, plan, k, assign)  # type: ignore[arg-type]  # checked
@@ -284,7 +284,7 @@ class Grid:
         """Say where a window is not what a seed replays, or that not all of the trace."""
         found: dict[str, dict[str, None]] = {}
         for panel in self.panels:
-            trace, span_s = trace_of(panel.trace), self.span_s(panel)
+            trace, span_s = load_trace(panel.trace), self.span_s(panel)
             words = ""
             if panel.window_s < span_s:
                 words = f"windows cut to {panel.window_s:g} of {span_s:g} s."
@@ -301,7 +301,7 @@ class Grid:
         """Say where the first system holds the level nowhere, so that other rows stand at its lowest rate."""
         first = self.entries[0].label
         found = (
-            f"{first} holds {100 * self.figure.level:g} % at no rate on {trace_of(p.trace).name}, {short(p.models)}, "
+            f"{first} holds {100 * self.figure.level:g} % at no rate on {load_trace(p.trace).name}, {short(p.models)}, "
             f"{p.gpus} GPU{'s' * (p.gpus > 1)}."
             for p in self.rated
             if self.held[p.key] is None

@@ -17,12 +17,13 @@ from harness.rows import ratios, record, statistics, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score
-from harness.run.execute import jobs_of
-from harness.run.lookup import models_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.slo import Judge, base_specs, judge
+from harness.run.setup import Setup, load_models, load_trace
+from harness.run.slo import SloTarget
 from harness.run.spec import Spec, canonical, digest
-from harness.run.sweep import Silent, Teller, sweep
+from harness.run.sweep import sweep
+from harness.run.teller import Silent, Teller
+from harness.study.bases import base_specs, slo_target
 from harness.study.conditions import Condition, Ratio, Study, told
 from harness.study.rates import between
 
@@ -37,7 +38,7 @@ BELOW = 4.0  # how far below the lowest fixed rate a curve is followed that does
 class Ground(NamedTuple):
     """What a condition's runs have in common beside their spec."""
 
-    under: Judge
+    under: SloTarget
     unit_rps: float  # requests per second at rate scale 1
 
 
@@ -96,7 +97,7 @@ def _grounds(conditions: Sequence[Condition], out: Path, workers: int | None, te
     for one in conditions:
         try:
             ready = [resolve(replace(spec, slo="")) for spec in one.specs.values()]
-            jobs_of(ready[0])  # a mistake shows before anything is run
+            Setup(ready[0]).jobs()  # a mistake shows before anything is run
         except UserError as error:
             raise UserError(f'"{one.change.name}": {error}') from None
         firsts.append(ready[0])
@@ -104,8 +105,8 @@ def _grounds(conditions: Sequence[Condition], out: Path, workers: int | None, te
     bases = [base for one, spec in pairs if "P95" in one.slo for base in base_specs(spec)]
     if bases:
         sweep(bases, out, workers=workers, teller=teller, what="SLO bases")
-    judges = (judge(spec, one.slo, out, workers=workers, teller=Silent()) for one, spec in pairs)
-    rates = (rate_rps(trace_of(spec.trace), models_of(spec.models)) for spec in firsts)
+    judges = (slo_target(spec, one.slo, out, workers=workers, teller=Silent()) for one, spec in pairs)
+    rates = (rate_rps(load_trace(spec.trace), load_models(spec.models)) for spec in firsts)
     return [Ground(under, unit_rps) for under, unit_rps in zip(judges, rates, strict=True)]
 
 
@@ -148,7 +149,7 @@ def _spec(study: Study, condition: Condition, ground: Ground, cell: Cell, rps: f
     return ground.under.spec(spec)
 
 
-def _facts(about: Mapping[str, Any], under: Judge) -> dict[str, Any]:
+def _facts(about: Mapping[str, Any], under: SloTarget) -> dict[str, Any]:
     """What a caption says of a run."""
     spec = about["spec"]
     beside = {name: about.get(name) for name in ("tier", "fit", "fidelity", "plan_origin")}

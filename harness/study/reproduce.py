@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 from harness.engines import sim
 from harness.rows import record, tidy
 from harness.run import score, sweep
-from harness.run.execute import jobs_of
-from harness.run.lookup import Failed, models_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.slo import Judge, base_specs, judge, judgements, rule
+from harness.run.setup import Failed, Setup, load_models, load_trace
+from harness.run.slo import SloTarget, judgements
+from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest
-from harness.run.sweep import Task, Teller
+from harness.run.teller import Silent, Teller
 from harness.study import panels, rates
+from harness.study.bases import base_specs, slo_target
 from harness.study.compare import Entry
 from harness.study.figure import Figure, Row, Scope
 from harness.study.panels import Cell, Grid, Panel
+from workloads.slo import scaled
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,7 +86,7 @@ def reproduce(
     failed: dict[str, str] = {}
     figure, scope = figure.of(full), figure.full if full else figure.quick
     while True:
-        work = _Work(figure, out, scope, full, workers, _Counted(teller or sweep.Silent()))
+        work = _Work(figure, out, scope, full, workers, _Counted(teller or Silent()))
         try:
             if not failed:
                 work.announce()
@@ -116,7 +118,7 @@ class _Work:
 
     def announce(self) -> None:
         """Say what the traces are, and which are stand-ins."""
-        named = [trace_of(name) for name in self._asked()]
+        named = [load_trace(name) for name in self._asked()]
         for line in (*_described(named), *(trace.notice for trace in named if trace.notice)):
             self.teller.say(line)
 
@@ -150,7 +152,7 @@ class _Work:
         for _, _, row, trace, models in asked:  # a mistake shows before anything is run
             for entry in self.entries:
                 here = replace(entry.spec, trace=trace, models=models, **row.spec)
-                jobs_of(resolve(replace(here, gpus=max(row.gpus), slo="")))
+                Setup(resolve(replace(here, gpus=max(row.gpus), slo=""))).jobs()
         scales: dict[Spec, set[float]] = {}  # of the SLO, by what its base is measured for; --full or not
         for _, _, row, trace, models in asked:
             all_of_row = row.along(full=True) if row.axis == "slo_scale" else row.slo_scale
@@ -170,10 +172,10 @@ class _Work:
 
     def _named(self, trace: str, models: str) -> str:
         """The trace as runs of a set know it; a generator's as long as the window asked for."""
-        trace = trace.replace("{models}", str(len(models_of(models).members)))
+        trace = trace.replace("{models}", str(len(load_models(models).members)))
         first = replace(self.entries[0].spec, trace=trace, models=models)
         name = resolve(replace(first, gpus=panels.most_gpus(self.figure), slo="")).trace
-        found = trace_of(name)
+        found = load_trace(name)
         if found.maker is None or found.span_s >= self.scope.window_s:
             return name
         return f"{found.maker}+span_s={self.scope.window_s:g}"
@@ -183,20 +185,20 @@ class _Work:
         own = {key: value for key, value in row.spec.items() if key in {"assign", "pool_bytes"}}
         return replace(self.entries[0].spec, engine="sim", trace=trace, models=models, **own)
 
-    def _judges(self, spec: Spec, scales: Iterable[float]) -> dict[float, Judge]:
+    def _judges(self, spec: Spec, scales: Iterable[float]) -> dict[float, SloTarget]:
         """The SLO at every scale."""
-        quiet = sweep.Silent()
-        return {s: judge(spec, rule(self.figure.slo, s), self.out, teller=quiet) for s in sorted(scales)}
+        quiet = Silent()
+        return {s: slo_target(spec, scaled(self.figure.slo, s), self.out, teller=quiet) for s in sorted(scales)}
 
     def _window(self, row: Row, trace: str, models: str) -> tuple[float, float]:
         """Seconds that count, and requests per second at rate scale 1, in the mean over what seeds replay."""
         from workloads.build import rate_rps, window_fold, window_span_s
 
-        found, first = trace_of(trace), self.entries[0].spec
+        found, first = load_trace(trace), self.entries[0].spec
         plan = row.plan or first.plan
         folds = {window_fold(found, first.seed + k, plan): first.seed + k for k in (1, 0)}
         each = [
-            rate_rps(found, models_of(models), seed, plan)  # type: ignore[arg-type]  # checked by Spec
+            rate_rps(found, load_models(models), seed, plan)  # type: ignore[arg-type]  # checked by Spec
             for seed in folds.values()
         ]
         unit_rps = sum(each) / len(each)
@@ -322,7 +324,7 @@ class _Work:
 
     def _about(self, grid: Grid, cells: Sequence[Cell], ready: Sequence[Task]) -> dict[str, Any]:
         """What readers of the table need to know beside its rows."""
-        named = {name: trace_of(name) for name in self._asked()}
+        named = {name: load_trace(name) for name in self._asked()}
         stand_ins = [f"{trace.name} stands in for {name}." for name, trace in named.items() if trace.notice]
         return {
             "figure": self.figure.name,
@@ -345,7 +347,7 @@ class _Work:
         """The traces as they were asked for, each once."""
         found: dict[str, None] = {}
         for row in self.figure.rows:
-            count = str(len(models_of(panels.sets(row, self.full)[-1]).members))
+            count = str(len(load_models(panels.sets(row, self.full)[-1]).members))
             found |= dict.fromkeys(t.replace("{models}", count) for t in panels.traces(self.figure, row))
         return list(found)
 

@@ -16,8 +16,7 @@ from harness.report.formats import by_model
 from harness.report.summary import Summary
 from harness.rows import record, tidy
 from harness.rows.checked import checked, note
-from harness.run.execute import jobs_of
-from harness.run.lookup import cluster_of, fit_of, models_of, trace_of
+from harness.run.setup import Setup, load_trace
 from harness.run.spec import as_dict
 from harness.study import compare as comparison
 from harness.study import rates
@@ -31,13 +30,14 @@ if TYPE_CHECKING:
 def headline(found: Compared, shown: Summary) -> Iterator[str]:
     """What a reader must know before the numbers."""
     spec = found.reference
-    trace, models = trace_of(spec.trace), models_of(spec.models)
+    setup = Setup(spec)
+    trace, models = setup.trace, setup.models
     load = f"{round(trace.span_s * rate_rps(trace, models))} requests in {trace.span_s:g} s"
     if window_fold(trace, spec.seed, spec.plan) is not None:
         load += ", a half of which each seed replays"
     if (loop := closed(trace)) is not None:
         load = f"{loop.clients} clients a model, {loop.sent} requests, {loop.think_s:g} s between them"
-    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(fit_of(spec))
+    tier = trace.tier + (f" ({trace.note})" if trace.note else "") + _fit(setup.realism)
     seeds = "1 seed, no interval" if found.seeds == 1 else f"{found.seeds} seeds"
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
@@ -67,12 +67,13 @@ def _fit(fit: str | None) -> str:
 def _gaps(found: Compared, shown: Summary) -> str:
     """The ratio that says whether models idle long enough to be swapped."""
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
-    cluster = cluster_of(spec)
+    setup = Setup(spec)
+    cluster = setup.cluster
     try:
         swaps = [cluster.profile.load_s(Inst(n, tuple(range(m.tp))), "host") for n, m in cluster.models.items()]
     except Unsupported:  # an engine without a cost table
         return ""
-    ratio = idle_to_swap(jobs_of(spec), sum(swaps) / len(swaps))
+    ratio = idle_to_swap(setup.jobs(), sum(swaps) / len(swaps))
     return "" if math.isnan(ratio) else f"; median idle gap {ratio:.3g} x a swap from the host"
 
 
@@ -167,11 +168,11 @@ def next_command(found: Compared, shown: Summary, rule: str, words: Iterable[str
 
 def facts(found: Compared, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    trace = trace_of(found.reference.trace)
+    trace = load_trace(found.reference.trace)
     return {
         "trace": trace.name,
         "tier": trace.tier,
-        "fit": fit_of(found.reference),
+        "fit": Setup(found.reference).realism,
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,

@@ -45,7 +45,7 @@ from harness.rows import record
 from harness.rows.statistics import Estimate, interval
 from harness.run import sources
 from harness.run.spec import Spec, digest
-from harness.run.sweep import Silent, Teller
+from harness.run.teller import Silent, Teller
 from harness.study.claims import judged
 from workloads.models import shape
 

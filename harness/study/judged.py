@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from harness.run import slo as slos
-from harness.run.slo import Judge
+from harness.run.slo import SloTarget
 from harness.run.spec import Spec
-from harness.run.sweep import Teller
+from harness.run.teller import Teller
+from harness.study.bases import slo_target
 
 BASES = {  # where the seconds of a rule come from, by a part of its text
     "classes:": "seconds by class",
@@ -20,8 +21,8 @@ BASES = {  # where the seconds of a rule come from, by a part of its text
 }
 
 
-def judge(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[Judge, list[str]]:
-    """The judge of a run under a rule (None: the one that judged it), and lines that say which and who else judged it.
+def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller) -> tuple[SloTarget, list[str]]:
+    """The target of a run under a rule (None: the one that judged it), and lines that say which and who else judged it.
 
     What judged the run stands in the tables beside it, or in its spec, where its policy read the SLO. A rule that is in
     neither, and `default` where there is none, is turned into seconds as a comparison would do.
@@ -30,12 +31,12 @@ def judge(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller)
     found = [(one.under, f"as {one.table.name} judged this run") for one in stored]
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
-        found.insert(0, (Judge(spec.slo, seconds), "which this run's policy read"))
+        found.insert(0, (SloTarget(spec.slo, seconds), "which this run's policy read"))
     asked = None if rule is None else slos.located(rule)
     under, origin = next(((one, how) for one, how in found if asked in {None, one.rule}), (None, ""))
     if under is None:
         plain = replace(spec, slo="", slo_s=())
-        under = slos.judge(plain, asked or default, run.parent, teller=teller)
+        under = slo_target(plain, asked or default, run.parent, teller=teller)
         origin = "as asked for" if asked else "the default, for no comparison beside this run judged it"
     lines = [f"SLO {under.rule} ({_base(under.rule)}), {origin}"]
     others = [one for one in stored if asked is None and one.under.rule != under.rule]

@@ -1,0 +1,337 @@
+"""What one run needs, looked up once: the trace, models, machine, engine and policy that the names in a spec stand for.
+
+UserError for a name of nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.engines import machine as machines
+from harness.engines.costs import quantities, shapes
+from harness.loop import engine as engines
+from harness.loop import system
+from harness.loop.guard import Fault
+from harness.policy import fields
+from harness.policy.types import Cluster, Infeasible, Inst, Jobs, Option, Plan, Shape, Unsupported, UserError
+from harness.run.spec import LINKS, Spec
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from traces.load import Trace
+    from workloads.build import Assign, Origin
+    from workloads.models import ModelSet
+
+    F8 = NDArray[np.float64]
+    I4 = NDArray[np.int32]
+
+
+class Failed(UserError):
+    """What policies did that raised, answered nonsense or came to no end: by label, with the command to look into it.
+
+    A mistake in one system's file, so it ends that system's runs and no other's.
+    """
+
+    def __init__(self, why: Mapping[str, str]) -> None:
+        super().__init__(dict(why))
+        self.why = dict(why)
+
+    def __str__(self) -> str:
+        return "\n".join(f"{label}: {what}" for label, what in self.why.items())
+
+
+@contextmanager
+def blamed(spec: Spec) -> Iterator[None]:
+    """Turn a Fault of a spec's policy into Failed."""
+    try:
+        yield
+    except Fault as fault:
+        name = spec.system
+        if name.endswith(".py"):
+            near = os.path.relpath(name)
+            name = str(Path(name).resolve()) if near.startswith("..") else f"./{near}"
+        raise Failed({spec.label: f"{fault}; bench check {shlex.quote(name)}"}) from fault
+
+
+@lru_cache(8)
+def load_trace(name: str) -> Trace:
+    """A trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
+    from traces.load import trace
+
+    return trace(name)
+
+
+@cache
+def load_models(name: str) -> ModelSet:
+    """A model set by name, path or shapes; UserError where there is none."""
+    from workloads.models import model_set
+
+    return model_set(name)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A spec with what its names stand for, each looked up or made when it is first asked for, and once.
+
+    The engine and the policy are those of one run: another run of the same spec takes another Setup.
+    """
+
+    spec: Spec
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The trace that is replayed."""
+        return load_trace(self.spec.trace)
+
+    @cached_property
+    def models(self) -> ModelSet:
+        """The models as their set has them."""
+        return load_models(self.spec.models)
+
+    @cached_property
+    def served(self) -> ModelSet:
+        """The models with the longest prompt + output that each serves: what it can, and the trace needs.
+
+        The trace needs its longest, up to a power of two, as an operator would set it.
+        """
+        most = self.spec.served
+        if most is None:
+            most = 1 << (self.trace.longest_tokens - 1).bit_length()
+        return self.models.serving(most)
+
+    @property
+    def realism(self) -> str | None:
+        """How near a synthetic trace comes to what it is fitted to, by the models' streams; None: not measured."""
+        from traces import realism
+
+        return realism.fit_of(self.trace, self.models.streams)
+
+    @property
+    def end_s(self) -> float:
+        """When the run ends at the latest."""
+        window_s, drain_s = self.spec.window_s, self.spec.drain_s
+        return math.inf if window_s is None or drain_s is None else window_s + drain_s
+
+    # ------------------------------------------------------------ machine
+
+    @cached_property
+    def machine(self) -> machines.Machine:
+        """The cost tables, computed once for all runs of a process."""
+        spec = self.spec
+        return _machine(spec.gpu, spec.host, spec.models, spec.table, tuple(_links(spec).items()), spec.scaled)
+
+    @cached_property
+    def config(self) -> machines.Config:
+        """What engines are told."""
+        spec = self.spec
+        models = self.served
+        slo = {model: pair for model, *pair in spec.slo_s}
+        served = (
+            machines.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=_degrees(m.shape, spec.table))
+            for m in models.members
+        )
+        return machines.Config(
+            models=tuple(served),
+            gpu=spec.gpu,
+            gpus=spec.gpus,
+            node_gpus=spec.node_gpus,
+            host=spec.host,
+            table=spec.table,
+            block_tokens=spec.block_tokens,
+            batch_cap=spec.batch_cap,
+            chunk_tokens=spec.chunk_tokens,
+            prefill_tokens=spec.prefill_tokens,
+            watermark=spec.watermark,
+            mem_fraction=spec.mem_fraction,
+            process=spec.process,
+            process_bytes=spec.process_bytes,
+            pool_bytes=spec.pool_bytes,
+            sharing=spec.sharing,
+            **_links(spec),
+            scaled=dict(spec.scaled),
+            noise=spec.noise or 0.0,
+            seed=spec.seed,
+            start_s=-(spec.warmup_s or 0.0),
+            token_times=spec.token_times,
+            plan=_plan(spec.trace, models, spec.rate_scale, spec.plan, spec.seed, spec.assign),
+            homes=dict(spec.homes),
+        )
+
+    # ------------------------------------------------------------ engine and policy
+
+    def make_engine(self, options: Mapping[str, Option]) -> engines.Engine:
+        """Make an engine, and no more, with a system's options; UserError where there is none of that name."""
+        return engines.find(self.spec.engine)(self.config, options, self.machine)
+
+    @cached_property
+    def bare_engine(self) -> engines.Engine:
+        """The engine before a system asks anything of it."""
+        return self.make_engine({})
+
+    @property
+    def cluster(self) -> Cluster:
+        """What policies may know of the machine, with pages as small as they come and a process a model."""
+        return self.bare_engine.cluster
+
+    @cached_property
+    def make_policy(self) -> Any:
+        """The class of the system, a `system.Make`."""
+        return system.find(self.spec.system)
+
+    @cached_property
+    def keywords(self) -> dict[str, Option]:
+        """Keyword arguments of the system: its preset, then the spec's fields. UserError for what it does not take."""
+        asked = fields.Asked(self.spec.system, self.spec.preset, dict(self.spec.fields))
+        return fields.values(asked, fields.domains(self.make_policy), self.make_policy.presets)
+
+    @property
+    def policy(self) -> system.System:
+        """The policy. Raises as `engine` does."""
+        return self._assembled[0]
+
+    @property
+    def engine(self) -> engines.Engine:
+        """The engine with the options of the policy, not ready yet.
+
+        Raises Unsupported where it has fewer GPUs, Infeasible where the policy says so at once, Fault where that fails.
+        """
+        return self._assembled[1]
+
+    @cached_property
+    def _assembled(self) -> tuple[system.System, engines.Engine]:
+        spec, keywords = self.spec, self.keywords
+        if big := next((m for m in self.config.models if m.tp > spec.gpus), None):
+            raise Infeasible(f"{big.name} takes {big.tp} GPUs, there are {spec.gpus}")
+        cluster = self.cluster
+        if len(cluster.gpus) < spec.gpus:
+            raise Unsupported(f"{spec.gpus} GPUs")
+        try:
+            policy = system.build(self.make_policy, cluster, keywords)
+        except Infeasible as why:  # one process a GPU takes least memory, and only a policy that exists can ask for it
+            try:
+                cluster = self.make_engine({"process": "gpu"}).cluster
+                policy = system.build(self.make_policy, cluster, keywords)
+            except Infeasible:
+                raise why from None
+        if spec.homes and "Cluster.homes" not in policy.uses:
+            raise Unsupported("Cluster.homes: it places models by itself")
+        engine = self.make_engine(policy.options)
+        if (engine.cluster.gpus, engine.cluster.models) != (cluster.gpus, cluster.models):
+            # its options decide the pages and processes that it may know of
+            policy = system.build(self.make_policy, engine.cluster, keywords)
+        return policy, engine
+
+    # ------------------------------------------------------------ requests
+
+    def jobs(self) -> Jobs:
+        """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so."""
+        from workloads import slo
+        from workloads.base import base
+        from workloads.build import build, window_fold
+
+        spec, trace, models = self.spec, self.trace, self.served
+        if spec.workload == "base":
+            return _cached(base(trace, models, spec.seed, spec.assign), spec)
+        jobs = build(
+            trace,
+            models,
+            rate_scale=spec.rate_scale,
+            scaling=spec.scaling,
+            seed=spec.seed,
+            window_s=spec.window_s,
+            warmup_s=spec.warmup_s,
+            slo={model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s},
+            fold=window_fold(trace, spec.seed, spec.plan),
+            assign=spec.assign,
+        )
+        rule = slo.parse(spec.slo) if spec.slo and not spec.slo_s else None
+        if isinstance(rule, slo.Scaled) and rule.base == "solo":
+            jobs = slo.own(jobs, rule, *self.solo_s(jobs.model, jobs.prompt_tokens, jobs.output_tokens))
+        return _cached(jobs, spec)
+
+    def solo_s(self, model: I4, prompt_tokens: I4, output_tokens: I4) -> tuple[F8, F8]:
+        """TTFT and TPOT in seconds of each request alone on an idle GPU, by the cost table and without noise.
+
+        `model` indexes the spec's set. Constants are taken unscaled: what an SLO allows does not move with a guess.
+        """
+        import numpy as np
+
+        spec = self.spec
+        profile = (Setup(replace(spec, scaled=())) if spec.scaled else self).cluster.profile
+        host = quantities.host(spec.host, spec.gpu, spec.table)
+        insts = [Inst(m.name, tuple(range(m.tp))) for m in self.models.members]
+        keys = np.stack((model, prompt_tokens, output_tokens), axis=1)
+        unique, back = np.unique(keys, axis=0, return_inverse=True)
+        pairs = []
+        for m, prompt, output in unique.tolist():
+            try:
+                ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
+                pairs.append(
+                    (ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2))
+                )  # affine in the context
+            except Unsupported as why:
+                raise UserError(f"no SLO by solo latency on {spec.engine}: it has no {why}") from None
+        ttft_s, tpot_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
+        return ttft_s, tpot_s
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
+    """The degrees at which a model may be served beside its own; none on a machine that was measured whole."""
+    return shapes.degrees(shape) if quantities.machine(table) is None else ()
+
+
+@lru_cache(16)
+def _plan(
+    trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
+) -> Mapping[str, Plan]:
+    """What planners are told, once for all that ask while a run is made."""
+    from workloads.build import plan
+
+    return plan(load_trace(trace), models, rate_scale, origin, seed, assign)
+
+
+@cache
+def _machine(
+    gpu: str,
+    host: str,
+    models: str,
+    table: str | None,
+    links: tuple[tuple[str, float | None], ...],
+    scaled: tuple[tuple[str, float], ...],
+) -> machines.Machine:
+    members = load_models(models).members
+    served = tuple(machines.Served(m.name, m.shape, m.tp, degrees=_degrees(m.shape, table)) for m in members)
+    rates: dict[str, Any] = dict(links)
+    return machines.machine(
+        machines.Config(models=served, gpu=gpu, host=host, table=table, scaled=dict(scaled), **rates)
+    )
+
+
+def _links(spec: Spec) -> dict[str, Any]:
+    """The link rates of a spec, by the name of their field."""
+    return {name: getattr(spec, name) for name in LINKS}
+
+
+def _cached(jobs: Jobs, spec: Spec) -> Jobs:
+    """The workload with what a prefix cache may find, where the spec has one."""
+    if jobs.prefix is None or not spec.prefix_cache:
+        return replace(jobs, prefix=None)
+    if jobs.prefix.block_tokens % spec.block_tokens:
+        raise UserError(
+            f"block_tokens is {spec.block_tokens}, no divisor of the {jobs.prefix.block_tokens} of which the trace has "
+            "ids: no prefix cache (--no-prefix-cache)"
+        )
+    return jobs

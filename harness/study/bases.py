@@ -1,0 +1,97 @@
+"""An SLO rule becomes seconds: given ones, those that a request takes alone, or P95 measured by base runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.policy.types import UserError
+from harness.rows import attainment, record, requests
+from harness.run.resolve import resolve
+from harness.run.setup import Setup
+from harness.run.slo import Pair, SloTarget, located
+from harness.run.spec import LINKS, Spec
+from harness.run.sweep import BASE, sweep
+from harness.run.teller import Teller
+from workloads import slo
+
+TUNING_SEEDS = tuple(range(1000, 1005))  # never those of an evaluation
+DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
+
+
+def base_specs(spec: Spec) -> list[Spec]:
+    """Runs that measure the SLO bases of a spec: each model alone, default engine settings, the tuning seeds."""
+    one = Spec(BASE, engine=spec.engine, gpu=spec.gpu, node_gpus=spec.node_gpus, models=spec.models, trace=spec.trace,
+               served=spec.served, prefix_cache=spec.prefix_cache, host=spec.host, table=spec.table,
+               process_bytes=spec.process_bytes, pool_bytes=spec.pool_bytes, assign=spec.assign, plan="trace",
+               workload="base", slo="",
+               **{name: getattr(spec, name) for name in LINKS})  # fmt: skip
+    return [replace(one, seed=seed) for seed in TUNING_SEEDS]
+
+
+def bases(folders: Sequence[Path]) -> dict[str, Pair]:
+    """P95 of TTFT and TPOT in seconds by model, over all requests of base runs that came in the window or after it."""
+    columns = ["model", "arrival_ns", "first_ns", "done_ns", "prompt_tokens", "output_tokens", "made_tokens"]
+    columns += ["first_tokens", "state", *(f"{cause}_ns" for cause in record.WAITS)]
+    ttft: dict[str, list[Any]] = {}
+    tpot: dict[str, list[Any]] = {}
+    for folder in folders:
+        rows = requests.rows(record.read(folder, columns))
+        rows = requests.take(rows, rows.arrival_s >= 0)
+        each = attainment.tpot_s(rows)
+        for i, model in enumerate(rows.models):
+            mine = rows.model == i
+            ttft.setdefault(model, []).append(rows.ttft_s[mine])
+            tpot.setdefault(model, []).append(each[mine][rows.output_tokens[mine] > 1])
+    found = {}
+    for model, parts in ttft.items():
+        first = attainment.quantile(np.concatenate(parts), 0.95)
+        later = attainment.quantile(np.concatenate(tpot[model]), 0.95)
+        if not math.isfinite(first) or later == math.inf:
+            raise UserError(f"{model} has no SLO base: over 5 % of its requests never end on a GPU of its own")
+        found[model] = (first, first if math.isnan(later) else later)  # one-token outputs alone: any TPOT is met
+    return found
+
+
+def slo_target(
+    spec: Spec, rule: str, out: Path, *, workers: int | None = None, teller: Teller | None = None
+) -> SloTarget:
+    """Turn a rule (workloads/slo.py) into seconds for a spec's trace, models and GPU kind; runs the bases it needs.
+
+    A spec that holds seconds already keeps them.
+    """
+    rule = located(rule)
+    parsed = slo.parse(rule)
+    given = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s}
+    setup = Setup(resolve(replace(spec, system=BASE, preset=None, fields=())))
+    if given:
+        return SloTarget(rule, given, _drain_s(setup, given))
+    if isinstance(parsed, slo.Scaled) and parsed.base == "solo":
+        return SloTarget(rule, None, _drain_s(setup, _solo_slos(setup, parsed)))
+    measured = None
+    if isinstance(parsed, slo.Scaled) and parsed.base == "P95":
+        measured = bases(sweep(base_specs(setup.spec), out, workers=workers, teller=teller, what="SLO bases"))
+    seconds = slo.resolve(parsed, setup.models, measured)
+    return SloTarget(rule, seconds, _drain_s(setup, seconds))
+
+
+def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
+    """`DRAIN_SLOS` x the largest time that an SLO leaves a request, up to a power of 2: near SLOs share their runs."""
+    longest = int(setup.trace.output_tokens.max())
+    largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
+    return float(2.0 ** math.ceil(math.log2(DRAIN_SLOS * largest)))
+
+
+def _solo_slos(setup: Setup, rule: slo.Scaled) -> dict[str, Pair]:
+    """The SLOs of each model's longest request under a rule by its own latency."""
+    trace, models = setup.trace, setup.models
+    n = len(models.members)
+    prompt, output = (np.full(n, int(x.max()), np.int32) for x in (trace.prompt_tokens, trace.output_tokens))
+    ttft_s, tpot_s = setup.solo_s(np.arange(n, dtype=np.int32), prompt, output)
+    pairs = zip((rule.ttft_x * ttft_s).tolist(), (rule.tpot_x * tpot_s).tolist(), strict=True)
+    return dict(zip(models.names, pairs, strict=True))
