@@ -14,8 +14,9 @@
     toml.read(Path("mine.toml"), Figure)
     UserError: mine.toml: row 3: seeds is "x", not a whole number
 
-Types hold strictly: `true` is no number and 1.0 no whole one, though a whole number will do for a float. Numbers are
-finite. A class may check more in its `__post_init__`: a ValueError raised there is told with the place of its table.
+A field `class_` is the key `class`. Types hold strictly: `true` is no number and 1.0 no whole one, though a whole
+number will do for a float. Numbers are finite. A class may check more in its `__post_init__`: a ValueError raised there
+is told with the place of its table.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def _model(kind: Any) -> type[BaseModel]:
     """A model around the type: dataclasses within it take its settings."""
     from pydantic import ConfigDict, create_model
 
-    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, alias_generator=_written)
     return create_model("Value", __config__=config, value=(kind, ...))
 
 
@@ -164,7 +165,7 @@ def _plain(value: Any) -> Any:
         raise TypeError(f"{value!r} is no value of TOML")
     kinds = _hints(kind)
     given = {name: getattr(value, name) for name in kinds}
-    return {name: dict(_keyed(one)) if TABLE in _metadata(kinds[name]) else one for name, one in given.items()}
+    return {_written(n): dict(_keyed(one)) if TABLE in _metadata(kinds[n]) else one for n, one in given.items()}
 
 
 def _keyed(pairs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
@@ -180,12 +181,17 @@ def _hints(kind: Any) -> dict[str, Any]:
     return {one.name: hints[one.name] for one in fields(kind) if one.init}
 
 
+def _written(name: str) -> str:
+    """The key of a field, which may be one of Python's own words."""
+    return name.removesuffix("_")
+
+
 def _is_class(kind: Any) -> bool:
     return is_dataclass(kind)
 
 
 def _names(kind: Any) -> list[str]:
-    return list(_hints(_bare(kind))) if _is_class(_bare(kind)) else []
+    return [_written(name) for name in _hints(_bare(kind))] if _is_class(_bare(kind)) else []
 
 
 def _mapping(pairs: Any) -> Any:
@@ -233,7 +239,7 @@ def _inside(kind: Any, step: int | str) -> Any:
     """The type of what a key or an index leads to."""
     bare = _bare(kind)
     if _is_class(bare):
-        return _hints(bare).get(str(step), Any)
+        return {_written(name): one for name, one in _hints(bare).items()}.get(str(step), Any)
     if _is_list(bare) and isinstance(step, int):
         items = _items(bare)
         return items[0] if ... in items else items[min(step, len(items) - 1)]
@@ -286,7 +292,7 @@ def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
         what, loc = "too_short", loc[:-1]
     at = _place(kind, data, loc)
     if what == "missing":
-        return f"{at.table}{at.key} is missing"
+        return f"{at.table}{_form(at)} is missing"
     if what in {"value_error", "json_invalid"}:
         return f"{at.named}{error['ctx']['error']}"
     if what == "literal_error":
@@ -310,6 +316,13 @@ def _place(kind: Any, data: Any, loc: Sequence[int | str]) -> _Place:
 
 def _fits(kind: Any, value: Any) -> bool:
     return (_is_table(kind) and isinstance(value, Mapping)) or (_is_list(kind) and isinstance(value, list | tuple))
+
+
+def _form(at: _Place) -> str:
+    """A key, or a table as a file begins it."""
+    if at.table or not _is_table(_items(at.kind)[0] if _is_list(at.kind) else at.kind):
+        return at.key
+    return f"[[{at.key}]]" if _is_list(at.kind) else f"[{at.key}]"
 
 
 def _among(value: Any, choices: Any) -> str:

@@ -48,6 +48,7 @@ class File:
     pair: tuple[float, float] = (1.0, 2.0)
     on: bool = False
     what: str | Row | tuple[str, ...] = ""
+    class_: Pairs[Row] = ()
 
     def __post_init__(self) -> None:
         for name, value in toml.checked(self).items():
@@ -69,6 +70,7 @@ def test_every_kind_of_value_is_read() -> None:
         scaled = { pcie = 2 }
         homes = { a = [0, 1] }
         by."m/1" = { name = "q" }
+        class = { a = { name = "b" } }
         [[row]]
         name = "a"
         share = 1
@@ -80,6 +82,7 @@ def test_every_kind_of_value_is_read() -> None:
     assert read == File(
         "x", (row,), {"m/1": Row("q")}, (("z", True), ("b", 1), ("c", 1.0), ("d", "s")), (("m/1", 1.0, 2.0),),
         (("pcie", 2.0),), (("a", (0, 1)),), (1.0, 2.0), on=True, what=("a",),
+        class_=(("a", Row("b")),),
     )  # fmt: skip
     assert [type(value) for _, value in read.options] == [bool, int, float, str]
     assert type(read.row[0].share) is float
@@ -113,6 +116,8 @@ MISTAKES = {
     "title = 'x'\nby = 3": "by is 3, not a table ([by])",
     "title = 'x'\nby.'m/1' = {nme = 'q'}": 'by."m/1": unknown key "nme"; did you mean name?',
     "title = 'x'\nby.m = {name = 'bad'}": "by.m: name is bad, not good",
+    "title = 'x'\nclas.m = 3": 'unknown key "clas"; did you mean class?',
+    "title = 'x'\nclass.m = {}": "class.m.name is missing",
     "title = 'x'\nrow = 3": "row is 3, not a list of tables ([[row]])",
     "title = 'x'\nrow = {name = 'a'}": 'row is {name = "a"}, not a list of tables ([[row]])',
     "title = 'x'\nrow = [3]": "item 1 of row is 3, not a table",

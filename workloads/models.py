@@ -2,20 +2,98 @@
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from annotated_types import MinLen
+
+from harness import toml
+from harness.policy.fields import meant
 from harness.policy.types import Shape, UserError
+from harness.toml import Count, Positive
 
 HERE = Path(__file__).parent
 MOST_MODELS = 1000
-SIZES = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab", "context")
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A shape as `shapes.toml` has it."""
+
+    layers: Count
+    hidden: Count
+    q_heads: Count
+    kv_heads: Count
+    head_dim: Count
+    ffn: Count
+    vocab: Count
+    context: Count
+    gated: bool
+    tied: bool
+    sampled: bool = False
+
+    def shape(self, name: str) -> Shape:
+        """What steps and memory are priced by."""
+        return Shape(
+            name, self.layers, self.hidden, self.q_heads, self.kv_heads, self.head_dim, self.ffn, self.vocab,
+            self.gated, self.tied, self.context, self.sampled,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """The form of `shapes.toml`."""
+
+    shapes: Mapping[str, Checkpoint]
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """An SLO."""
+
+    ttft_s: Positive
+    tpot_s: Positive
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A model as the file of a set has it."""
+
+    name: str
+    shape: str
+    tp: Count = 1
+    stream: str | None = None
+    shift_s: float = 0.0
+    released: Seconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.shape not in shapes():
+            raise ValueError(_no_model(self.shape))
+
+    @property
+    def served(self) -> Served:
+        """The model with its shape."""
+        base = None if self.released is None else (self.released.ttft_s, self.released.tpot_s)
+        return Served(self.name, shape(self.shape), self.tp, self.stream, self.shift_s, base)
+
+
+@dataclass(frozen=True, slots=True)
+class SetFile:
+    """The form of `sets/*.toml`."""
+
+    model: Annotated[tuple[Member, ...], MinLen(1)]
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        names = [one.name for one in self.model]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f'name "{twice}" is used twice')
+        streams = [(one.stream, one.shift_s) for one in self.model if one.stream is not None]
+        if same := next((pair for pair in streams if streams.count(pair) > 1), None):
+            raise ValueError(f'stream "{same[0]}" is used twice with shift_s = {same[1]:g}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +134,18 @@ class ModelSet:
 @cache
 def shapes() -> dict[str, Shape]:
     """Every shape of `shapes.toml` by name."""
-    path = HERE / "shapes.toml"
-    data = _toml(path)
-    _known(path.name, "", data, {"shapes"})
-    return {name: _shape(path.name, name, row) for name, row in data["shapes"].items()}
+    return {name: one.shape(name) for name, one in toml.read(HERE / "shapes.toml", Shapes).shapes.items()}
 
 
 def shape(name: str) -> Shape:
     """One shape; UserError with a suggestion where there is none of that name."""
     if name not in shapes():
-        raise UserError(f'no model "{name}"{_meant(name, shapes())} (workloads/shapes.toml lists them)')
+        raise UserError(_no_model(name))
     return shapes()[name]
+
+
+def _no_model(name: str) -> str:
+    return f'no model "{name}"{meant(name, shapes())} (workloads/shapes.toml lists them)'
 
 
 def sets() -> tuple[str, ...]:
@@ -89,7 +168,7 @@ def model_set(name: str) -> ModelSet:
         return _set(Path(name))
     parts = [part.strip().partition("*") for part in name.split(",")]
     if len(parts) == 1 and not parts[0][1] and parts[0][0] not in shapes():
-        raise UserError(f'no model set "{name}"{_meant(name, (*sets(), *shapes()))} (bench list)')
+        raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list)')
     names = [one for one, star, times in parts for _ in range(_times(name, times) if star else 1)]
     return ModelSet(name, tuple(Served(f"{one}/{names[:i].count(one) + 1}", shape(one)) for i, one in enumerate(names)))
 
@@ -106,71 +185,10 @@ def _sized(name: str, base: ModelSet, count: int) -> ModelSet:
 
 
 def _set(path: Path) -> ModelSet:
-    data = _toml(path)
-    _known(path.name, "", data, {"source", "model"})
-    rows = data.get("model")
-    if not isinstance(rows, list) or not rows:
-        raise UserError(f"{path}: no [[model]] in it")
-    members = tuple(_served(path.name, i, row) for i, row in enumerate(rows, 1))
-    names = [member.name for member in members]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f'{path.name}: name "{twice}" is used twice')
-    streams = [(member.stream, member.shift_s) for member in members if member.stream is not None]
-    if same := next((pair for pair in streams if streams.count(pair) > 1), None):
-        raise UserError(f'{path.name}: stream "{same[0]}" is used twice with shift_s = {same[1]:g}')
-    return ModelSet(path.stem, members)
-
-
-def _served(file: str, i: int, row: Mapping[str, Any]) -> Served:
-    where = f"model {i}: "
-    _known(file, where, row, {"name", "shape", "tp", "stream", "shift_s", "released"})
-    for key in ("name", "shape"):
-        if not isinstance(row.get(key), str):
-            raise UserError(f'{file}: {where}"{key}" is missing or not a string')
-    released = row.get("released")
-    if released is not None:
-        _known(file, where, released, {"ttft_s", "tpot_s"})
-        released = (float(released["ttft_s"]), float(released["tpot_s"]))
-    shift_s = row.get("shift_s", 0.0)
-    if not isinstance(shift_s, int | float) or isinstance(shift_s, bool) or not math.isfinite(shift_s):
-        raise UserError(f"{file}: {where}shift_s is {shift_s!r}, not seconds")
-    tp = _count(file, f"{where}tp", row.get("tp", 1))
-    return Served(row["name"], shape(row["shape"]), tp, row.get("stream"), float(shift_s), released)
-
-
-def _shape(file: str, name: str, row: Mapping[str, Any]) -> Shape:
-    _known(file, f"{name}: ", row, {*SIZES, "gated", "tied", "sampled"})
-    *sizes, context = (_count(file, f"{name}.{key}", row.get(key)) for key in SIZES)
-    sampled = row.get("sampled", False)
-    if not all(isinstance(x, bool) for x in (row.get("gated"), row.get("tied"), sampled)):
-        raise UserError(f"{file}: {name}: gated, tied and sampled are true or false")
-    return Shape._make((name, *sizes, row["gated"], row["tied"], context, sampled))
-
-
-def _toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-
-
-def _known(file: str, where: str, row: Mapping[str, Any], keys: set[str]) -> None:
-    if unknown := next((key for key in row if key not in keys), None):
-        raise UserError(f'{file}: {where}unknown key "{unknown}"{_meant(unknown, keys)}')
-
-
-def _count(file: str, key: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"{file}: {key} is {value!r}, not a positive integer")
-    return value
+    return ModelSet(path.stem, tuple(one.served for one in toml.read(path, SetFile).model))
 
 
 def _times(name: str, text: str) -> int:
     if not text.strip().isdigit() or int(text) < 1:
         raise UserError(f'model set "{name}": "{text}" is not a count of models')
     return int(text)
-
-
-def _meant(name: str, names: Mapping[str, object] | set[str] | tuple[str, ...]) -> str:
-    close = get_close_matches(name, list(names), 1)
-    return f"; did you mean {close[0]}?" if close else ""

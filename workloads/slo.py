@@ -12,7 +12,6 @@ classes:FILE.toml                seconds by class: [class.chat] ttft_s, tpot_s; 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -22,9 +21,12 @@ from typing import Literal, cast, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from harness import toml
+from harness.policy.fields import meant
 from harness.policy.types import Jobs, UserError
+from harness.toml import Pairs
 from traces.arrivals import positive
-from workloads.models import ModelSet
+from workloads.models import ModelSet, Seconds
 
 F8 = NDArray[np.float64]
 Pair = tuple[float, float]  # TTFT, TPOT
@@ -59,6 +61,19 @@ class Classes:
 
     seconds: tuple[tuple[str, Pair], ...]
     models: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFile:
+    """The form of FILE.toml."""
+
+    class_: Pairs[Seconds] = ()
+    models: Pairs[str] = ()
+
+    def __post_init__(self) -> None:
+        names = [name for name, _ in self.class_]
+        if bad := next((pair for pair in self.models if pair[1] not in names), None):
+            raise ValueError(f'models."{bad[0]}" is "{bad[1]}", not a class{meant(bad[1], names)}')
 
 
 Rule = Scaled | Absolute | Classes
@@ -132,27 +147,8 @@ def _class(name: str, seconds: Mapping[str, Pair], patterns: tuple[tuple[str, st
 
 
 def _classes(path: Path) -> Classes:
-    try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    if unknown := next((key for key in data if key not in {"class", "models"}), None):
-        raise UserError(f'{path}: unknown key "{unknown}" (class, models)')
-    seconds: dict[str, Pair] = {}
-    for name, row in data.get("class", {}).items():
-        if set(row) != {"ttft_s", "tpot_s"}:
-            raise UserError(f"{path}: class.{name} needs ttft_s and tpot_s and nothing else")
-        seconds[name] = (_seconds(path, name, row["ttft_s"]), _seconds(path, name, row["tpot_s"]))
-    models = data.get("models", {})
-    if bad := next((pattern for pattern, one in models.items() if one not in seconds), None):
-        raise UserError(f'{path}: models."{bad}" is {models[bad]!r}, not a class')
-    return Classes(tuple(seconds.items()), tuple(models.items()))
-
-
-def _seconds(path: Path, name: str, value: object) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        raise UserError(f"{path}: class.{name} holds {value!r}, not seconds")
-    return _above(f"{path}: class.{name}", float(value))
+    file = toml.read(path, ClassFile)
+    return Classes(tuple((name, (one.ttft_s, one.tpot_s)) for name, one in file.class_), file.models)
 
 
 def _above(name: str, value: float) -> float:

@@ -10,17 +10,22 @@ from contextlib import closing
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
 
+from annotated_types import MinLen
+
+from harness import toml
 from harness.loop.guard import guarded
 from harness.policy.actions import Load
 from harness.policy.events import Woke
 from harness.policy.fields import meant
 from harness.policy.types import Gpus, Infeasible, Unsupported, UserError
 from harness.run.setup import Failed, Setup, blamed
-from harness.run.spec import Spec, another, from_dict
-from harness.run.toml_tables import read
+from harness.run.spec import Spec, another
+from harness.toml import Natural
 
 Homes = tuple[tuple[str, Gpus], ...]
+Where = Annotated[tuple[Natural, ...], MinLen(1)]
 
 
 def homes(setup: Setup) -> Homes:
@@ -32,7 +37,7 @@ def homes(setup: Setup) -> Homes:
     if not spec.placement:
         return ()
     found = (
-        _read(Path(spec.placement))
+        toml.read(Path(spec.placement), dict[str, Where])
         if spec.placement.endswith(".toml")
         else _start(replace(another(spec, spec.placement), placement="", homes=()))
     )
@@ -46,13 +51,6 @@ def homes(setup: Setup) -> Homes:
         if len(set(gpus)) != len(gpus) or max(gpus) >= spec.gpus:
             raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of which there are {spec.gpus}, from 0")
     return tuple(sorted(found.items()))
-
-
-def _read(path: Path) -> Mapping[str, Gpus]:
-    rows = read(path)
-    if bad := next((m for m, at in rows.items() if not isinstance(at, list) or not at), None):
-        raise UserError(f'{path}: "{bad}" is {rows[bad]!r}, not a list of GPUs, as in [0]')
-    return dict(from_dict({"system": "", "homes": rows}).homes)
 
 
 @lru_cache(64)
