@@ -219,6 +219,9 @@ validate: $(READY) ## measured end-to-end runs of real engines beside ours (need
 	@mkdir -p plots/gallery
 	@$(BENCH) validate && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
+docs: $(READY) ## docs/matrix.md: which system runs on which engine, from what they declare
+	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
+
 ci: ## what .ci/run runs
 	$(call stage,600,setup)
 	$(call stage,240,lint)
@@ -239,4 +242,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean

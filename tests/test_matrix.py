@@ -1,4 +1,4 @@
-"""`bench list --matrix`: a cell is what `replay` refuses the pair for, and the README's table is the generated one."""
+"""`bench list --matrix`: a cell is what `replay` refuses the pair for, and docs/matrix.md is what is generated."""
 
 from __future__ import annotations
 
@@ -91,16 +91,21 @@ def test_words_fold_names_of_one_kind() -> None:
     assert matrix._told(matrix.Lack()) == "yes"
 
 
-def test_the_readme_has_the_matrix_that_is_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`bench list --matrix --markdown` between the two comments, of a host without a GPU."""
+def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that it lists: a system or an engine is a file, and `make docs` adds it to the page at leisure."""
     monkeypatch.setattr(host, "card", lambda name: None)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    begin, end = "<!-- bench list --matrix --markdown -->\n", "<!-- end of the matrix -->\n"
-    assert (text.count(begin), text.count(end)) == (1, 1)
-    told = "\n".join(matrix.lines(list(matrix.rows()), markdown=True)) + "\n"
-    assert text.partition(begin)[2].partition(end)[0] == told
+    text = (ROOT / "docs/matrix.md").read_text(encoding="utf-8")
+    (_, _, *engines, _), _, *shown = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()
+                                      if line.startswith("|"))  # fmt: skip
+    systems = list(dict.fromkeys(cells[0] for cells in shown))
+    assert {"prism", "static"} <= set(systems)
+    assert {"sim", "llamacpp", "vllm"} <= set(engines)
+    assert text == matrix.page(list(matrix.rows(systems, engines))), "make docs writes it anew"
+
+
+def test_bench_list_prints_the_page() -> None:
     said = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
-    assert (said.exit_code, said.output) == (0, told)
+    assert (said.exit_code, said.output) == (0, matrix.page(ROWS))
 
 
 @cases("args", [("--markdown",), ("--matrix", "traces")])

@@ -22,7 +22,7 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option(
     "--matrix", is_flag=True, help="Only which system runs on which engine, with what is lacking in short ..."
 )
-@click.option("--markdown", is_flag=True, help="... as a table of Markdown.")
+@click.option("--markdown", is_flag=True, help="... as the page docs/matrix.md.")
 @click.pass_context
 def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     """List systems with their presets, and which engine can run them."""
@@ -35,7 +35,8 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
     if matrix:
         from harness.run import matrix as cells
 
-        click.echo("\n".join(cells.lines(list(cells.rows()), markdown=markdown)))
+        found = list(cells.rows())
+        click.echo(cells.page(found) if markdown else "\n".join(cells.lines(found)), nl=not markdown)
         return
     if ctx.invoked_subcommand is not None:
         return

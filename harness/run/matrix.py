@@ -30,6 +30,14 @@ WORDS = {
     "option sharing=": "sharing ", "option process=": "process ",
 }  # fmt: skip
 
+PAGE = """\
+# Which system runs on which engine
+
+A row is a system and those of its presets that are alike. `yes`: it runs; `no ...`: what the engine lacks for it; `-`:
+what it needs is simulated only, and the last column says what that is. `make docs` writes this page from what systems
+and engines declare, on a host without a GPU; `bench list --matrix` tells the same of yours.
+"""
+
 
 class Lack(NamedTuple):
     """Why a pair does not run: names that the engine does not have; or, where it has all of them, another reason."""
@@ -55,10 +63,10 @@ def cell(name: str, preset: str | None, where: str) -> Lack:
     return Lack(tuple(names), "" if names else ", ".join(gaps(name, preset, where)))
 
 
-def rows() -> Iterator[Row]:
-    """Every system with every preset, on every engine."""
-    engines = engine.names()
-    for name in system.names():
+def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Row]:
+    """Systems (default: all) with every preset, on engines (default: all)."""
+    engines = engine.names() if engines is None else engines
+    for name in system.names() if systems is None else systems:
         with blamed(Spec(name)):
             presets = (None, *system.find(name).presets)
         yield from (Row(name, preset, {where: cell(name, preset, where) for where in engines}) for preset in presets)
@@ -82,6 +90,11 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
         folded.setdefault(_word(name), []).append(name)
     legend = (f"{word}: {', '.join(of)}" for word, of in sorted(folded.items()) if word in WORDS.values())
     yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
+
+
+def page(found: Sequence[Row]) -> str:
+    """The matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
+    return PAGE + "".join(f"{line}\n" for line in lines(found, markdown=True))
 
 
 def _real(where: str) -> bool:
