@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from harness.check import cases as workloads
 from harness.check import trial as trials
-from harness.check.cases import Case, cases
+from harness.check.cases import Case
 from harness.check.check import check, subjects
 from harness.check.laws import LAWS, otherwise
 from harness.check.new import write
@@ -26,6 +27,7 @@ from harness.loop.standing import Standing
 from harness.policy.actions import Action, Admit, Evict, Load, Move, Run, Wake
 from harness.policy.events import Event, Finished
 from harness.policy.types import Batch, Host, Inst, UserError
+from tests.cases import cases
 
 HERE = Path(__file__).resolve().parent
 SOUND = sorted((HERE / "sound").glob("*.py"))
@@ -98,7 +100,7 @@ def broken(name: str, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@cases("name", [*BROKEN])
 def test_the_broken_law_is_named(name: str, tmp_path: Path) -> None:
     found = {failure.law for failure in check(str(broken(name, tmp_path)), twice="deterministic" in BROKEN[name][0])}
     assert found == set(BROKEN[name][0].split())
@@ -116,7 +118,7 @@ def test_every_law_has_a_system_that_breaks_it() -> None:
     assert set(LAWS) - {law for laws, _ in BROKEN.values() for law in laws.split()} == {"starts", "stands"}  # see below
 
 
-@pytest.mark.parametrize("name", ["admits_each", "on_demand"])
+@cases("name", ["admits_each", "on_demand"])
 def test_a_sound_system_passes(name: str) -> None:
     assert check(str(HERE / "sound" / f"{name}.py"), twice=False) == []
 
@@ -182,7 +184,7 @@ SPOILT = [
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "says"), SPOILT)
+@cases(("old", "new", "says"), SPOILT)
 def test_a_file_that_does_not_start(old: str, new: str, says: str, tmp_path: Path) -> None:
     assert old in GOOD
     path = tmp_path / "mine.py"
@@ -197,7 +199,7 @@ def test_the_file_that_is_spoilt_starts_as_it_is(tmp_path: Path) -> None:
     assert check(str(path), case="calm") == []
 
 
-@pytest.mark.parametrize(
+@cases(
     ("old", "new", "law", "says"),
     [
         ("hears = ", "heard = ", "starts", "its default does not build: has no `hears`"),
@@ -237,7 +239,7 @@ def test_a_system_may_print(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert "hello" in err
 
 
-@pytest.mark.parametrize(
+@cases(
     ("answer", "longest_s", "says"),
     [
         ("while True: pass", 0.25, "thought for 0.25 s without an answer"),
@@ -255,7 +257,7 @@ def test_an_answer_without_end(
     assert says in failure.message
 
 
-@pytest.mark.parametrize(
+@cases(
     ("kind", "args", "says"),
     [
         ("system", {"name": "statik"}, 'no system "statik"; did you mean static?'),
@@ -269,7 +271,7 @@ def test_a_wrong_name_gets_a_suggestion(kind: str, args: dict[str, Any], says: s
         check(**args)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("action", "uses"),
     [
         (Wake(1.0), []),
@@ -350,7 +352,7 @@ class Repeats(Sim):
         return super().idle() and not isinstance(self.last, Finished)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("engine", "law", "says"),
     [
         (Leaks, "memory", "bytes of KV are held although"),
@@ -364,7 +366,7 @@ def test_a_wrong_engine_is_found_too(engine: type[Sim], law: str, says: str, mon
     assert says in found[0].message
 
 
-@pytest.mark.parametrize(
+@cases(
     ("again", "says"),
     [
         (lambda self, do, now_s: None, "was not issued again when something came free"),
@@ -386,7 +388,7 @@ def last_s(trial: Trial) -> float:
 
 
 def test_cases_are_as_hard_as_they_say() -> None:
-    every = cases()
+    every = workloads.cases()
     assert last_s(tried("overload")) > 3 * float(every["overload"].jobs.arrival_s[-1])
     assert sum(row["preemptions"] for row in tried("pressure").rows) > 0
     assert every["long-prompts"].jobs.prompt_tokens.min() > 2 * every["long-prompts"].config.chunk_tokens
@@ -399,11 +401,11 @@ def test_cases_are_as_hard_as_they_say() -> None:
 
 
 def test_cases_are_drawn_anew_for_another_seed_and_alike_for_the_same() -> None:
-    one, same, other = (cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
+    one, same, other = (workloads.cases(seed)["calm"].jobs.arrival_s for seed in (0, 0, 1))
     assert one.tolist() == same.tolist() != other.tolist()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 1.0])
+@cases("share", [0.0, 0.3, 0.9, 1.0])
 def test_another_future_has_the_same_past(share: float) -> None:
     subject: Subject = next(iter(subjects("chunked", case="one-gpu").values()))
     case: Case = subject.case

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.check.engine import LAWS, OF_ENGINE, cases, check, run
+from harness.check import engine as engine_check
+from harness.check.engine import LAWS, OF_ENGINE, check, run
 from harness.loop import engine
 from harness.policy.types import UserError
+from tests.cases import cases
 
 
 def test_the_simulator_conforms() -> None:
@@ -25,7 +27,7 @@ def test_the_engine_on_the_processor_conforms() -> None:
 
 
 def test_cases_are_as_hard_as_they_say() -> None:
-    tried = {name: run("sim", case) for name, case in cases().items()}
+    tried = {name: run("sim", case) for name, case in engine_check.cases().items()}
     assert sum(row["preemptions"] for row in tried["squeezed"].rows) > 0  # type: ignore[union-attr]
     assert {row["state"] for row in tried["squeezed"].rows} == {"done", "failed"}  # type: ignore[union-attr]
     assert {row["state"] for row in tried["dropped"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
@@ -100,7 +102,7 @@ def test_every_law_has_an_engine_that_breaks_it() -> None:
     assert set(WRONG) == set(LAWS)
 
 
-@pytest.mark.parametrize("law", sorted(set(LAWS) - {"closes"}))
+@cases("law", sorted(set(LAWS) - {"closes"}))
 def test_a_wrong_engine_is_told_the_law(law: str, wrong: Callable[[str], str]) -> None:
     name = wrong(law)
     (failure,) = check(name, only=law)
@@ -121,7 +123,7 @@ def test_a_process_that_outlives_its_engine_is_found(wrong: Callable[[str], str]
     assert "process" in failure.message
 
 
-@pytest.mark.parametrize(
+@cases(
     ("args", "says"),
     [
         ({"name": "simm"}, 'no engine "simm"; did you mean sim?'),

@@ -21,6 +21,7 @@ from harness.client.body import OFFSETS, STYLES, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
 from harness.policy.types import Jobs, UserError
+from tests.cases import cases
 from tests.scripted import CLOSE, HANG, HEAD, RESET, Asked, Pieces, chunked, error, event, scripted, tokens
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -282,7 +283,7 @@ FAULTS: dict[str, tuple[Pieces, int, str]] = {  # what the server does, the HTTP
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@cases("name", [*FAULTS])
 def test_a_fault_is_a_failed_row_with_its_reason(name: str) -> None:
     pieces, status, says = FAULTS[name]
     with scripted(lambda _: pieces) as server:
@@ -300,7 +301,7 @@ def test_a_server_that_is_not_there_fails_the_request() -> None:
     assert (log.error, log.status.tolist(), log.write_ns.tolist()) == (["connection refused"], [0], [-1])
 
 
-@pytest.mark.parametrize("sent", [[], [HEAD], chunked(event("a"))[:2]])
+@cases("sent", [[], [HEAD], chunked(event("a"))[:2]])
 def test_silence_fails_the_request(sent: list[bytes]) -> None:
     with scripted(lambda _: [*sent, HANG]) as server:
         _, log = replayed(jobs([0.0]), server.url, timeout_s=0.05)

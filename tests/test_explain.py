@@ -8,7 +8,8 @@ import math
 import re
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from harness.rows import record
 from harness.run import perfetto as trace_event
 from harness.run import retrace
 from plots import fig_causes
+from tests.cases import cases
 from tests.test_cli import bench, ok
 from tests.test_sweep import files
 
@@ -52,18 +54,28 @@ def run_of(out: Path, system: str) -> Path:
     return max(out.glob(f"{system}-*"), key=lambda run: record.meta(run)["spec"]["rate_scale"])
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def traced(request: pytest.FixtureRequest, out: Path) -> tuple[Path, pa.Table, Trace]:
-    run = run_of(out, request.param)
-    stored = record.read(run)
-    return run, stored, retrace.retrace(run, stored)
+Traced = Callable[[str], tuple[Path, pa.Table, Trace]]
+
+
+@pytest.fixture(scope="module")
+def traced(out: Path) -> Traced:
+    """The run of a system, its rows and what happened in it."""
+
+    @cache
+    def of(system: str) -> tuple[Path, pa.Table, Trace]:
+        run = run_of(out, system)
+        stored = record.read(run)
+        return run, stored, retrace.retrace(run, stored)
+
+    return of
 
 
 # ------------------------------------------------------------------ one request in order of time
 
 
-def test_the_parts_of_every_request_sum_to_its_latency(traced: tuple[Path, pa.Table, Trace]) -> None:
-    _, stored, trace = traced
+@cases("system", NAMES)
+def test_the_parts_of_every_request_sum_to_its_latency(system: str, traced: Traced) -> None:
+    _, stored, trace = traced(system)
     rows = {row["id"]: row for row in stored.to_pylist()}
     seen = 0
     for short, parts in retrace.every(trace, stored):
@@ -88,8 +100,9 @@ def test_the_parts_of_every_request_sum_to_its_latency(traced: tuple[Path, pa.Ta
     assert seen == len(rows)
 
 
-def test_one_request_alone_is_traced_as_among_all(traced: tuple[Path, pa.Table, Trace]) -> None:
-    run, stored, whole = traced
+@cases("system", NAMES)
+def test_one_request_alone_is_traced_as_among_all(system: str, traced: Traced) -> None:
+    run, stored, whole = traced(system)
     rid = stored.num_rows // 2
     row, own = stored.slice(rid, 1).to_pylist()[0], retrace.by_request(whole)[rid]
     alone = retrace.retrace(run, stored, look_at=rid)
@@ -139,7 +152,7 @@ def test_parts_of_a_kind_are_folded_and_counted() -> None:
     assert sum(sum(x.ns.values()) for x in found) == 10 * len(kinds)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fidelity", "later_ns", "says"),
     [("simulated", 1, "was made by other sources"), ("emulated", 0, "is emulated: only simulated runs")],
 )
@@ -221,8 +234,9 @@ def test_bars_of_causes_are_told_apart_in_grey() -> None:
 # ------------------------------------------------------------------ a run as trace events
 
 
-def test_a_timeline_is_a_trace_that_perfetto_opens(traced: tuple[Path, pa.Table, Trace], tmp_path: Path) -> None:
-    run, stored, trace = traced
+@cases("system", NAMES)
+def test_a_timeline_is_a_trace_that_perfetto_opens(system: str, traced: Traced, tmp_path: Path) -> None:
+    run, stored, trace = traced(system)
     path = tmp_path / "t.json.gz"
     about = {"run": run.name}
     path.write_bytes(trace_event.document(trace_event.events(trace, stored), about, path))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines.sim import jit
+from tests.cases import cases
 
 HOME = Path(jit.__file__).parents[1]
 FILES = [str(file.relative_to(HOME)) for pattern in jit.SOURCES for file in sorted(HOME.glob(pattern))]
@@ -20,7 +21,7 @@ def copied(folder: Path) -> None:
         shutil.copy(HOME / name, folder / name)
 
 
-@pytest.mark.parametrize("name", FILES)
+@cases("name", FILES)
 def test_an_edit_of_any_source_leaves_the_compiled_code_behind(name: str, tmp_path: Path) -> None:
     copied(tmp_path)
     assert jit.fingerprint(tmp_path) == jit.fingerprint(HOME)

@@ -61,18 +61,17 @@ if __name__ == "__main__":
     compare(sys.argv[1], int(sys.argv[2]))
 """
 
-POINTS = [
-    *(("write", n) for n in (1, 5, 6, 9, 10)),  # Parquet: first and last base, first and last run, the table
-    *(("replace", n) for n in (1, 5, 6, 9, 10)),  # into place
-    *(("fsync", n) for n in (1, 2, 3, 4, 5, 30)),  # rows, side file, folder, parent, the next run's
-    ("mkdir", 1),
-    ("mkdir", 4),
-]
-SOLO_POINTS = [  # four runs without bases, what the requests of each take alone, the table
-    *(("write", n) for n in (4, 5, 8, 9)),
-    *(("replace", n) for n in (5, 8, 9)),
-    *(("fsync", n) for n in (17, 18, 19)),  # the file, its folder, the next file
-]
+POINTS = {
+    "write": (1, 5, 6, 9, 10),  # Parquet: first and last base, first and last run, the table
+    "replace": (1, 5, 6, 9, 10),  # into place
+    "fsync": (1, 2, 3, 4, 5, 30),  # rows, side file, folder, parent, the next run's
+    "mkdir": (1, 4),
+}
+SOLO_POINTS = {  # four runs without bases, what the requests of each take alone, the table
+    "write": (4, 5, 8, 9),
+    "replace": (5, 8, 9),
+    "fsync": (17, 18, 19),  # the file, its folder, the next file
+}
 
 
 @pytest.fixture(scope="module")
@@ -105,35 +104,42 @@ def leftovers(out: Path) -> Iterator[Path]:
     return out.rglob("*.part")
 
 
-@pytest.mark.parametrize(("name", "n"), POINTS)
-def test_killed_at_a_write_or_rename(name: str, n: int, tmp_path: Path, whole: dict[str, bytes]) -> None:
-    out = tmp_path / "out"
-    with child(script(tmp_path, AT_CALL), out, name, n) as process:
+def killed(folder: Path, whole: dict[str, bytes], name: str, n: int, *rule: str) -> None:
+    """Kill a comparison at the n-th call of a function: what it left is whole, and the next goes on to all of it."""
+    out = folder / "out"
+    with child(script(folder, AT_CALL), out, name, n, *rule) as process:
         process.communicate()
     assert process.returncode == -signal.SIGKILL, f"{name} was called fewer than {n} times"
-    found = {name: data for name, data in files(out).items() if ".part" not in name}
-    assert found.items() < whole.items()  # whole runs, each as it should be, and not all of them
-    assert go_on(out) == whole  # the same files: what was left half-written is gone
+    left = {name: data for name, data in files(out).items() if ".part" not in name}
+    assert left.items() < whole.items()  # whole runs, each as it should be, and not all of them
+    assert go_on(out, *rule) == whole  # the same files: what was left half-written is gone
     assert not list(leftovers(out))
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_killed_at_a_write_or_rename(
+    name: str, tmp_path_factory: pytest.TempPathFactory, whole: dict[str, bytes], subtests: pytest.Subtests
+) -> None:
+    for n in POINTS[name]:
+        with subtests.test(n=n):
+            killed(tmp_path_factory.mktemp(name), whole, name, n)
 
 
 @pytest.fixture(scope="module")
 def whole_solo(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """The files of a comparison under a rule by request that nobody disturbed."""
-    return go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
+    files = go_on(tmp_path_factory.mktemp("solo"), "4xsolo")
+    assert sum(Path(name).name == record.SOLO for name in files) == 4
+    return files
 
 
-@pytest.mark.parametrize(("name", "n"), SOLO_POINTS)
-def test_killed_while_limits_are_stored(name: str, n: int, tmp_path: Path, whole_solo: dict[str, bytes]) -> None:
-    assert sum(Path(name).name == record.SOLO for name in whole_solo) == 4
-    out = tmp_path / "out"
-    with child(script(tmp_path, AT_CALL), out, name, n, "4xsolo") as process:
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL, f"{name} was called fewer than {n} times"
-    found = {name: data for name, data in files(out).items() if ".part" not in name}
-    assert found.items() < whole_solo.items()
-    assert go_on(out, "4xsolo") == whole_solo
-    assert not list(leftovers(out))
+@pytest.mark.parametrize("name", SOLO_POINTS)
+def test_killed_while_limits_are_stored(
+    name: str, tmp_path_factory: pytest.TempPathFactory, whole_solo: dict[str, bytes], subtests: pytest.Subtests
+) -> None:
+    for n in SOLO_POINTS[name]:
+        with subtests.test(n=n):
+            killed(tmp_path_factory.mktemp(name), whole_solo, name, n, "4xsolo")
 
 
 def undisturbed_s(tmp_path: Path, workers: int) -> float:

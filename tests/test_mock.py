@@ -32,6 +32,7 @@ from harness.mock.sequence import Sequence
 from harness.mock.server import Mock, listening
 from harness.mock.settings import Settings
 from harness.policy.types import UserError
+from tests.cases import cases
 from tests.mocks import ASK, Server, events, raw, send, serving
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +120,7 @@ def test_the_end_of_a_stream_as_llama_cpp_has_it() -> None:
         assert "timings" in json.loads(server.ask("/v1/completions", ASK)[1])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("prompt", "tokens"),
     [("abcdefgh", [2]), ([5] * 7, [7]), (["abcdefgh", "x"], [2, 1]), ([[1, 2], [3]], [2, 1])],
 )
@@ -181,8 +182,9 @@ BAD: list[tuple[int, str | None, object]] = [
 ]
 
 
-@pytest.mark.parametrize(("status", "param", "body"), BAD)
+@cases(("status", "param", "body"), BAD)
 def test_what_is_wrong_is_said_in_openais_form(server: Server, status: int, param: str | None, body: object) -> None:
+    server.ask("/mock/reset")
     got, said = server.ask("/v1/completions", body)
     error = json.loads(said)["error"]
     assert (got, error["param"], error["type"]) == (status, param, "invalid_request_error")
@@ -190,7 +192,7 @@ def test_what_is_wrong_is_said_in_openais_form(server: Server, status: int, para
     assert server.stats()["ends"] == {str(status): 1}
 
 
-@pytest.mark.parametrize(
+@cases(
     "messages",
     [None, [], "x", [1], [{"content": "x"}], [{"role": "user", "content": 1}], [{"role": "u", "content": [1]}]],
 )

@@ -18,6 +18,7 @@ from harness.mock.sequence import Sequence
 from harness.mock.table import Table
 from harness.policy.types import Inst
 from tests import whole_table
+from tests.cases import cases
 from workloads.models import shape
 
 Stamps = list[tuple[int, int]]  # (index of the sequence, time of a token)
@@ -207,7 +208,7 @@ def test_a_slow_request_joins_later() -> None:
 TIMES: dict[str, Any] = {"sleep_ns": {0: 0, 1: 300, 2: 5}, "wake_ns": {0: 0, 1: 700, 2: 9000}}
 
 
-@pytest.mark.parametrize(("level", "slept", "woken"), [(0, 100, 1000), (1, 400, 1700), (2, 105, 10000)])
+@cases(("level", "slept", "woken"), [(0, 100, 1000), (1, 400, 1700), (2, 105, 10000)])
 def test_sleep_and_wake_take_the_time_of_their_level(level: int, slept: int, woken: int) -> None:
     world = fixed(**TIMES)
     world.sleep(100, level)
@@ -231,7 +232,7 @@ def test_abort_ends_what_runs_at_once() -> None:
     assert world.models[0].waiting == 0
 
 
-@pytest.mark.parametrize("make", [fixed, stepping])
+@cases("make", [fixed, stepping])
 def test_wait_falls_asleep_after_the_last_token(make: Callable[..., World]) -> None:
     world = make(**TIMES)
     world.ask(0, prompt=100, output=3)
@@ -244,9 +245,7 @@ def test_wait_falls_asleep_after_the_last_token(make: Callable[..., World]) -> N
     assert world.orders == [("slept", ended + 300)]
 
 
-@pytest.mark.parametrize(
-    ("make", "at_ns", "made"), [(fixed, 40, 0), (fixed, 55, 1), (stepping, 50, 0), (stepping, 101, 1)]
-)
+@cases(("make", "at_ns", "made"), [(fixed, 40, 0), (fixed, 55, 1), (stepping, 50, 0), (stepping, 101, 1)])
 def test_keep_goes_on_where_it_stood(make: Callable[..., World], at_ns: int, made: int) -> None:
     world = make(**TIMES)
     kept = world.ask(0, prompt=100, output=3)

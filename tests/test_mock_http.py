@@ -6,15 +6,14 @@ import json
 import socket
 from http.client import HTTPResponse
 
-import pytest
-
 from harness.mock import http
+from tests.cases import cases
 from tests.mocks import ASK, Server, answered, events, post, raw, send
 
 # ---------------------------------------------------------------------- HTTP
 
 
-@pytest.mark.parametrize(
+@cases(
     ("data", "status"),
     [
         (b"hello\r\n\r\n", 400),

@@ -15,6 +15,7 @@ from harness.engines.costs.coef import COST, Tables
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run
 from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Prefilled
 from harness.policy.types import Batch, Host, Inst, Jobs
+from tests.cases import cases
 from tests.oracle import ModelSetup, Oracle, Req, Result, Setup, max_min, noise
 
 NEVER = -math.inf  # before the clock
@@ -286,7 +287,7 @@ def test_two_co_runners_at_half_speed() -> None:
     assert [r.done_s for r in alone.requests] == [4 / 64, 8 / 64]
 
 
-@pytest.mark.parametrize(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])
+@cases(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])
 def test_two_processes_take_turns(quantum: int, turns: tuple[int, int]) -> None:
     s = setup(sharing="turns", quantum_s=quantum / 64)
     out = Oracle(s).run(jobs((0.0, "a", 4, 1), (0.0, "b", 8, 2)), resident(A, B))

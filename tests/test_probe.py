@@ -24,6 +24,7 @@ from harness.engines.servers.process import Process, free_port
 from harness.policy.types import Inst, UserError
 from harness.validate import calibrate
 from probe.conduct import HOST, RAW
+from tests.cases import cases
 from tests.test_fit_whole import API_S, AREA_S, CTX_S, SEQ_S, Known
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,9 +134,7 @@ def test_a_second_call_measures_nothing_twice(tmp_path: Path, monkeypatch: pytes
     assert (tmp_path / RAW).read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("loads", "tries", "kept"), [((0.1,), 1, 0.1), ((0.9, 0.1), 2, 0.1), ((0.9, 0.4, 0.7), 3, 0.4)]
-)
+@cases(("loads", "tries", "kept"), [((0.1,), 1, 0.1), ((0.9, 0.1), 2, 0.1), ((0.9, 0.4, 0.7), 3, 0.4)])
 def test_what_others_disturbed_is_measured_again_and_then_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loads: tuple[float, ...], tries: int, kept: float
 ) -> None:

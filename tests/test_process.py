@@ -29,6 +29,7 @@ from harness.study.bases import slo_target
 from harness.study.figure import HERE, figure
 from harness.study.sentences import departures
 from plots import style
+from tests.cases import cases
 from workloads.models import shape
 
 SHAPES = {"llama-3.1-70b": "llama-3.3-70b"}  # equal dimensions
@@ -137,7 +138,7 @@ def test_given_bytes_replace_the_formula() -> None:
     assert all(more[m].weight_bytes > fewer[m].weight_bytes for m in more)
 
 
-@pytest.mark.parametrize("system", ["static", "muxserve"])
+@cases("system", ["static", "muxserve"])
 def test_processes_too_large_are_infeasible(system: str, tmp_path: Path) -> None:
     """Processes of 4 GiB leave no room for eight models on two GPUs: a run without rows, and with the reason."""
     spec = Spec(system, models="heavy8", trace="sample", window_s=5.0, warmup_s=0.0, drain_s=5.0)
@@ -188,7 +189,7 @@ def test_processes_and_links_are_part_of_a_run() -> None:
             replace(base, **one)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("system", "sharing", "departs"),
     [
         ("muxserve", "own", None),
