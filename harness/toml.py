@@ -163,9 +163,8 @@ def _plain(value: Any) -> Any:
     kind: Any = type(value)
     if not _is_class(kind):
         raise TypeError(f"{value!r} is no value of TOML")
-    kinds = _hints(kind)
-    given = {name: getattr(value, name) for name in kinds}
-    return {_written(n): dict(_keyed(one)) if TABLE in _metadata(kinds[n]) else one for n, one in given.items()}
+    given = {name: getattr(value, name) for name in _hints(kind)}
+    return {_written(n): dict(_keyed(one)) if n in _paired(kind) else one for n, one in given.items()}
 
 
 def _keyed(pairs: Sequence[tuple[Any, ...]]) -> Iterator[tuple[Any, Any]]:
@@ -184,6 +183,12 @@ def _hints(kind: Any) -> dict[str, Any]:
 def _written(name: str) -> str:
     """The key of a field, which may be one of Python's own words."""
     return name.removesuffix("_")
+
+
+@cache
+def _paired(kind: Any) -> frozenset[str]:
+    """The fields of a dataclass that are pairs here, and tables in a file."""
+    return frozenset(name for name, hint in _hints(kind).items() if TABLE in _metadata(hint))
 
 
 def _is_class(kind: Any) -> bool:

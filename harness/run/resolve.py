@@ -147,7 +147,7 @@ def _measured(spec: Spec) -> Spec:
 
     kind = quantities.gpu(spec.gpu, spec.table).kind
     if quantities.machine(spec.table) is None:
-        return replace(spec, gpu=kind)
+        return spec if spec.gpu == kind else replace(spec, gpu=kind)
     given = {"gpu": kind, "host": kind, **quantities.settings(spec.table)}
     open_ = {one.name for one in dataclasses.fields(Spec) if getattr(spec, one.name) in (one.default, None)}
     for name in ("gpu", "host"):
