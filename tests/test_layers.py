@@ -60,7 +60,7 @@ ARCHITECTURE = {
         "policy loop rows engines engines.costs engines.sim traces workloads report run", "numpy pandas pyarrow scipy"
     ),
     "validate": Box(
-        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads run study",
+        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads report run study",
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),

@@ -112,4 +112,4 @@ def test_a_summary_says_whether_the_pairs_are_enough() -> None:
     many = {name: 0.1 + 0.15 * k for k, name in enumerate("abcde")}
     assert ranks.summary(ranks.pairs(runs(many, many), "both"))[1].endswith("enough to judge by")
     rows = list(ranks.pair_rows(few))
-    assert rows[1] == ("2 models", "b", "a", "5", "+30.0 [+30.0, +30.0]", "+50.0 [+50.0, +50.0]", "alike")
+    assert rows[1] == ("2 models", "b", "a", "5", "+30.0 [30.0, 30.0]", "+50.0 [50.0, 50.0]", "alike")

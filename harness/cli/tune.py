@@ -51,13 +51,15 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
+    from harness.report import estimate
+    from harness.report.estimate import POINTS
     from harness.report.text_table import aligned
     from harness.study.tune import shown
 
-    rows: list[Sequence[str]] = [("draw", "held %", "gain", "from", "to", "attainment %", "fields")]
+    rows: list[Sequence[str]] = [("draw", "held %", "gain in points", "attainment %", "fields")]
     for k, draw in enumerate(one.draws):
-        gain = [f"{100 * x:+.2f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
+        gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
         name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
-        rows.append((name, held, *gain, score, shown(draw.fields)))
+        rows.append((name, held, gain, score, shown(draw.fields)))
     why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
     return [f"{one.system}: {why}", *aligned(rows), ""]

@@ -17,6 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
+from harness.report import estimate
+from harness.report.estimate import POINTS
 from harness.rows.statistics import Estimate, paired
 
 REPEATS = 5
@@ -170,9 +172,8 @@ def pair_rows(found: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
         )  # fmt: skip
 
 
-def _points(x: Estimate) -> str:
-    bounds = "" if x.low is None or x.high is None else f" [{100 * x.low:+.1f}, {100 * x.high:+.1f}]"
-    return f"{100 * x.mean:+.1f}{bounds}"
+def _points(difference: Estimate) -> str:
+    return estimate.text(difference.times(100), POINTS)
 
 
 def cell_rows(found: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:

@@ -17,22 +17,19 @@ Nothing else is fitted, least of all the reserve and the size of pages.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 from numpy.typing import NDArray
 from scipy.optimize import brentq, least_squares
 
-from harness.engines import sim
-from harness.engines.costs import coefficients, quantities
-from harness.engines.machine import Config, Served, machine
-from harness.loop import system
-from harness.loop.replay import replay
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Served
 from harness.policy.types import GIB, Jobs, Plan, UserError
+from harness.rows import attainment, requests
+from harness.validate.replayed import replayed
 from traces.ramps import ramps
 from workloads.models import shape
 
@@ -133,32 +130,20 @@ def ours(
         tuple(Served(m, its) for m in names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192, mem_fraction=0.90,
         process_bytes=round(process_bytes), sharing=sharing, noise=quantities.noise(GPU, HOST), plan=plan,
     )  # fmt: skip
-    priced = machine(config)
-    if host is not None:
-        config = replace(config, noise=0.0)
-        tables = coefficients.coefficients([(its, 1)] * MODELS, quantities.quantities(GPU), priced.spec, host)
-        priced = priced._replace(tables=tables, host=host)
-    if quantum_s is not None:
-        priced = priced._replace(quantum_s=quantum_s)
     load = ramps(peak, models, PROMPT, CAP, output)
     never = np.full(len(load.arrival_s), np.inf)
     jobs = Jobs(names, load.arrival_s, load.model, load.prompt_tokens, load.output_tokens, never, never)
-    make: Any = system.find(name)
-    options = make(sim.make(config, {}, priced).cluster, **FIELDS[name]).options
-    engine = sim.make(config, options, priced)
-    replay(make(engine.cluster, **FIELDS[name]), engine, jobs)
-    return _measures(pa.Table.from_batches(engine.rows())).assign(system=name, peak=peak)
+    rows = replayed(config, jobs, name, FIELDS[name], host=host, quantum_s=quantum_s)
+    return _measures(rows).assign(system=name, peak=peak)
 
 
-def _measures(rows: pa.Table) -> pd.DataFrame:
-    columns = ("arrival_ns", "first_ns", "done_ns", "output_tokens")
-    arrival, first, done, tokens = (rows[c].to_numpy().astype(np.float64) for c in columns)
+def _measures(rows: requests.Rows) -> pd.DataFrame:
     each = pd.DataFrame(
         {
-            "instance": [int(m[1:]) for m in rows["model"].to_pylist()],
-            "ttft_s": (first - arrival) / 1e9,
-            "tpot_s": np.where(tokens > 1, (done - first) / 1e9 / np.maximum(tokens - 1, 1), np.nan),
-            "e2e_s": (done - arrival) / 1e9,
+            "instance": [int(rows.models[code][1:]) for code in rows.model],
+            "ttft_s": rows.ttft_s,
+            "tpot_s": attainment.tpot_s(rows),
+            "e2e_s": rows.e2e_s,
         }
     )
     by = each.groupby("instance")

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
-from harness.engines import sim
-from harness.engines.costs import coefficients, quantities
-from harness.engines.machine import machine
-from harness.loop import system
-from harness.loop.replay import replay
+from harness.engines.costs import quantities
 from harness.rows import attainment, requests
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
 from harness.validate.measured import METRICS, Batch, Case, Closed, Poisson, Setting
+from harness.validate.replayed import replayed
 
 Tell = Callable[[int, int], None]  # settings that ran, of how many
 SLOW = 1.3
@@ -41,26 +36,10 @@ def ours(
     for setting in waiting:
         if tell is not None:
             tell(len(ran), len(waiting))
-        ran[setting] = None if setting.load is None else rows(setting, host)
+        ran[setting] = None if setting.load is None else replayed(setting.config, setting.load.jobs(), host=host)
     if tell is not None:
         tell(len(ran), len(waiting))
     return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
-
-
-def rows(setting: Setting, host: quantities.HostProfile | None = None) -> requests.Rows:
-    """Run a setting on `dedicated`: what happened to each request."""
-    assert setting.load is not None
-    config = setting.config
-    priced = machine(config)
-    if host is not None:
-        config = replace(config, noise=0.0)
-        tables = coefficients.coefficients(
-            [(setting.shape, setting.tp)], quantities.quantities(setting.gpu), priced.spec, host
-        )
-        priced = priced._replace(tables=tables, host=host)
-    engine = sim.make(config, {"kv": "paged"}, priced)
-    replay(system.find("dedicated")(engine.cluster), engine, setting.load.jobs())
-    return requests.rows(pa.Table.from_batches(engine.rows()))
 
 
 def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) -> dict[str, float]:

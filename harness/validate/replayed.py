@@ -1,0 +1,50 @@
+"""A load on the simulator as a measured engine had it: the one replay behind every file of measured runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from harness.engines import sim
+from harness.engines.costs import coefficients, quantities
+from harness.engines.machine import Config, Machine, cluster, machine
+from harness.loop import system
+from harness.loop.replay import replay
+from harness.policy.types import Jobs
+from harness.rows import requests
+
+
+def replayed(
+    config: Config,
+    jobs: Jobs,
+    name: str = "dedicated",
+    fields: Mapping[str, Any] | None = None,
+    *,
+    host: quantities.HostProfile | None = None,
+    quantum_s: float | None = None,
+) -> requests.Rows:
+    """Run jobs under a system: what happened to each request.
+
+    `host` replaces the profile of the config, in steps without noise: what a fit tries. `quantum_s` replaces the
+    committed quantum of a turn.
+    """
+    config = config if host is None else replace(config, noise=0.0)
+    priced = _priced(config, host, quantum_s)
+    make: Any = system.find(name)
+    options = make(cluster(config, priced=priced), **(fields or {})).options
+    engine = sim.make(config, options, priced)
+    replay(make(engine.cluster, **(fields or {})), engine, jobs)
+    return requests.rows(pa.Table.from_batches(engine.rows()))
+
+
+def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: float | None) -> Machine:
+    """The machine of a config, with another host profile and quantum where they are given."""
+    priced = machine(config)
+    if host is not None:
+        models = [(served.shape, served.tp) for served in config.models]
+        tables = coefficients.coefficients(models, quantities.quantities(config.gpu), priced.spec, host)
+        priced = priced._replace(tables=tables, host=host)
+    return priced if quantum_s is None else priced._replace(quantum_s=quantum_s)
