@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import main
 from harness.loop.system import ROOT
 from harness.rows import record
+from tests.cases import cases
 from tests.test_sweep import SYSTEM, files
 from traces import schema
 
@@ -57,7 +57,7 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize(("row", "line", "says"), ROWS)
+@cases(("row", "line", "says"), ROWS)
 def test_a_malformed_row_is_named(row: str, line: str, says: str, tmp_path: Path) -> None:
     path, out = tmp_path / "my.csv", tmp_path / "out.parquet"
     path.write_text(f"{HEADER}0,a,3,4\n{row}\n")
@@ -65,7 +65,7 @@ def test_a_malformed_row_is_named(row: str, line: str, says: str, tmp_path: Path
     assert not out.exists()
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "extra", "says"),
     [
         ("", (), "my.csv"),
@@ -90,7 +90,7 @@ def table(**columns: object) -> pa.Table:
     return schema.table(rows | columns, {"name": "mine", "tier": "replayed", "span_s": 2.0})
 
 
-@pytest.mark.parametrize(
+@cases(
     ("columns", "says"),
     [
         ({"arrival_s": [1.0, 0.0]}, "arrival_s"),
@@ -125,7 +125,7 @@ def test_a_cut_or_foreign_parquet_is_named(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ names and numbers
 
 
-@pytest.mark.parametrize(
+@cases(
     ("args", "says"),
     [
         (("--systems", "statik"), 'no system "statik"; did you mean static? (bench list)'),
@@ -174,7 +174,7 @@ def test_a_wrong_name_or_number_is_one_line(args: tuple[str, ...], says: str, tm
     assert files(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "says"),
     [
         ("system = 'statik'", "did you mean static?"),
@@ -192,7 +192,7 @@ def test_a_wrong_spec_names_its_file(text: str, says: str, tmp_path: Path) -> No
     assert files(tmp_path / "out") == {}
 
 
-@pytest.mark.parametrize(
+@cases(
     "args",
     [
         ("run", "none.toml"),
@@ -239,7 +239,7 @@ def limited(size: int, *args: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@cases("workers", [1, 2])
 def test_a_full_disk_is_one_line_and_nothing_half_written(workers: int, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert bench(*COMPARE, "-o", tmp_path / "other").exit_code == 0  # so that the compiler has nothing left to write
@@ -335,7 +335,7 @@ def costs_its_row(path: Path, says: str, out: Path) -> None:
     assert {name.partition("-")[0] for name in files(out)} == {"static", "sample"}  # nothing of `mine`
 
 
-@pytest.mark.parametrize(("does", "says"), WRONG)
+@cases(("does", "says"), WRONG)
 def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     names = "from harness.policy.actions import Drop, Wake\nfrom harness.policy.types import UserError\n\nDECISION_S"
@@ -344,7 +344,7 @@ def test_a_policy_that_goes_wrong_costs_its_row(does: str, says: str, tmp_path: 
     costs_its_row(path, says, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("old", "new", "says"), AT_ONCE)
+@cases(("old", "new", "says"), AT_ONCE)
 def test_a_policy_that_does_not_start_costs_its_row(old: str, new: str, says: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     assert old in HEARD

@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.spec import Spec
 from harness.study.compare import AA, AA_SEED
+from tests.cases import cases
 from tests.test_check import broken
 from tests.test_sweep import SYSTEM, files
 from traces import readers
@@ -54,7 +56,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("gpus", "unfit"), [(4, set()), (1, {"aegaeon", "disaggregated", "weaver"})])
+@cases(("gpus", "unfit"), [(4, set()), (1, {"aegaeon", "disaggregated", "weaver"})])
 def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path: Path) -> None:
     """Those that need two GPUs of a kind (one that prefills, one for the hot model) say so on one."""
     common = ("--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "1", "--rate-scale", "1", "--set",
@@ -113,7 +115,7 @@ def test_every_promised_command_is_there() -> None:
     assert {tuple(words.split()) for words in asked.split(", ")} <= set(commands())
 
 
-@pytest.mark.parametrize("path", [(), *commands()], ids=" ".join)
+@cases("path", [(), *commands()])
 def test_help_shows_an_example_that_parses(path: tuple[str, ...]) -> None:
     text = ok(*path, "--help")
     after = text.partition("Examples:")[2].replace("\\\n", " ")
@@ -156,7 +158,7 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
         assert says in result.stderr
 
 
-@pytest.mark.parametrize(
+@cases(
     ("typed", "offered"),
     [
         ("bench com", "compare"),
@@ -392,8 +394,7 @@ def attained(sweep: Path, label: str) -> tuple[Path, float]:
     return sweep.parent / row["run"], row["value"]
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("label", ["static", "prism"])  # prism reads the SLO: each rule is a run of its own
+@cases(("rule", "label"), product(RULES, ("static", "prism")))  # prism reads the SLO: each rule is a run of its own
 def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict[str, tuple[Path, str]]) -> None:
     sweep, following = crowd[rule]
     folder, value = attained(sweep, label)

@@ -27,6 +27,7 @@ from harness.run.execute import current, execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup
 from harness.run.spec import Spec, canonical
+from tests.cases import cases
 from workloads.models import shape
 
 HEAVY = ("numba", "torch")
@@ -39,7 +40,7 @@ def imported(code: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout.strip()
 
 
-@pytest.mark.parametrize("module", ["machine", "rows"])
+@cases("module", ["machine", "rows"])
 def test_what_every_engine_needs_is_not_compiled(module: str) -> None:
     assert imported(f"from harness.engines import {module}") == ""
 
@@ -50,7 +51,7 @@ def test_engines_are_the_files_that_define_make() -> None:
     assert imported("from harness.loop import engine; engine.names()") == ""
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "says"),
     [
         ("simm", 'no engine "simm"; did you mean sim?'),
@@ -132,7 +133,7 @@ BROKEN = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("how", BROKEN)
+@cases("how", [*BROKEN])
 def test_a_broken_file_is_one_line(how: str, tmp_path: Path) -> None:
     text, says = BROKEN[how]
     (path := tmp_path / "mine.py").write_text(text)

@@ -20,6 +20,7 @@ from harness.run.placement import homes
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.spec import Spec, as_dict, from_dict
+from tests.cases import cases
 from traces import synthetic
 from workloads.build import FOLDED_S, PLAN_SEED, build, plan, requests_seen, window_fold
 
@@ -155,7 +156,7 @@ def loads(spec: Spec) -> dict[str, tuple[int, ...]]:
     return found
 
 
-@pytest.mark.parametrize("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
+@cases("system", ["static", "static:equal", "elastic", "chunked", "ideal"])
 def test_a_placement_given_is_where_models_are(system: str, spec: Spec, tmp_path: Path) -> None:
     file = tmp_path / "there.toml"
     given = {m: (k % 2,) for k, m in enumerate(load_models(MODELS).names)}
@@ -216,7 +217,7 @@ def test_who_places_by_itself_is_skipped_with_the_reason(spec: Spec, tmp_path: P
     assert record.meta(folder)["skipped"].startswith("Cluster.homes")
 
 
-@pytest.mark.parametrize(
+@cases(
     ("text", "says"),
     [
         ('"llama-3.2-1b/1" = [0]', "llama-3.2-1b/2 has no GPU in it"),

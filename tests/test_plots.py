@@ -22,6 +22,7 @@ from harness.cli.app import main
 from harness.policy.types import UserError
 from harness.rows import record, tidy
 from plots import fig_compare, style
+from tests.cases import cases
 
 PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
 
@@ -201,7 +202,7 @@ def test_infeasible_is_hollow_and_infinite_is_at_the_edge() -> None:
     assert [xs(line) for line in edge] == [[16.0]]
 
 
-@pytest.mark.parametrize("rates", [[4 * 2 ** (i / 2) for i in range(9)], [0.25, 0.5, 1, 1.1, 1.2, 8], [5, 6, 7.125]])
+@cases("rates", [[4 * 2 ** (i / 2) for i in range(9)], [0.25, 0.5, 1, 1.1, 1.2, 8], [5, 6, 7.125]])
 def test_rate_labels_never_touch(rates: list[float]) -> None:
     with style.theme():
         figure = fig_compare.draw(sweep(*({"rate_scale": x, "values": values(0.9, rate=x)} for x in rates)))
@@ -212,7 +213,7 @@ def test_rate_labels_never_touch(rates: list[float]) -> None:
             assert axis.get_xticklabels()[-1].get_text() == f"{rates[-1]:g}"
 
 
-@pytest.mark.parametrize("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(
+@cases("table", [sweep({"values": values(1.0)}), sweep({"values": values(0.0, math.inf)}), sweep(
     {"values": values(0.5)}, {"rate_scale": 2.0, "values": values(math.nan)})])  # fmt: skip
 def test_small_sweeps_are_drawn(tmp_path: Path, table: pa.Table) -> None:
     assert len(fig_compare.render(folder(tmp_path / "s", table), tmp_path / "f", "x")) == 3
@@ -250,7 +251,7 @@ def lightness(color: str) -> float:
     return 116 * y ** (1 / 3) - 16 if y > 0.008856 else 903.3 * y
 
 
-@pytest.mark.parametrize("system", style.SYSTEMS)
+@cases("system", [*style.SYSTEMS])
 def test_lines_of_one_system_differ_by_lightness_as_seen_by_everyone(system: str) -> None:
     """Its four shades are at least 11 apart in CIE L*, of which about 2 can be told apart side by side."""
     kin = [system, f"{system}:v1", f"{system}+placement=fixed", f"{system} (A/A)"]

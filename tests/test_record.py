@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 import harness
 from harness.policy.types import UserError
 from harness.rows import record
+from tests.cases import cases
 
 META = {
     "spec": {"system": "prism", "seed": 3, "fields": {"tau": 0.1}, "slo_s": [["a", 1.0, float("inf")]]},
@@ -73,7 +74,7 @@ def bytes_of(folder: Path) -> bytes:
     return (folder / record.ROWS).read_bytes()
 
 
-@pytest.mark.parametrize("tokens", [False, True])
+@cases("tokens", [False, True])
 def test_what_is_written_is_read(tmp_path: Path, tokens: bool) -> None:
     rows = batch(1000, tokens=tokens)
     record.write(tmp_path / "run", [rows], META, side={"host": "h"})
@@ -225,7 +226,7 @@ FULL = """
 """
 
 
-@pytest.mark.parametrize("limit", [0, 1000, 100_000])
+@cases("limit", [0, 1000, 100_000])
 def test_a_full_disk_is_one_line(tmp_path: Path, limit: int) -> None:
     run = tmp_path / "run"
     result = child(FULL, run, limit)

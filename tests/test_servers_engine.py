@@ -17,6 +17,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Freed, Prefill
 from harness.policy.types import UserError
 from harness.policy.view import View
 from harness.rows import record
+from tests.cases import cases
 from tests.staged import MS, WEIGHTS, Script, Sender, Small, Stage, batch, jobs, routed, waits
 
 # ------------------------------------------------------------------ books
@@ -207,7 +208,7 @@ def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(mon
     assert (refusal.failed, refusal.why) == ("never", "server b ended before it was ready")
 
 
-@pytest.mark.parametrize(("taken", "state"), [(2, "done"), (3, "failed")])
+@cases(("taken", "state"), [(2, "done"), (3, "failed")])
 def test_a_server_whose_port_is_taken_starts_on_another_twice(
     taken: int, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

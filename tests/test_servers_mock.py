@@ -32,6 +32,7 @@ from harness.policy.types import Batch, Inst, Jobs, Option, UserError
 from harness.policy.view import View
 from harness.rows import record
 from tests import mocked
+from tests.cases import cases
 from tests.test_cli import bench, ok
 from workloads.models import shape
 
@@ -157,7 +158,7 @@ def test_a_server_that_is_killed_takes_its_requests_with_it_and_no_others(capsys
     assert all(row["made_tokens"] < row["output_tokens"] for row in rows[::2])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("fault", "said"),
     [
         ("fail", "HTTP 500: "),
@@ -254,7 +255,7 @@ def test_a_run_that_did_not_measure_its_servers_says_so_wherever_it_is_shown(tmp
     assert "INVALID" not in style.caption(frame[frame["label"] == "two"], [1])
 
 
-@pytest.mark.parametrize(
+@cases(
     ("url", "said"),
     [("http://127.0.0.1:1", "http://127.0.0.1:1 does not answer"), ("127.0.0.1:80", 'is no http://HOST:PORT')],
 )  # fmt: skip
@@ -270,7 +271,7 @@ def test_attach_asks_for_urls_and_only_attach_takes_them(tmp_path: Path) -> None
     assert 'sim has no field "urls"' in fails("run", tmp_path / "other.toml", "-o", tmp_path)
 
 
-@pytest.mark.parametrize(
+@cases(
     "args",
     [
         ("run", "spec.toml"), ("compare", "--systems", "dedicated"), ("calibrate", "--engine", "attach"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from harness.engines.servers.engine import Servers
 from harness.engines.servers.host import Card
 from harness.loop import engine as engines
 from harness.policy.types import MIB, Inst, Unsupported, UserError
+from tests.cases import cases
 from workloads.models import shape
 
 CONFIG = Config(tuple(Served(m, shape("llama-3.2-1b")._replace(max_tokens=2048)) for m in ("a", "b")), pool_bytes=None)
@@ -113,7 +115,7 @@ def test_sglangs_own_multiplexing_is_an_engine_that_says_so(tmp_path: Path) -> N
 # ------------------------------------------------------------------ what this host can do
 
 
-@pytest.mark.parametrize("module", [vllm, sglang, sglang_pdmux])
+@cases("module", [vllm, sglang, sglang_pdmux])
 def test_without_a_card_nothing_of_a_card_is_offered(
     module: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -125,9 +127,7 @@ def test_without_a_card_nothing_of_a_card_is_offered(
     assert not engine.kind.elastic
 
 
-@pytest.mark.parametrize("module", [vllm, sglang, sglang_pdmux])
-@pytest.mark.parametrize("mps", [False, True])
-@pytest.mark.parametrize("kvcached", [False, True])
+@cases(("module", "mps", "kvcached"), product([vllm, sglang, sglang_pdmux], (False, True), (False, True)))
 def test_on_a_card_there_is_what_the_host_has_programs_for(
     module: Any, mps: bool, kvcached: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ def test_level_2_is_there_only_with_weights_that_can_be_read_again(
     assert card.facts["weights"] == "read"
 
 
-@pytest.mark.parametrize("of", [vllm.Vllm, sglang.Sglang])
+@cases("of", [vllm.Vllm, sglang.Sglang])
 def test_elastic_memory_is_taken_on_demand_below_a_limit_of_its_own(of: Any) -> None:
     kind = of(CONFIG, PRICED, Card(kvcached=True), {"kv": "elastic"})
     options, env = said(kind, 10**10)

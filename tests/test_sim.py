@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from harness.engines.costs import shapes
 from harness.engines.costs.quantities import gpu
@@ -22,6 +21,7 @@ from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
+from tests.cases import cases
 from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape
@@ -29,7 +29,7 @@ from workloads.models import model_set, shape
 WAITS = [f"{c}_ns" for c in ("held", "host", "load", "kv", "move", "turn", "solo", "slow")]
 
 
-@pytest.mark.parametrize("first", range(0, 30, 15))
+@cases("first", range(0, 30, 15))
 def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
     for seed in range(first, first + 15):
         w = world(seed)

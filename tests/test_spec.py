@@ -6,11 +6,11 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.run.spec import Spec, as_dict, canonical, digest, from_dict, read, stored
+from tests.cases import cases
 
 WORDS = st.text("abcdefghij-._/0123456789 é", min_size=1, max_size=12)
 SECONDS = st.floats(1e-6, 1e9, allow_nan=False)
@@ -94,7 +94,7 @@ def test_the_text_has_no_spaces_and_sorted_keys() -> None:
     assert list(json.loads(text)) == sorted(json.loads(text))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("system", "preset", "options", "label"),
     [
         ("static", None, (), "static"),

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,7 @@ from harness.run.spec import Spec, as_dict
 from harness.study import compare
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.rates import LEVEL, LOW, knee
+from tests.cases import cases
 from workloads.base import DRAWN, RARE
 from workloads.build import build
 
@@ -138,7 +140,7 @@ def test_slo_seconds_count_only_for_who_reads_them(tmp_path: Path) -> None:
         assert np.isfinite(Setup(loose).jobs().ttft_slo_s).any() == reads
 
 
-@pytest.mark.parametrize(
+@cases(
     ("change", "says"),
     [
         ({"system": "statik"}, 'no system "statik"; did you mean static?'),
@@ -225,7 +227,7 @@ def test_the_sources_of_a_score_are_what_it_imports() -> None:
     assert len({scoring(str(file)) for file in files}) == 2
 
 
-@pytest.mark.parametrize("harm", ["cut", "foreign", "older scoring"])
+@cases("harm", ["cut", "foreign", "older scoring"])
 def test_a_table_that_no_longer_holds_is_scored_anew(
     harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -386,7 +388,7 @@ def test_what_is_current_is_not_run_again(tmp_path: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == stamps
 
 
-@pytest.mark.parametrize("harm", ["cut", "foreign", "absent", "stale"])
+@cases("harm", ["cut", "foreign", "absent", "stale"])
 def test_what_is_not_whole_or_not_current_is_run_again(harm: str, tmp_path: Path) -> None:
     (folder,) = sweep.sweep([TINY], tmp_path, workers=1)
     whole = files(tmp_path)
@@ -411,8 +413,7 @@ def bug(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("first", [True, False])
+@cases(("workers", "first"), product((1, 2), (True, False)))
 def test_a_bug_of_a_system_is_told_when_all_others_are_done_and_leaves_nothing(
     workers: int, first: bool, tmp_path: Path
 ) -> None:
@@ -584,7 +585,7 @@ def test_what_requests_take_alone_is_stored_once_for_all_scales(
     assert sweep.sweep([TINY], tmp_path, workers=1) == [folder]  # still current
 
 
-@pytest.mark.parametrize("harm", ["cut", "foreign", "another", "fewer"])
+@cases("harm", ["cut", "foreign", "another", "fewer"])
 def test_what_is_not_of_these_rows_is_derived_anew(harm: str, tmp_path: Path) -> None:
     folder, other = sweep.sweep([TINY, replace(TINY, seed=1)], tmp_path, workers=1)
     limits = own_limits(folder, "1xsolo")
@@ -628,7 +629,7 @@ def falls(knees: Mapping[str, float]) -> tuple[Callable[[float], dict[str, float
     return attained, asked
 
 
-@pytest.mark.parametrize(
+@cases(
     ("knees", "asked", "grid"),
     [
         ({"a": 3.0, "b": 5.0}, [1, 2, 4, 8], [2, 2.52, 3.17, 4, 5.04, 6.35, 8]),

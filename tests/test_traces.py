@@ -90,7 +90,7 @@ def test_another_file_under_the_name_of_the_real_one_is_refused(
 # ---------------------------------------------------------------- samples and the stand-in
 
 
-@pytest.mark.parametrize("name", ["arena-like", "sample"])
+@cases("name", ["arena-like", "sample"])
 def test_samples_are_what_the_generator_draws(name: str) -> None:
     kept = schema.read(Path(str(present(name))))
     again = synthetic.table(name)
@@ -103,7 +103,7 @@ def test_samples_are_what_the_generator_draws(name: str) -> None:
     assert schema.metadata(kept) == schema.metadata(again)
 
 
-@pytest.mark.parametrize("name", sorted(synthetic.PRESETS))
+@cases("name", sorted(synthetic.PRESETS))
 def test_the_manifest_tells_the_truth_of_what_is_drawn(name: str) -> None:
     found, entry = load_trace(name), manifest()[name]
     facts = (found.tier, found.licence, len(found.models), len(found), found.span_s)
@@ -179,7 +179,7 @@ def test_a_released_workload_is_read_as_it_is(released: str) -> None:
     assert cut.sha256 != found.sha256
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "generator"),
     [
         ("40-0.5-2.0-1.0", "aegaeon-like+models=40+rate_rps=0.5+lengths=sharegpt-ix2"),
@@ -215,7 +215,7 @@ def test_the_released_workloads_are_what_the_notes_say() -> None:
     assert counts.max() <= 12  # its generator draws 12 gaps a model and stops at 120 s: 10.5 on average, not Poisson
 
 
-@pytest.mark.parametrize("lengths", ["sharegpt-ix2", "sharegpt-ox2"])
+@cases("lengths", ["sharegpt-ix2", "sharegpt-ox2"])
 def test_doubled_lengths_are_doubled(lengths: str) -> None:
     one, two = (synthetic.draw(f"aegaeon-like+max_tokens=99999{more}", 3) for more in ("", f"+lengths={lengths}"))
     x, y = (2, 1) if lengths.endswith("ix2") else (1, 2)
@@ -307,7 +307,7 @@ def test_models_are_in_natural_order(tmp_path: Path) -> None:
 GOOD = ["0.1,1,1,a", "0.2,2,2,b"]
 
 
-@pytest.mark.parametrize(
+@cases(
     ("row", "message"),
     [
         (
@@ -426,7 +426,7 @@ class Evil:
         return os.system, ("echo owned > owned",)
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@cases("protocol", [2, 3, 4, 5])
 def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "real_trace.pkl"
     requests = [Request(i, f"rank-{i % 3}", 2 + i, 3 + i, 0.25 * i) for i in range(9)]
@@ -439,7 +439,7 @@ def test_a_pickle_of_requests_is_read_without_its_class(tmp_path: Path, protocol
     assert found.output_tokens.tolist() == [3 + i for i in range(9)]
 
 
-@pytest.mark.parametrize("payload", [Evil(), [Request(0, "a", 1, 1, 0.0), Evil()], print, Path("x")])
+@cases("payload", [Evil(), [Request(0, "a", 1, 1, 0.0), Evil()], print, Path("x")])
 def test_a_pickle_that_would_run_code_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, payload: object
 ) -> None:
@@ -450,7 +450,7 @@ def test_a_pickle_that_would_run_code_is_refused(
     assert not Path("owned").exists()
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x80\x04garbage", pickle.dumps([])[:-1], pickle.dumps({"a": 1})])
+@cases("damage", [b"", b"\x80\x04garbage", pickle.dumps([])[:-1], pickle.dumps({"a": 1})])
 def test_a_damaged_pickle_is_a_users_mistake(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "bad.pkl"
     path.write_bytes(damage)

@@ -14,9 +14,11 @@ from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
 from harness.rows import checked
-from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting, cases
+from harness.validate import measured
+from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
 from harness.validate.validate import AIMS, ours, points, refits, scores, slow, within
 from plots import fig_validate, style
+from tests.cases import cases
 from traces.prefix import seen_tokens
 
 CLOSED = "backend,backend_version,model_path,system,isl,osl,concurrency,tp_size,silicon_ttft_ms,silicon_tpot_ms"
@@ -50,7 +52,7 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
         "a": (CLOSED, LOOP), "b": (POISSON, STAGE), "c": (OFFLINE, BATCH), "d": (POOLS, POOL),
     }.items():  # fmt: skip
         file(tmp_path, *lines, name=f"{name}.csv")
-    loop, stage, batch, pool = cases(tmp_path)
+    loop, stage, batch, pool = measured.cases(tmp_path)
     assert loop.setting == Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
     assert loop.measured == pytest.approx({"ttft": 0.05, "tpot": 0.008, "e2e": 0.05 + 31 * 0.008})
     assert stage.setting.load == Poisson(((2.0, 20.0), (4.0, 30.0)), 100, 200, 51)
@@ -63,7 +65,7 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
     assert not any(case.fitted for case in (loop, stage, batch, pool))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("header", "row", "message"),
     [
         (CLOSED, LOOP.replace(",50,", ",fast,"), 'mine.csv:3: silicon_ttft_ms is "fast", not a number above 0'),
@@ -92,11 +94,11 @@ def test_a_malformed_row_is_one_line(tmp_path: Path, header: str, row: str, mess
 
 def test_what_holds_no_rows(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no CSV of measured runs there"):
-        cases(tmp_path)
+        measured.cases(tmp_path)
     with pytest.raises(UserError, match=r"mine.csv:1: no known columns; the nearest form lacks .*osl"):
-        cases(file(tmp_path, CLOSED.replace("osl", "length"), LOOP))
+        measured.cases(file(tmp_path, CLOSED.replace("osl", "length"), LOOP))
     with pytest.raises(UserError, match="no rows in its CSVs"):
-        cases(file(tmp_path, CLOSED))
+        measured.cases(file(tmp_path, CLOSED))
     result = CliRunner().invoke(main, ["validate"], env={"MEASURED_DIR": ""})
     assert result.exit_code == 2
     assert "MEASURED_DIR" in result.stderr
@@ -106,15 +108,15 @@ def test_rows_that_a_profile_was_fitted_on(tmp_path: Path, monkeypatch: pytest.M
     path = file(tmp_path, CLOSED, LOOP, LOOP.replace(",32,", ",64,"), LOOP.replace(",512,", ",256,"))
     wanted: list[dict[str, str | list[str | float]]] = []
     monkeypatch.setattr(quantities, "fitted", lambda _host: wanted)
-    assert [case.fitted for case in cases(path)] == [False] * 3
+    assert [case.fitted for case in measured.cases(path)] == [False] * 3
     wanted.append({"file": "other.csv"})
-    assert [case.fitted for case in cases(path)] == [False] * 3
+    assert [case.fitted for case in measured.cases(path)] == [False] * 3
     wanted.append({"file": "mine.csv", "osl": [32, 128], "isl": [512], "concurrency": [4], "backend": ["vllm"]})
-    assert [case.fitted for case in cases(path)] == [True, False, False]
+    assert [case.fitted for case in measured.cases(path)] == [True, False, False]
     wanted.append({"file": "mine.csv", "isl": [256]})
-    assert [case.fitted for case in cases(path)] == [True, False, True]
+    assert [case.fitted for case in measured.cases(path)] == [True, False, True]
     wanted.append({"file": "mine.csv"})
-    assert [case.fitted for case in cases(path)] == [True] * 3
+    assert [case.fitted for case in measured.cases(path)] == [True] * 3
 
 
 def test_prompts_of_a_poisson_run_come_again_and_begin_alike() -> None:
@@ -148,11 +150,11 @@ def test_servers_take_the_tokens_a_step_that_they_default_to() -> None:
 
 def test_our_own_numbers_have_no_error(tmp_path: Path) -> None:
     """What our engine gives, written down as measured, comes back at 0 %, each setting run once."""
-    (mine,) = ours(cases(file(tmp_path, CLOSED, LOOP)))
+    (mine,) = ours(measured.cases(file(tmp_path, CLOSED, LOOP)))
     row = LOOP.rpartition(",50,")[0] + f",{1e3 * mine['ttft']!r},{1e3 * mine['tpot']!r}"
     path = file(tmp_path, CLOSED, row, LOOP)
     told: list[tuple[int, int]] = []
-    frame = points(cases(path), lambda done, total: told.append((done, total)))
+    frame = points(measured.cases(path), lambda done, total: told.append((done, total)))
     assert told == [(0, 1), (1, 1)]
     first = frame[frame["row"] == 2]
     np.testing.assert_allclose(first["error"], 0.0, atol=1e-9)  # E2E too: it is TTFT and the gaps
@@ -238,7 +240,7 @@ def test_the_command_prints_draws_and_keeps_the_points(tmp_path: Path) -> None:
 
 
 def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
-    found = cases(measured_dir)
+    found = measured.cases(measured_dir)
     files = sorted((measured_dir / "single").glob("*.csv"))
     assert len(found) == sum(len(path.read_text("utf-8").splitlines()) - 1 for path in files)
     assert {checked.checked(case.setting.gpu, case.setting.engine) for case in found} == {True}
@@ -263,7 +265,7 @@ def test_the_list_of_checked_engines_names_what_exists() -> None:
     assert checked.note("h20", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
 
 
-@pytest.mark.parametrize(("gpu", "host", "said"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True)])
+@cases(("gpu", "host", "said"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True)])
 def test_captions_say_what_is_unchecked(gpu: str, host: str, said: bool) -> None:
     runs = pd.DataFrame(
         [{"trace": "t", "tier": "replayed", "models": "m", "gpus": 1, "gpu": gpu, "host": host, "slo": "5xP95",

@@ -179,7 +179,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changed", "says"), BROKEN)
+@cases(("changed", "says"), BROKEN)
 def test_a_broken_table_is_refused_with_file_and_key(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
     path = whole_table.write(tmp_path, **changed)
     with pytest.raises(UserError) as caught:

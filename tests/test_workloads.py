@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from harness.engines.costs.shapes import weight_bytes
 from harness.policy.types import GIB, Jobs, Prefix, UserError
 from harness.run.setup import load_trace
+from tests.cases import cases
 from traces import synthetic
 from traces.arrivals import clusters, gamma, on_off, poisson, rng, weibull, zipf
 from traces.load import trace as load
@@ -202,7 +203,7 @@ def test_a_model_without_requests() -> None:
     assert plan(replace(rows, models=("s0", "s1", "s2")), fixed())["m2"].rate_rps == 1 / rows.span_s  # the prior
 
 
-@pytest.mark.parametrize(
+@cases(
     ("how", "message"),
     [
         ({"rate_scale": 0}, "rate scale is 0, not above 0"),
@@ -430,7 +431,7 @@ def test_draws_are_named_by_their_purpose() -> None:
 PINNED = [733260363, 1259725416, 1358109423]  # the same on every platform
 
 
-@pytest.mark.parametrize(
+@cases(
     ("process", "cv"),
     [
         (lambda g: poisson(g, 5, 20_000), 1.0),
@@ -547,7 +548,7 @@ def test_a_base_at_a_scale() -> None:
         slo.scaled("5/2xP95", 2)
 
 
-@pytest.mark.parametrize("text", ["", "5", "xP95", "5xP99", "-1xP95", "0xP95", "5/0xP95", "absolute:ttft=1", "infxP95"])
+@cases("text", ["", "5", "xP95", "5xP99", "-1xP95", "0xP95", "5/0xP95", "absolute:ttft=1", "infxP95"])
 def test_what_is_no_slo_rule(text: str) -> None:
     with pytest.raises(UserError):
         slo.parse(text)

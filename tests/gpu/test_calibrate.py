@@ -14,6 +14,7 @@ from harness.engines.costs import calibrate, coefficients, kernels, profile, qua
 from harness.policy.types import UserError
 from probe import report
 from probe.plan import PLAN
+from tests.cases import cases
 from tests.gpu import raw
 
 SPEC = quantities.gpu("h200")
@@ -101,7 +102,7 @@ def test_what_was_not_measured_is_left_out(tmp_path: Path) -> None:
     assert "gemm: 0 measured rows, the committed table holds" in got.notes
 
 
-@pytest.mark.parametrize(
+@cases(
     ("short", "kind", "says"),
     [
         ("h200", None, "h200"),

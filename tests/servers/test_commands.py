@@ -13,6 +13,7 @@ from harness.engines.servers import commands
 from harness.engines.servers.commands import Command, Cpu, Gpu, PdMux, Serve
 from harness.engines.servers.folder import TINY, dummy
 from harness.policy.types import UserError
+from tests.cases import cases
 
 SERVE = Serve("a", Path("/models/a"), 12_345, 2048, 64, 512)
 PYTHON = Path("/venv/bin/python")
@@ -24,7 +25,7 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("command", EVERY, ids=lambda command: command.argv[2])
+@cases("command", EVERY)
 def test_a_server_is_asked_where_it_was_told_to_listen(command: Command) -> None:
     assert command.ready_url == "http://127.0.0.1:12345/health"
     assert command.argv[0] == str(PYTHON)
@@ -65,14 +66,14 @@ def test_weights_that_were_thrown_away_are_read_before_kv_is_taken() -> None:
     assert paths == ["/wake_up?tags=weights", "/collective_rpc", "/wake_up?tags=kv_cache"]
 
 
-@pytest.mark.parametrize("of", [commands.vllm, commands.sglang])
+@cases("of", [commands.vllm, commands.sglang])
 def test_weights_are_drawn_unless_the_folder_has_them(of: Callable[[Path, Serve, Gpu], Command]) -> None:
     argv = of(PYTHON, SERVE, Gpu()).argv
     assert argv[argv.index("--load-format") + 1] == "dummy"
     assert "--load-format" not in of(PYTHON, replace(SERVE, drawn=False), Gpu()).argv
 
 
-@pytest.mark.parametrize("name", ["", "a b", "a/b", "x" * 65])
+@cases("name", ["", "a b", "a/b", "x" * 65])
 def test_an_account_keeps_its_name(name: str) -> None:
     with pytest.raises(ValueError, match="would rename the account"):
         Gpu(elastic=name)
@@ -83,7 +84,7 @@ def test_vllms_development_routes_are_open_only_for_sleep() -> None:
     assert commands.vllm(PYTHON, SERVE, Gpu(), sleep=True).env["VLLM_SERVER_DEV_MODE"] == "1"
 
 
-@pytest.mark.parametrize(
+@cases(
     ("groups", "divisions", "why"),
     [
         (2, (), "2 groups of SMs take 0 divisions"),
