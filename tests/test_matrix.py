@@ -84,6 +84,38 @@ def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: 
     assert cells(after, "aegaeon ")[-2] == "-"
 
 
+ENGINES = {"raises": "x = 1\nraise KeyError('m9')", "lacks": "def make(config, options, machine): return 1"}
+SYSTEMS = {
+    "raises": "x = {}\ny = x['m9']",
+    "fails": "class A:\n    presets = {'a': 3}\n    def on(self, event, view): ...",
+    "empty": "",
+}
+
+
+def test_a_broken_file_costs_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def files(kind: str, texts: Mapping[str, str]) -> list[str]:
+        paths = [tmp_path / f"{name}_{kind}.py" for name in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            path.write_text(text)
+        return [str(path) for path in paths]
+
+    engines, systems = files("engine", ENGINES), files("system", SYSTEMS)
+    monkeypatch.setattr(engine, "names", lambda: (engines[0], "sim", engines[1]))
+    monkeypatch.setattr(system, "names", lambda: [*systems[:2], "static", systems[2]])
+    said = CliRunner().invoke(main, ["list"])
+    assert said.exit_code == 0, said.output
+    head, static, _, *broken, _, _ = said.output.splitlines()
+    assert (head.split()[:3], static.split()[0]) == (["system", "presets", "sim"], "static")
+    assert broken == [
+        f"broken: {engines[0]}:2: KeyError ('m9')",
+        f"broken: {engines[1]}: its engine has no `can` (harness/loop/engine.py)",
+        f"broken: raises_system: KeyError at raises_system.py:2 ('m9'); bench check {systems[0]}",
+        f"broken: fails_system: TypeError (A() takes no arguments); bench check {systems[1]}",
+        f"broken: {systems[2]}: expected one class with a method `on`, found 0",
+    ]
+    assert {(row.system, *row.lacks) for row in matrix.rows()} == {("static", "sim")}
+
+
 def test_words_fold_names_of_one_kind() -> None:
     lacks = matrix.Lack(("Move", "Move.to:gpu", "Run.phase:decode", "event TurnEnded", "option kv=elastic"))
     assert matrix._told(lacks) == "no KV moves, turns, KV elastic"

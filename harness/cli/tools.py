@@ -32,42 +32,44 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
         raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
     if matrix and ctx.invoked_subcommand is not None:
         raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
-    if matrix:
-        from harness.run import matrix as cells
+    if ctx.invoked_subcommand is not None:
+        return
+    from harness.run import matrix as cells
 
+    if matrix:
         found = list(cells.rows())
         click.echo(cells.page(found) if markdown else "\n".join(cells.lines(found)), nl=not markdown)
         return
-    if ctx.invoked_subcommand is not None:
-        return
     from harness.engines.costs import quantities
-    from harness.loop import engine, system
+    from harness.loop import system
     from harness.report.text_table import aligned
     from harness.run.resolve import gaps as gaps_of
-    from harness.run.setup import blamed
-    from harness.run.spec import Spec
     from workloads.models import sets
 
+    engines, broken = cells.usable_engines()
+
+    def lacking(name: str) -> dict[str, dict[str | None, list[str]]]:
+        presets = cells.presets_of(name)
+        return {where: {preset: gaps_of(name, preset, where) for preset in presets} for where in engines}
+
+    systems, others = cells.tried(system.names(), lacking)
     gaps = []
-    engines = engine.names()
     lines = [("system", "presets", *engines, "what it is")]
-    for name in system.names():
-        with blamed(Spec(name)):
-            presets = system.find(name).presets
+    for name, by_engine in systems.items():
         marks = []
-        for where in engines:
-            lacks = {preset: gaps_of(name, preset, where) for preset in (None, *presets)}
+        for where, lacks in by_engine.items():
             marks.append("no" if all(lacks.values()) else "in part" if any(lacks.values()) else "yes")
-            alike = len({tuple(one) for one in lacks.values()}) == 1
+            alike = len({tuple(names) for names in lacks.values()}) == 1
             told = {None: lacks[None]} if alike else lacks
             gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
-        first = (system.module(name).__doc__ or "").strip().splitlines()[0]
-        lines.append((name, ", ".join(presets) or "-", *marks, first))
+        told_by = (system.module(name).__doc__ or "-").strip().splitlines()
+        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, told_by[0]))
     click.echo("\n".join(aligned(lines)))
     click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
+    click.echo("".join(f"{line}\n" for line in [*broken, *others]), nl=False)
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
     click.echo(f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}")
-    click.echo("next: bench list traces; bench compare --systems " + ",".join(system.names()))
+    click.echo("next: bench list traces; bench compare --systems " + ",".join(systems))
 
 
 @list_.command(epilog=examples("bench list traces"))

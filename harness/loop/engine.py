@@ -142,11 +142,16 @@ class Make(Protocol):
 MEMBERS = (*Engine.__annotations__, *(name for name in vars(Engine) if name[0] != "_" and callable(vars(Engine)[name])))
 
 
+KINDS: Mapping[str, type] = {
+    "can": frozenset, "tells": frozenset, "offers": Mapping, "cluster": Cluster, "measured_on": Mapping,
+}  # fmt: skip
+
+
 @cache
 def names() -> tuple[str, ...]:
     """Engines on hand: the directory is the registry. Files are read, not imported."""
     files = (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
-    return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8"))))
+    return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8", "replace"))))
 
 
 def _stem(file: Path) -> str:
@@ -212,7 +217,9 @@ def find(text: str) -> Make:
         except Exception as error:
             raise _blamed(file, error) from error
         if lacking := [name for name in MEMBERS if not hasattr(engine, name)]:
-            raise UserError(f"{file}: its engine has no `{lacking[0]}` (harness/loop/engine.py)")
+            raise UserError(f"{_near(file)}: its engine has no `{lacking[0]}` (harness/loop/engine.py)")
+        if wrong := [name for name, kind in KINDS.items() if not isinstance(getattr(engine, name), kind)]:
+            raise UserError(f"{_near(file)}: its engine's `{wrong[0]}` is no {KINDS[wrong[0]].__name__}")
         return engine
 
     return make
@@ -244,4 +251,11 @@ def _blamed(file: Path, error: BaseException) -> UserError:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     what = next(iter(str(error).splitlines()), "")
-    return UserError(f"{file}{f':{line}' if line else ''}: {type(error).__name__}{f' ({what})' if what else ''}")
+    at = f":{line}" if line else ""
+    return UserError(f"{_near(file)}{at}: {type(error).__name__}{f' ({what})' if what else ''}")
+
+
+def _near(file: Path) -> Path:
+    """A file of the harness by its path within the repository."""
+    root = FOLDER.parents[1]
+    return file.relative_to(root) if file.is_relative_to(root) else file

@@ -6,6 +6,7 @@ A policy's mistake comes out as `Fault`, whatever it was, so that a caller can t
 from __future__ import annotations
 
 import gc
+import importlib
 import math
 import signal
 import sys
@@ -21,6 +22,7 @@ from typing import Any, Self
 from harness.policy.types import Infeasible, Unsupported
 
 HERE = Path(__file__).resolve().parents[1]
+IMPORTS = Path(importlib.__file__).parent
 # Wall-clock seconds that one call into a policy may take. Ambient, for a policy is called where specs are resolved, in
 # workers and in checks, and no result depends on it.
 LIMIT_S: ContextVar[float] = ContextVar("LIMIT_S", default=60.0)
@@ -138,5 +140,5 @@ def said(error: BaseException) -> str:
 
 
 def _foreign(filename: str) -> bool:
-    """Tell whether a frame's file is none of the bench's nor made up by the interpreter."""
-    return not filename.startswith("<") and HERE not in Path(filename).parents
+    """Tell whether a frame's file is none of the bench's, nor made up by the interpreter, nor what imports files."""
+    return not filename.startswith("<") and not {HERE, IMPORTS} & set(Path(filename).parents)

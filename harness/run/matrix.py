@@ -8,12 +8,14 @@ stands in a column of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from harness.loop import engine, system
+from harness.loop.guard import said
 from harness.loop.replay import missing
+from harness.policy.types import UserError
 from harness.report.text_table import laid
 from harness.run.resolve import gaps, traits
 from harness.run.setup import Setup, blamed
@@ -37,6 +39,9 @@ A row is a system and those of its presets that are alike. `yes`: it runs; `no .
 what it needs is simulated only, and the last column says what that is. `make docs` writes this page from what systems
 and engines declare, on a host without a GPU; `bench list --matrix` tells the same of yours.
 """
+
+
+T = TypeVar("T")
 
 
 class Lack(NamedTuple):
@@ -63,19 +68,49 @@ def cell(name: str, preset: str | None, where: str) -> Lack:
     return Lack(tuple(names), "" if names else ", ".join(gaps(name, preset, where)))
 
 
+def usable_engines() -> tuple[dict[str, engine.Engine], list[str]]:
+    """Engines, made and no more, and a line for each whose file is broken."""
+    return tried(engine.names(), _made)
+
+
+def _made(where: str) -> engine.Engine:
+    return Setup(Spec("static", engine=where, trace="sample")).bare_engine
+
+
+def presets_of(name: str) -> tuple[str | None, ...]:
+    """A system's presets, None for its defaults first."""
+    with blamed(Spec(name)):
+        return (None, *system.find(name).presets)
+
+
+def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
+    """What a look at each finds; a broken file costs its own line and no other."""
+    seen, broken = dict[str, T](), list[str]()
+    for name in names:
+        try:
+            seen[name] = look(name)
+        except UserError as error:
+            broken.append(f"broken: {error}")
+        except Exception as error:  # whatever somebody's file may raise
+            broken.append(f"broken: {name}: {said(error)}")
+    return seen, broken
+
+
 def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = None) -> Iterator[Row]:
-    """Systems (default: all) with every preset, on engines (default: all)."""
-    engines = engine.names() if engines is None else engines
-    for name in system.names() if systems is None else systems:
-        with blamed(Spec(name)):
-            presets = (None, *system.find(name).presets)
-        yield from (Row(name, preset, {where: cell(name, preset, where) for where in engines}) for preset in presets)
+    """Systems (default: all) with every preset, on engines (default: all); none whose file is broken."""
+    every = list(usable_engines()[0]) if engines is None else engines
+
+    def look(name: str) -> list[Row]:
+        return [Row(name, p, {where: cell(name, p, where) for where in every}) for p in presets_of(name)]
+
+    for found in tried(system.names() if systems is None else systems, look)[0].values():
+        yield from found
 
 
 def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     """The matrix as a table, presets that are alike in one row, and the names that its words stand for."""
     engines = list(found[0].lacks)
-    real = [where for where in engines if _real(where)]
+    real = [where for where in engines if _made(where).wall_clock]
     names = {where: {name for row in found for name in row.lacks[where].names} for where in engines}
     simulated = set.intersection(*(names[where] for where in real))
     alike: dict[tuple[str, ...], list[str]] = {}
@@ -92,16 +127,14 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
 
 
+<<<<<<< HEAD
 def page(found: Sequence[Row]) -> str:
     """The matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
     return PAGE + "".join(f"{line}\n" for line in lines(found, markdown=True))
 
 
-def _real(where: str) -> bool:
-    """Whether an engine runs in real time."""
-    return Setup(Spec("static", engine=where, trace="sample")).bare_engine.wall_clock
-
-
+=======
+>>>>>>> 7a82654 (A broken file of an engine or a system costs its own line in bench list)
 def _word(name: str) -> str:
     """A name in short."""
     start = next((start for start in WORDS if name.startswith(start)), None)
