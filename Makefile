@@ -21,7 +21,6 @@ TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut 
 SERVERS := harness/engines/servers
 # $(call pinned,name,lists): the marker of an environment, named by the pins of all that it holds
 pinned = .venv-$(1)/.pins-$(shell { cat $(2:%=$(SERVERS)/%.txt); echo '$(TORCH)'; } | cksum | cut -d' ' -f1)
-LLAMACPP := $(call pinned,llamacpp,llamacpp)
 VLLM := $(call pinned,vllm,vllm)
 SGLANG := $(call pinned,sglang,vllm sglang)
 HERE := $(shell { pwd; cat pyproject.toml; } | cksum | cut -d' ' -f1)
@@ -132,19 +131,23 @@ $(TORCHED): | $(READY)
 	$(PY) -m pip install -q --disable-pip-version-check $(KERNELS) && \
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
-test-servers: llamacpp vllm sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
+test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
 	$(call loud,test-servers,$(PY) -m pytest -q -m servers)
 
-llamacpp: $(LLAMACPP) ## .venv-llamacpp: llama.cpp's server (210 MB, 10 s)
+servers-llamacpp: ## .venv-llamacpp: llama.cpp's server (210 MB, 10 s); so servers-NAME by harness/engines/servers/NAME.txt
 
-vllm: $(VLLM) ## .venv-vllm: vLLM for CPUs (2.3 GB, 2 to 3 min)
+servers-vllm: $(VLLM) ## .venv-vllm: vLLM for CPUs (2.3 GB, 2 to 3 min)
 
-sglang: $(SGLANG) ## .venv-sglang: SGLang, to check command lines with, over .venv-vllm (0.9 GB more, 1 to 2 min)
+servers-sglang: $(SGLANG) ## .venv-sglang: SGLang, to check command lines with, over .venv-vllm (0.9 GB more, 1 to 2 min)
 
-$(LLAMACPP): | $(READY)
-	$(call quiet,llamacpp,$(PYTHON) -m venv --clear .venv-llamacpp && \
-	.venv-llamacpp/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/llamacpp.txt && \
-	.venv-llamacpp/bin/python -c 'import gguf; import xllamacpp' && touch $@)
+llamacpp vllm sglang: %: servers-%
+
+# .venv-NAME of a server engine: all that its list pins and nothing else. A line `# import X` of the list is then tried.
+servers-%: | $(READY)
+	$(if $(wildcard $(SERVERS)/$*.txt),,$(error no list of pins $(SERVERS)/$*.txt))
+	$(if $(wildcard $(call pinned,$*,$*)),,$(call quiet,$*,$(PYTHON) -m venv --clear .venv-$* && \
+	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/$*.txt && \
+	sed -n 's/^# import /import /p' $(SERVERS)/$*.txt | .venv-$*/bin/python - && touch $(call pinned,$*,$*)))
 
 $(VLLM): | $(READY)
 	$(call quiet,vllm,$(PYTHON) -m venv --clear .venv-vllm && \
@@ -242,4 +245,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean
+.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean

@@ -38,6 +38,7 @@ class Mocked:
         }
     )
     keep: Keep | None = None
+    lacks: str = ""
     slots: int = 4
     elastic: bool = False
     style: Style = field(default_factory=Style)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.client.body import STYLES, Server, Style
+from harness.client.body import OPENAI, Server, Style
 from harness.client.client import Told
 from harness.client.log import DONE, DROPPED, FAILED, OPEN, WAITING, Book, Log, assemble
 from harness.engines.machine import Config, Served
@@ -207,7 +207,8 @@ class Small:
     sleeps: Mapping[str, fleet.Sleep] = {}
     keep: fleet.Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",)}
-    style: Style = STYLES["openai"]
+    style: Style = OPENAI
+    lacks = ""
     facts: Mapping[str, str] = {"small": "1.0"}
     slots = 2
     elastic = False

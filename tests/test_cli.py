@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import contestants
+from harness.loop import engine
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
 from harness.rows import record
@@ -455,23 +456,18 @@ def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path
 def test_list_shows_systems_engines_and_gaps() -> None:
     text = ok("list")
     head, *lines = (re.split("  +", line) for line in text.splitlines())
-    engines = [
-        "attach",
-        "llamacpp",
-        "sglang",
-        "sglang_pdmux",
-        "sim",
-        "torchcpu",
-        "vllm",
-    ]  # without torch and servers, too
-    assert head[:9] == ["system", "presets", *engines]
-    rows = {line[0]: dict(zip(head[1:9], line[1:9], strict=True)) for line in lines if len(line) > 9}
+    engines = engine.names()  # without torch and servers, too
+    assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torchcpu", "vllm"} <= set(engines)
+    most = 2 + len(engines)
+    assert head[:most] == ["system", "presets", *engines]
+    rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
     for name, presets in (("static", "rate, equal, oracle"), ("ideal", "-")):
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
     assert "qlm on torchcpu: no cost table" in text.splitlines()
     assert "static on attach: no Limit" in text.splitlines()
+    assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text
 
 

@@ -17,9 +17,11 @@ import numpy as np
 import psutil
 import pytest
 
-from harness.client.body import OFFSETS, STYLES, Bodies, Server, Style
+from harness.client.body import OFFSETS, Bodies, Server, Style
 from harness.client.client import Client, Told
 from harness.client.log import STATES, Log
+from harness.engines.llamacpp import LlamaCpp
+from harness.engines.vllm import Vllm
 from harness.policy.types import Jobs, UserError
 from tests.cases import cases
 from tests.scripted import CLOSE, HANG, HEAD, RESET, Asked, Pieces, chunked, error, event, scripted, tokens
@@ -77,8 +79,8 @@ def states(log: Log) -> list[str]:
 
 def test_a_prompt_has_its_length_and_its_seed() -> None:
     with scripted(lambda asked: tokens(asked.body["max_tokens"])) as server:
-        _, log = replayed(jobs([0.0] * 5, prompt=700, output=3), server.url, STYLES["vllm"]._replace(spare=0))
-        _, again = replayed(jobs([0.0] * 5, prompt=700, output=3), server.url, STYLES["llamacpp"])
+        _, log = replayed(jobs([0.0] * 5, prompt=700, output=3), server.url, Vllm.style._replace(spare=0))
+        _, again = replayed(jobs([0.0] * 5, prompt=700, output=3), server.url, LlamaCpp.style)
         first, second = server.asked[:5], server.asked[5:]
     prompts = sorted(tuple(asked.body["prompt"]) for asked in first)
     assert {len(prompt) for prompt in prompts} == {700}

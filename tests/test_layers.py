@@ -6,6 +6,7 @@ The checker reads the sources, so lazy imports and imports for types count too.
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,8 +72,6 @@ ARCHITECTURE = {
     ),
 }
 MOST_ARROWS = 81
-# Engines in front of servers lie where engines are found by their names.
-OF_SERVERS = {f"engines.{name}" for name in ("attach", "llamacpp", "sglang", "sglang_pdmux", "vllm")}
 # These call what was found by name; nobody else in the harness says the name of a system.
 NAMING = {"run", "study", "validate", "check", "cli"}
 # Modules that run on a GPU import its libraries at their start, and are themselves imported where they are used.
@@ -90,6 +89,12 @@ def modules() -> dict[str, Path]:
 
 
 MODULES = modules()
+# Engines in front of servers lie where engines are found by their names: those that import harness/engines/servers.
+OF_SERVERS = {
+    f"engines.{name}"
+    for name in engine.names()
+    if re.search(r"^from harness\.engines\.servers\b", engine.path(name).read_text("utf-8"), re.MULTILINE)
+}
 
 
 def box(module: str) -> str | None:
@@ -240,6 +245,11 @@ def test_a_folder_is_read_in_few_steps(folder: str, most: int) -> None:
 def test_a_chain_is_the_longest_way_down() -> None:
     assert chain({"a": {"b", "d"}, "b": {"c"}, "c": {"d"}, "d": set(), "e": {"c"}}) == ["a", "b", "c", "d"]
     assert len(inside("run")) > 10
+
+
+def test_engines_in_front_of_servers_are_known_by_their_imports() -> None:
+    assert {"engines.attach", "engines.llamacpp", "engines.vllm"} <= OF_SERVERS
+    assert not {"engines.sim", "engines.torchcpu"} & OF_SERVERS
 
 
 def test_engines_do_not_build_on_each_other() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.client.body import STYLES, Server
+from harness.client.body import OPENAI, Server
 from harness.client.log import DONE, Log
 from harness.engines.costs import fit_whole, quantities
 from harness.engines.servers import commands, probe
@@ -38,7 +38,7 @@ def seat(inst: Inst, log: Path) -> Seat:
 
 
 def subject(**changed: Any) -> Subject:
-    return Subject({"m": SERVERS}, seat, lambda: (), STYLES["openai"], 4, 1000, ABOUT)._replace(**changed)
+    return Subject({"m": SERVERS}, seat, lambda: (), OPENAI, 4, 1000, ABOUT)._replace(**changed)
 
 
 def stamped(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:

@@ -31,6 +31,7 @@ AT = Inst("a", (0,))
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Environments and models that a test can have."""
     monkeypatch.setattr(environments, "python", lambda name: Path(f"/env/{name}/python"))
+    monkeypatch.setattr(environments, "lacking", lambda name: "")
     monkeypatch.setattr(folder, "weights", lambda shape, at, python, seed: at / f"{shape.name}-{seed}.gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")

@@ -36,17 +36,17 @@ Issued = list[tuple[float, Action, bool]]
 class Short(Sim):
     """Lacks something for each of some actions until a time."""
 
-    lacks: Mapping[Action, float]
+    comes_s: Mapping[Action, float]
     issued: Issued
     free_s = math.inf
 
     def do(self, action: Action) -> Done | None:
         now_s = self.view().now_s
-        taken = now_s >= self.lacks.get(action, -math.inf)
+        taken = now_s >= self.comes_s.get(action, -math.inf)
         self.issued.append((now_s, action, taken))
         if taken:
             return super().do(action)
-        self.free_s = min(self.free_s, self.lacks[action])
+        self.free_s = min(self.free_s, self.comes_s[action])
         return Done(action, "not now", "it is short")
 
     def poll(self, until_s: float) -> Event | None:
@@ -59,7 +59,7 @@ class Short(Sim):
 
 def short(
     says: Mapping[float, Sequence[Action]],
-    lacks: Mapping[Action, float],
+    comes_s: Mapping[Action, float],
     hears: frozenset[type] = frozenset({Woke, Arrived, Finished, TurnEnded}),
     start: Sequence[Action] = (Load(A.inst), Run(A)),
     **seconds: float,
@@ -67,7 +67,7 @@ def short(
     """Replay one request of a second, which comes at 0.5 s. `says`: the answers to it, and to timers at other times."""
     w = one(1.0, 1.0, 1)
     engine = Short(w.config, w.options, w.machine)
-    engine.lacks, engine.issued = lacks, []
+    engine.comes_s, engine.issued = comes_s, []
 
     def answer(event: Event, view: View) -> Iterable[Action]:
         if event == Woke("start"):

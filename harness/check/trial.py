@@ -247,6 +247,7 @@ class Stand:
         self.can, self.tells, self.offers = engine.can, engine.tells, engine.offers
         self.fidelity, self.cluster = engine.fidelity, engine.cluster
         self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
+        self.lacks = engine.lacks
         self.refused: list[Action] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless

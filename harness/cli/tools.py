@@ -66,7 +66,8 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
         lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, told_by[0]))
     click.echo("\n".join(aligned(lines)))
     click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
-    click.echo("".join(f"{line}\n" for line in [*broken, *others]), nl=False)
+    needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
+    click.echo("".join(f"{line}\n" for line in [*needs, *broken, *others]), nl=False)
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
     click.echo(f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}")
     click.echo("next: bench list traces; bench compare --systems " + ",".join(systems))

@@ -40,16 +40,7 @@ class Style(NamedTuple):
     key_env: str = ""  # the environment variable that holds a bearer key; it is read where it is sent, and kept nowhere
 
 
-STYLES = {
-    "openai": Style(ignore_eos=False),
-    "vllm": Style(min_tokens=True, counts=True),
-    "sglang": Style(min_tokens=True, counts=True),
-    # A thread of it serves a connection until that is closed, so idle ones could keep requests waiting. It holds a
-    # token's bytes back until they are a character: of 720 tokens of random weights 29 had no chunk of their own.
-    "llamacpp": Style(
-        counts=True, extra=(("cache_prompt", False), ("timings_per_token", True)), keep_alive=False, spare=0
-    ),
-}
+OPENAI = Style(ignore_eos=False)  # as OpenAI's documents say, and no more
 
 
 class Bodies:

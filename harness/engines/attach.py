@@ -21,15 +21,19 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from harness.client.body import STYLES, Server, Style
+from harness.client.body import OPENAI, Server, Style
 from harness.engines import machine as machines
+from harness.engines.llamacpp import LlamaCpp
 from harness.engines.machine import Config, Machine
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Keep, Seat, Sleep
+from harness.engines.sglang import Sglang
+from harness.engines.vllm import Vllm
 from harness.policy.types import Inst, Option, UserError
 
 ANSWER_S = 10.0  # for the list of models
-STYLE_OF = {**STYLES, "bench": Style()}  # by who says to have made a server; "bench": ours (bench mock)
+# By who says to have made a server; "bench": ours (bench mock).
+STYLE_OF = {**{kind.name: kind.style for kind in (LlamaCpp, Sglang, Vllm)}, "bench": Style()}
 HERE = {"localhost", "127.0.0.1", "::1"}
 
 
@@ -57,20 +61,21 @@ class Attached:
         self.urls = tuple(url for text in fields.urls.split(",") if (url := text.strip()))
         self.cluster = machines.cluster(config, priced=priced)
         self.slots = 0  # their memory is their own matter
-        self.style = STYLES["openai"]
+        self.style = OPENAI
+        self.lacks = "" if self.urls else "the URLs of servers that run: --engine attach+urls=http://HOST:PORT"
         self.facts: Mapping[str, str] = {"servers": " ".join(self.urls) or "none"}
         self.matched: dict[str, tuple[Server, str]] = {}  # by model, with the way in which it was found
 
     def ready(self, folder: Path) -> None:  # noqa: ARG002 - there is nothing to keep
         """Ask every URL for its models; see Kind."""
-        if not self.urls:
-            raise UserError("attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT")
+        if self.lacks:
+            raise UserError(f"attach needs {self.lacks}")
         key = os.environ.get(self.key_env, "") if self.key_env else ""
         found = [one for url in self.urls for one in models(url, key)]
         self.matched = match([m.name for m in self.config.models], [server for server, _ in found])
         ours = {to for to, _ in self.matched.values()}
-        styles = [STYLE_OF.get(maker, STYLES["openai"]) for server, maker in found if server in ours]
-        self.style = styles[0] if styles.count(styles[0]) == len(styles) else STYLES["openai"]
+        styles = [STYLE_OF.get(maker, OPENAI) for server, maker in found if server in ours]
+        self.style = styles[0] if styles.count(styles[0]) == len(styles) else OPENAI
         self.style = self.style._replace(key_env=self.key_env)
 
     def close(self) -> None:

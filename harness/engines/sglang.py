@@ -9,27 +9,23 @@ memory saver).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
+from harness.client.body import Style
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, host
 from harness.engines.servers.engine import Servers
 from harness.engines.servers.fleet import Sleep
 from harness.engines.servers.started import Started
-from harness.policy.types import Inst, Option, UserError
+from harness.policy.types import Inst, Option
 
 
 class Sglang(Started):
     """Servers of SGLang."""
 
     name = package = "sglang"
+    card_only = "a GPU: its package has no kernels for processors"
+    style = Style(min_tokens=True, counts=True)
     naps: Mapping[str, Sleep] = {"sleep": Sleep((commands.SGLANG_RELEASE,), (commands.SGLANG_RESUME,))}
-
-    def ready(self, at: Path) -> None:
-        """See Kind."""
-        if self.card is None:
-            raise UserError("sglang needs a GPU: its package has no kernels for processors")
-        super().ready(at)
 
     def command(self, serve: commands.Serve, inst: Inst, kv_bytes: int, sms: int | None) -> commands.Command:
         """See Started."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from harness.engines import llama
@@ -37,6 +38,7 @@ class TorchCpu(WallClock):
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
+        self.lacks = "" if find_spec("torch") else "torch: pip install torch"
         self.measured_on = {**machine_facts("torch"), "every model a": llama.TINY.name}
         self.block_bytes = config.block_tokens * llama.KV_TOKEN_BYTES
         sizes = llama.TINY.layers, 1, llama.WEIGHT_BYTES, llama.KV_TOKEN_BYTES, self.block_bytes
@@ -54,10 +56,10 @@ class TorchCpu(WallClock):
 
     def ready(self) -> None:
         """Draw weights, take memory, and step once, for torch sets itself up then; see Engine."""
-        try:
-            import torch
-        except ImportError:
-            raise UserError("torchcpu needs torch: pip install torch") from None
+        if self.lacks:
+            raise UserError(f"torchcpu needs {self.lacks}")
+        import torch
+
         torch.set_num_threads(1)
         self.master = {m.name: llama.weights(k) for k, m in enumerate(self.config.models)}
         zero = torch.zeros(1, dtype=torch.long)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from harness.client.body import Style
 from harness.engines.machine import Config, Machine
 from harness.engines.servers import commands, host
 from harness.engines.servers.engine import Servers
@@ -24,6 +25,7 @@ class Vllm(Started):
     """Servers of vLLM."""
 
     name = "vllm"
+    style = Style(min_tokens=True, counts=True)
     element_bytes = 4  # float32 on a host
     naps: Mapping[str, Sleep] = {
         "sleep": Sleep((commands.vllm_sleep(1),), commands.vllm_wake(1)),

@@ -67,6 +67,7 @@ class WallClock:
 
     fidelity: Fidelity
     cluster: Cluster
+    lacks = ""
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -46,6 +46,7 @@ class Engine(Protocol):
     wall_clock: bool  # its seconds are real: decisions take the time that they take, and nothing is added for them
     exclusive: bool  # two runs at once would disturb each other: a sweep does its runs one by one, beside nothing else
     measured_on: Mapping[str, str]  # the machine behind a `real` or `emulated` row: host, processor, libraries
+    lacks: str  # what it needs and is not here, with the way to get it, as `ready` would say; "" where it can start
 
     def ready(self) -> None:
         """Start what takes time or a device: import, allocate, launch servers. Once, before the first action.
@@ -143,7 +144,7 @@ MEMBERS = (*Engine.__annotations__, *(name for name in vars(Engine) if name[0] !
 
 
 KINDS: Mapping[str, type] = {
-    "can": frozenset, "tells": frozenset, "offers": Mapping, "cluster": Cluster, "measured_on": Mapping,
+    "can": frozenset, "tells": frozenset, "offers": Mapping, "cluster": Cluster, "measured_on": Mapping, "lacks": str,
 }  # fmt: skip
 
 

@@ -127,14 +127,11 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
     yield f"simulated only: what no engine in real time has. {'; '.join(legend)}."
 
 
-<<<<<<< HEAD
 def page(found: Sequence[Row]) -> str:
     """The matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
     return PAGE + "".join(f"{line}\n" for line in lines(found, markdown=True))
 
 
-=======
->>>>>>> 7a82654 (A broken file of an engine or a system costs its own line in bench list)
 def _word(name: str) -> str:
     """A name in short."""
     start = next((start for start in WORDS if name.startswith(start)), None)

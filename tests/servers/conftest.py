@@ -11,16 +11,13 @@ import pytest
 from harness.engines.servers import environments
 from harness.engines.servers.commands import Command
 from harness.engines.servers.process import Process, launch
-from harness.policy.types import UserError
 
 
 def interpreter(name: str) -> Path:
     """Of a server's environment."""
-    try:
-        return environments.python(name)
-    except UserError as absent:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(str(absent))
-        raise
+    if lacks := environments.lacking(name):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{name} needs {lacks}")
+    return environments.python(name)
 
 
 @pytest.fixture(scope="session")

@@ -282,5 +282,7 @@ def test_no_secret_reaches_a_server(made: list[Process], tmp_path: Path) -> None
 
 
 def test_an_environment_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="make vllm"):
-        environments.python("vllm", tmp_path)
+    assert environments.lacking("mine", tmp_path) == "an environment of its own, .venv-mine: make servers-mine"
+    (path := environments.python("mine", tmp_path)).parent.mkdir(parents=True)
+    path.touch()
+    assert environments.lacking("mine", tmp_path) == ""

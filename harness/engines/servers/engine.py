@@ -66,6 +66,7 @@ class Servers(WallClock):
         self.kind, self.connect = kind, connect
         self.can, self.offers, self.cluster = kind.can, kind.offers, kind.cluster
         self.measured_on: Mapping[str, str] = {**machine_facts(), **kind.facts}
+        self.lacks = kind.lacks
         self.fleet = Fleet(kind)
         self.client: Client | None = None
         self.log: Log | None = None  # of the client, once the run is over

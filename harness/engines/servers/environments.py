@@ -17,11 +17,13 @@ ALWAYS = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "PYTHONUNBUFFE
 
 
 def python(name: str, root: Path = ROOT) -> Path:
-    """The interpreter of the environment of a server (`vllm`, `sglang`, `llamacpp`)."""
-    path = root / f".venv-{name}" / "bin" / "python"
-    if not path.exists():
-        raise UserError(f"{name} needs an environment of its own, and there is no {path}: make {name}")
-    return path
+    """The interpreter of the environment of a server."""
+    return root / f".venv-{name}" / "bin" / "python"
+
+
+def lacking(name: str, root: Path = ROOT) -> str:
+    """How to make the environment of a server; "" where it stands."""
+    return "" if python(name, root).exists() else f"an environment of its own, .venv-{name}: make servers-{name}"
 
 
 def variables(ours: Mapping[str, str], of_the_command: Mapping[str, str]) -> dict[str, str]:

@@ -69,6 +69,7 @@ class Kind(Protocol):
     elastic: bool  # servers take KV memory on demand, up to what `resize` says; else all of it when they start
     slots: int  # longest requests for which a server without a limit takes KV memory, if there is room for so many
     style: Style
+    lacks: str  # what it needs and is not here, as in Engine
     facts: Mapping[str, str]  # of `measured_on`, beside the machine's own
 
     def ready(self, folder: Path) -> None:

@@ -23,7 +23,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from harness.client.body import STYLES, Server
+from harness.client.body import Server, Style
 from harness.engines import machine as machines
 from harness.engines.costs import shapes
 from harness.engines.machine import Config, Machine
@@ -44,8 +44,10 @@ class Started:
 
     name: str
     package: str  # that environment's, whose version `measured_on` holds
+    style: Style
     can = frozenset({"Load", "Load.way:cold", "Evict", "Limit", "Admit", "Drop", "Run", "view.oracle_tokens"})
     ways = frozenset({"host", "cold"})  # what a start reads is in the host's memory after the first, so they are alike
+    card_only = ""  # what it needs on a host without a card, where it does not serve
     keep: Keep | None = None
     offers: Mapping[str, tuple[Option, ...]] = {"kv": ("paged",), "process": ("gpu", "model")}
     sleeps: Mapping[str, Sleep] = {}
@@ -58,7 +60,7 @@ class Started:
         self, config: Config, priced: Machine, card: Card | None = None, options: Mapping[str, Option] | None = None
     ) -> None:
         self.config, self.priced, self.card = config, priced, card
-        self.style = STYLES[self.name]
+        self.lacks = (card is None and self.card_only) or environments.lacking(self.name)
         # Threads of a step wait for each other in loops: with more of them than processors, it takes seconds.
         self.threads = max(1, (os.cpu_count() or 1) // len(config.models))
         self.weights: dict[str, Path] = {}  # by model
@@ -115,6 +117,8 @@ class Started:
 
     def ready(self, at: Path) -> None:
         """Write the models, unless they stand in the user's cache, and start MPS if servers share by it; see Kind."""
+        if self.lacks:
+            raise UserError(f"{self.name} needs {self.lacks}")
         self.python = environments.python(self.name)
         if self.card is not None and self.config.gpus > self.card.gpus:
             raise Unsupported(f"{self.config.gpus} GPUs, this host has {self.card.gpus}")

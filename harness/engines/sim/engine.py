@@ -98,6 +98,7 @@ class Sim:
 
     fidelity: Fidelity = "simulated"
     wall_clock = exclusive = False
+    lacks = ""
     measured_on: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
