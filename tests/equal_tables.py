@@ -14,7 +14,7 @@ import csv
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -87,21 +87,28 @@ class Report(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+NONE = Report(0, ("there is none",))
+
+
 # ------------------------------------------------------------------ reading
 
 
-def studies(root: Path, kind: Kind) -> dict[str, Rows]:
-    """The rows of every study below a folder."""
-    tables: dict[str, list[Path]] = {}
+def tables(root: Path, kind: Kind, name: Callable[[Path], str]) -> dict[str, list[Path]]:
+    """The tables of every study below a folder, by what `name` makes of their paths there."""
+    by: dict[str, list[Path]] = {}
     for path in sorted(root.rglob(kind.files)):
-        tables.setdefault(study(path.relative_to(root)), []).append(path)
-    return {name: pooled(map(read, paths)) for name, paths in tables.items()}
+        by.setdefault(re.sub(r"-[0-9a-f]{8}$", "", name(path.relative_to(root))), []).append(path)
+    return by
 
 
-def study(path: Path) -> str:
-    """The study of a table by its path: `fig7/fig7-0e71a64b/attainment.parquet` and `fig7.points.csv` are of fig7."""
-    name = path.parts[0].split(".")[0] if len(path.parts) == 1 else path.parts[0]
-    return re.sub(r"-[0-9a-f]{8}$", "", name)
+def top(path: Path) -> str:
+    """The study of a table by where it is asked for: `fig7/any-0e71a64b/attainment.parquet` is of fig7."""
+    return path.parts[0].split(".")[0] if len(path.parts) == 1 else path.parts[0]
+
+
+def folder(path: Path) -> str:
+    """The study of a table by its own folder: `out/fig7-0e71a64b/attainment.parquet` is of fig7."""
+    return path.parent.name or top(path)
 
 
 def read(path: Path) -> Rows:
@@ -219,12 +226,13 @@ def reports(
     """Compare every study of the reference with that of the other tree, kind by kind."""
     names = {**RENAMED, **(renamed or {})}
     for title, kind in KINDS.items():
-        ours, theirs = studies(ref, kind), studies(new, kind)
-        for name, rows in ours.items():
+        theirs = tables(new, kind, top) | tables(new, kind, folder)
+        for name, paths in tables(ref, kind, top).items():
             if only and name not in only:
                 continue
-            found = theirs.get(name) or theirs.get(names.get(name, name))
-            yield f"{title} of {name}", compare(kind, rows, found) if found else Report(0, ("there is none",))
+            others = theirs.get(names.get(name, name)) or theirs.get(name)
+            report = compare(kind, pooled(map(read, paths)), pooled(map(read, others))) if others else NONE
+            yield f"{title} of {name}", report
 
 
 def main(args: Sequence[str]) -> int:

@@ -107,6 +107,14 @@ def test_measures_beyond_the_references_are_only_told(tmp_path: Path, capsys: py
     assert "1 rows of measures that the reference has not: norm_mean_s pooled" in capsys.readouterr().out
 
 
+def test_a_study_lies_anywhere_in_the_new_tree(tmp_path: Path) -> None:
+    ref = store(tmp_path / "ref", "fig", lines())
+    store(tmp_path / "new" / "deep", "fig", lines())
+    assert main([str(ref), str(tmp_path / "new")]) == 0
+    store(tmp_path / "new" / "deep", "ablations", lines())
+    assert main([str(ref), str(tmp_path / "new"), "--rename", "fig=ablations"]) == 0
+
+
 def test_a_study_that_is_missing_is_a_difference_and_so_is_nothing_at_all(tmp_path: Path) -> None:
     ref = store(tmp_path / "ref", "fig", lines())
     (tmp_path / "new").mkdir()
