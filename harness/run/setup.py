@@ -133,8 +133,7 @@ class Setup:
     @cached_property
     def config(self) -> machines.Config:
         """What engines are told."""
-        spec = self.spec
-        models = self.served
+        spec, models = self.spec, self.served
         slo = {model: pair for model, *pair in spec.slo_s}
         served = (
             machines.Served(m.name, m.shape, m.tp, *slo.get(m.name, ()))._replace(degrees=_degrees(m.shape, spec.table))
@@ -276,13 +275,12 @@ class Setup:
         for m, prompt, output in unique.tolist():
             try:
                 ttft_s = host.api_in_s + profile.prefill_s(insts[m], prompt) + host.api_out_s
-                pairs.append(
-                    (ttft_s, profile.step_s(insts[m], 1, prompt + max(1, output) / 2))
-                )  # affine in the context
+                tpot_s = profile.step_s(insts[m], 1, prompt + max(1, output) / 2)  # affine in the context
+                pairs.append((ttft_s, tpot_s))
             except Unsupported as why:
                 raise UserError(f"no SLO by solo latency on {spec.engine}: it has no {why}") from None
-        ttft_s, tpot_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
-        return ttft_s, tpot_s
+        first_s, later_s = np.array(pairs).reshape(-1, 2)[back.reshape(-1)].T
+        return first_s, later_s
 
 
 # ------------------------------------------------------------------ parts
