@@ -117,10 +117,10 @@ def test_a_factor_of_one_is_no_factor() -> None:
     ("scaled", "says"),
     [
         ({"swop": 2.0}, 'scaled has no constant "swop"; did you mean swap?'),
-        ({"swap": 0}, "scaled.swap is 0, not a factor above 0"),
-        ({"swap": -1.0}, "scaled.swap is -1.0, not a factor above 0"),
-        ({"swap": math.inf}, "scaled.swap is inf, not a factor above 0"),
-        ({"swap": True}, "scaled.swap is True, not a factor above 0"),
+        ({"swap": 0}, "scaled.swap is 0, not above 0"),
+        ({"swap": -1.0}, "scaled.swap is -1.0, not above 0"),
+        ({"swap": math.inf}, "scaled.swap is inf, not a finite number"),
+        ({"swap": True}, "scaled.swap is true, not a number"),
         (2.0, r"scaled is 2.0, not a table"),
     ],
 )
