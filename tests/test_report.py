@@ -17,11 +17,12 @@ from harness.report.summary import Summary, summarize
 from harness.report.text_table import laid
 from harness.rows import tidy
 from harness.rows.statistics import Estimate
+from tests.cases import cases
 
 # ------------------------------------------------------------------ an estimate as text
 
 
-@pytest.mark.parametrize(
+@cases(
     ("e", "style", "text"),
     [
         (Estimate(22.5, 18.1, 26.9, 5), RATE, "22.5 [18.1, 26.9]"),
@@ -126,7 +127,7 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
     assert tight[-1].count("[") == 1
 
 
-@pytest.mark.parametrize(
+@cases(
     ("values", "says"),
     [
         ({"a": {1.0: [1.0] * 3, 2.0: [0.95, 0.96, 0.97], 4.0: [0.1] * 3}, "b": {1.0: [1.0] * 3, 2.0: [0.5, 0.51, 0.52],
