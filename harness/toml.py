@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_BYTES = 4 << 20
 MOST_SHOWN = 60  # characters of a wrong value
+MOST_LISTED = 12  # keys
 
 
 class _Table:
@@ -289,7 +290,7 @@ def _line(kind: Any, data: Any, errors: Sequence[ErrorDetails]) -> str:
     what, loc = error["type"], list(error["loc"][1:])
     if what in UNKNOWN:
         table = _place(kind, data, loc[:-1])
-        return f'{table.named}unknown key "{loc[-1]}"{meant(str(loc[-1]), _names(table.kind))}'
+        return f'{table.named}unknown key "{loc[-1]}"{_known(str(loc[-1]), _names(table.kind))}'
     if loc[-1:] == ["[key]"]:
         table = _place(kind, data, loc[:-2])
         return f'{table.named}unknown key "{loc[-2]}"{_among(loc[-2], get_args(_bare(table.kind))[0])}'
@@ -330,6 +331,11 @@ def _form(at: _Place) -> str:
     return f"[[{at.key}]]" if _is_list(at.kind) else f"[{at.key}]"
 
 
+def _known(key: str, names: Sequence[str]) -> str:
+    """The key that was meant, or all where they are few."""
+    return meant(key, names) or (f" ({', '.join(names)})" if len(names) <= MOST_LISTED else "")
+
+
 def _among(value: Any, choices: Any) -> str:
     """The choices of a Literal, and which was meant."""
     names = [str(one) for one in get_args(choices)]
@@ -343,7 +349,7 @@ def _wanted(what: str, at: _Place) -> str:
     if what.startswith(("greater_than", "less_than")):
         return _bounds(_metadata(at.kind))
     if what == "too_short" and (least := next((one for one in _metadata(at.kind) if isinstance(one, MinLen)), None)):
-        return f"a list of {least.min_length} or more"
+        return f"a {'table' if _is_table(at.kind) else 'list'} of {least.min_length} or more"
     return _words(at.kind, at.key)
 
 
@@ -358,7 +364,9 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 def _words(kind: Any, key: str = "") -> str:
     """A type in words; `key` tells how a file writes a table."""
-    if members := _members(bare := _bare(kind)):
+    if set(members := _members(bare := _bare(kind))) == {int, float}:
+        return WORDS[float][0]
+    if members:
         *others, last = [_words(one, key) for one in members]
         return f"{', '.join(others)} or {last}"
     if _is_table(bare):
@@ -368,7 +376,8 @@ def _words(kind: Any, key: str = "") -> str:
     items = _items(bare)
     if _is_table(items[0]):
         return f"a list of tables ([[{key}]])"
-    many = "lists" if _is_list(items[0]) else WORDS.get(_bare(items[0]), ("", "values"))[1]
+    first = float if {*_members(_bare(items[0]))} == {int, float} else _bare(items[0])
+    many = "lists" if _is_list(items[0]) else WORDS.get(first, ("", "values"))[1]
     return f"a list of {many}" if ... in items else f"a list of {len(items)} {many}"
 
 

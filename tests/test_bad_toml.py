@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from harness.engines.costs import fit, quantities
 from harness.policy.types import UserError
 from harness.run import spec
 from harness.run.placement import homes
 from harness.run.setup import Setup
 from harness.run.spec import Spec
+from tests import whole_table
 from tests.cases import cases
 from workloads import slo
 from workloads.models import model_set
@@ -23,6 +26,8 @@ READERS: Mapping[str, Callable[[Path], object]] = {
     "spec": spec.read,
     "model set": lambda path: model_set(str(path)),
     "SLO classes": lambda path: slo.parse(f"classes:{path}"),
+    "cost table": lambda path: quantities.quantities("h100", str(path)),
+    "cost table of a machine": lambda path: quantities.gpu("desk", str(path)),
     "placement": lambda path: homes(Setup(Spec("static", models="light8", placement=str(path)))),
 }
 
@@ -99,7 +104,7 @@ CLASSES = {
     "[class.chat]\nttft_s = 1": "class.chat.tpot_s is missing",
     "[class.chat]\nttft_s = 1\ntpot_s = true": "class.chat.tpot_s is true, not a number",
     "[class.chat]\nttft_s = 0\ntpot_s = 1": "class.chat.ttft_s is 0, not above 0",
-    "[class.chat]\nttft_s = 1\ntpot_s = 1\ne2e_s = 9": 'class.chat: unknown key "e2e_s"',
+    "[class.chat]\nttft_s = 1\ntpot_s = 1\ne2e_s = 9": 'class.chat: unknown key "e2e_s" (ttft_s, tpot_s)',
     '[class.chat]\nttft_s = 1\ntpot_s = 1\n[models]\n"*" = "chatt"': (
         'models."*" is "chatt", not a class; did you mean chat?'
     ),
@@ -113,15 +118,78 @@ PLACEMENT = {
     "a = [": "Invalid value (at end of document)",
 }
 
-FILES = {"spec": SPEC, "model set": SET, "SLO classes": CLASSES, "placement": PLACEMENT}
+SMALL = "[small]\nsource = 'm'\nformula = 'f'\n"
+GEMM = "[gemm]\nsource = 'm'\nformula = 'f'\nlaunch_s = 1\nfill_s = 1\nhbm_frac = 1\nbest_flops_frac = 1\n"
+TABLE = {
+    "kind = 'h200'": 'kind is "h200", this run is on h100',
+    "[gem]\nx = 1": 'unknown key "gem"; did you mean gemm?',
+    "small = 3": "small is 3, not a table ([small])",
+    f"{SMALL}floor_s = 1": "small.hbm_frac is missing",
+    f"{SMALL}floor_s = -1\nhbm_frac = 1": "small.floor_s is -1, not at least 0",
+    f"{SMALL}floor_s = true\nhbm_frac = 1": "small.floor_s is true, not a number",
+    f"{SMALL}floor_s = 1\nhbm_frac = inf": "small.hbm_frac is inf, not a finite number",
+    f"{GEMM}tiles = []": "gemm.tiles is [], not a list of 1 or more",
+    f"{GEMM}tiles = [[1, 2]]": "item 1 of gemm.tiles is [1, 2], not a list of 3 numbers",
+    f"{GEMM}tiles = [[1, 2, 3]]\naxes = [[1, 2]]\nfactors = [1]": (
+        "gemm: factors must hold one number for each point of axes"
+    ),
+    "gemm": "Expected '=' after a key in a key/value pair (at end of document)",
+}
+
+
+def whole(**changed: Any) -> str:
+    return fit.dumps(whole_table.file(**changed))
+
+
+def without(section: str, key: str) -> str:
+    own = dict(whole_table.file()[section])
+    del own[key]
+    return whole(**{section: own})
+
+
+def steps(**changed: Any) -> str:
+    return whole(steps={whole_table.MODEL: whole_table.STEPS | changed})
+
+
+WHOLE = {
+    whole(kind="h100"): 'kind is "h100", which is a GPU kind; it carries its own [spec]',
+    whole(kind=3): "kind is 3, not a string",
+    whole(gem={}): 'unknown key "gem" (kind, name, spec, host, steps, co_run, ladder, settings)',
+    whole(settings={"seed": 1}): (
+        'settings: unknown key "seed" (block_tokens, batch_cap, chunk_tokens, prefill_tokens, pool_bytes, sharing)'
+    ),
+    without("spec", "disk"): "[spec.disk] is missing",
+    without("host", "sigma"): "host.sigma is missing",
+    without("host", "source"): "host.source is missing",
+    whole(co_run={"share": 1.5, "factor": 1.0, **whole_table.SAID}): "co_run.share is 1.5, not in (0, 1]",
+    whole(co_run={"share": 1.0, **whole_table.SAID}): "co_run.factor is missing",
+    whole(steps={}): "steps is {}, not a table of 1 or more",
+    steps(ctx_s=-1.0): "steps.llama-tiny.ctx_s is -1.0, not at least 0",
+    steps(tokens=[2, 8, 512]): "steps.llama-tiny: tokens must rise from 1",
+    steps(tokens=[1, 1, 512]): "steps.llama-tiny: tokens must rise from 1",
+    steps(tokens=[1, 1.5, 512]): "item 2 of steps.llama-tiny.tokens is 1.5, not a whole number",
+    steps(tokens=[1]): "steps.llama-tiny.tokens is [1], not a list of 2 or more",
+    steps(seconds=[0.1, 0.2]): "steps.llama-tiny: seconds must hold a number for each of its tokens",
+    steps(seconds=[0.1, 0.3, 0.2]): "steps.llama-tiny: seconds must be above 0, and never fall",
+    steps(seconds=[0.0, 0.1, 0.2]): "steps.llama-tiny: seconds must be above 0, and never fall",
+    whole(ladder={"cold": {"fixed_s": 1.0, "link": "wire", "source": "x"}}): (
+        'ladder.cold.link is "wire" (pcie, disk)'
+    ),
+}
+
+FILES = {
+    "spec": SPEC, "model set": SET, "SLO classes": CLASSES, "placement": PLACEMENT, "cost table": TABLE,
+    "cost table of a machine": WHOLE,
+}  # fmt: skip
 
 
 @cases(("kind", "text", "says"), [(kind, text, says) for kind, texts in FILES.items() for text, says in texts.items()])
 def test_a_mistake_names_its_file_and_key(kind: str, text: str, says: str, tmp_path: Path) -> None:
     (path := tmp_path / "mine.toml").write_text(text)
+    quantities.forget()
     with pytest.raises(UserError) as caught:
         READERS[kind](path)
-    assert str(caught.value) == f"{path}: {says}"
+    assert str(caught.value).removeprefix("cost table ") == f"{path}: {says}"
 
 
 @cases("read", READERS)

@@ -9,9 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness import toml
 from harness.engines.costs import fit_whole, profile, whole
 from harness.engines.costs.fit_whole import Beside, Step
+from harness.engines.costs.quantities import GpuSpec
 from harness.policy.types import UserError
+from tests import whole_table
 from tests.cases import cases
 from workloads.models import shape
 
@@ -48,12 +51,13 @@ def rows(noise: Callable[[], float] = lambda: 1.0) -> Iterator[Step]:
                 yield Step(name, noise() * known.step_s(seqs, C), seqs, C, held=seqs == 3)
 
 
-def table_of(fitted: fit_whole.Fitted) -> dict[str, Any]:
-    return {"kind": "desk", "host": fitted.host, "steps": fitted.steps, "co_run": {"share": 1.0}}
+def table_of(fitted: fit_whole.Fitted) -> whole.Machine:
+    co_run = {"share": 1.0, "factor": 1.0, **whole_table.SAID}
+    return toml.convert(whole_table.file(host=fitted.host, steps=fitted.steps, co_run=co_run), whole.Machine)
 
 
-def predicted(file: dict[str, Any], name: str) -> profile.Row:
-    return profile.row(whole.tables([(shape(name), 1)], file), 0)
+def predicted(machine: whole.Machine, name: str) -> profile.Row:
+    return profile.row(whole.tables([(shape(name), 1)], machine), 0)
 
 
 def test_rows_of_a_known_table_give_it_back() -> None:
@@ -140,7 +144,7 @@ def test_a_journals_lines_become_a_table() -> None:
         {"what": "sleep", "params": {"shape": "x", "way": "sleep"}, "p50": 0.2, "facts": {}},
         {"what": "wake", "params": {"shape": "x", "way": "sleep"}, "p50": 0.3, "facts": {}},
     ]
-    spec = {"sms": (2.0, "cores"), "h2d": (10e9, "a copy")}
+    spec = dict.fromkeys(GpuSpec._fields[2:], (10e9, "a copy")) | {"sms": (2.0, "cores")}
     about = fit_whole.About("desk", "a desk", "by hand", {"batch_cap": 4}, spec, ["cold", "host"], {"x": 10**9})
     file, fitted = fit_whole.table(lines, about)
     assert fitted.steps == fit_whole.fit(list(rows()), "by hand").steps
@@ -149,4 +153,4 @@ def test_a_journals_lines_become_a_table() -> None:
         "cold": pytest.approx(0.6), "host": pytest.approx(0.6), "sleep": pytest.approx(0.2),
     }  # fmt: skip  # a run adds the copy of the weights, 0.1 s
     assert file["spec"]["sms"] == {"value": 2.0, "source": "cores"}
-    whole.check(file, "desk.toml", ["sms"])
+    assert toml.convert(file, whole.Machine).spec.sms.value == 2.0

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,9 +200,10 @@ def test_a_mock_is_calibrated_from_start_to_table(tmp_path: Path, mock: str, mon
     monkeypatch.setattr(fit_whole, "KNOTS", (1,))
     said = list[str]()
     found = calibrate.calibrate(f"attach+urls={mock}", ["llama-tiny"], tmp_path, said.append, batch_cap=2)
-    file: Mapping[str, Any] = quantities.machine(str(found.table)) or {}
-    assert file["kind"] == "attach-h100"
-    assert file["settings"]["batch_cap"] == 2
+    machine = quantities.machine(str(found.table))
+    assert machine is not None
+    assert machine.kind == "attach-h100"
+    assert machine.settings["batch_cap"] == 2
     lines = [json.loads(text) for text in (tmp_path / RAW).read_text("utf-8").splitlines()]
     # no server is faster than it is: a token comes when it is due, or later
     assert min(line["p50"] for line in lines if line["what"] == "prefill") >= 0.020

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -151,38 +151,3 @@ def test_every_number_says_where_it_comes_from(tmp_path: Path) -> None:
     said = quantities.sources([], "desk", "desk", whole_table.write(tmp_path))
     assert {one.quantity for one in said} >= {"host desk", "desk.co_run", 'desk.steps."llama-tiny"', "desk.mem_bytes"}
     assert all(one.source and one.formula and one.error for one in said)
-
-
-def without(section: str, key: str) -> dict[str, Any]:
-    own = dict(whole_table.file()[section])
-    del own[key]
-    return {section: own}
-
-
-MODEL = whole_table.MODEL
-BROKEN: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "h100"}, "kind is 'h100', which is a GPU kind"),
-    ({"kind": 3}, "kind must be text"),
-    ({"gem": {}}, "unknown section 'gem'; known: kind, name"),
-    ({"settings": {"seed": 1}}, "settings.seed is none of block_tokens"),
-    (without("spec", "disk"), "spec.disk is missing"),
-    (without("host", "sigma"), "host.sigma is missing"),
-    ({"co_run": {"share": 1.5, "factor": 1.0, **whole_table.SAID}}, "co_run.share = 1.5 must be above 0"),
-    ({"co_run": {"share": 1.0, **whole_table.SAID}}, "co_run.factor is missing"),
-    ({"steps": {}}, "steps is of no model"),
-    ({"steps": {MODEL: whole_table.STEPS | {"ctx_s": -1.0}}}, 'steps."llama-tiny".ctx_s = -1.0 must be'),
-    ({"steps": {MODEL: whole_table.STEPS | {"tokens": [2, 8, 512]}}}, 'tokens must be whole numbers from 1'),
-    ({"steps": {MODEL: whole_table.STEPS | {"tokens": [1, 1, 512]}}}, 'tokens must rise'),
-    ({"steps": {MODEL: whole_table.STEPS | {"seconds": [0.1, 0.2]}}}, 'seconds must hold a number for each'),
-    ({"steps": {MODEL: whole_table.STEPS | {"seconds": [0.1, 0.3, 0.2]}}}, 'seconds must be above 0, and never fall'),
-    ({"ladder": {"cold": {"fixed_s": 1.0, "link": "wire", "source": "x"}}}, 'ladder.cold.link is neither'),
-]  # fmt: skip
-
-
-@cases(("changed", "says"), BROKEN)
-def test_a_broken_table_is_refused_with_file_and_key(tmp_path: Path, changed: dict[str, Any], says: str) -> None:
-    path = whole_table.write(tmp_path, **changed)
-    with pytest.raises(UserError) as caught:
-        quantities.gpu("desk", path)
-    assert f"cost table {path}: " in str(caught.value)
-    assert says in str(caught.value)

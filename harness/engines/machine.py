@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from harness.engines.costs import coefficients, constants, process, quantities, shapes
+from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
 from harness.engines.costs.coef import Tables
 from harness.engines.costs.profile import TableProfile, row
 from harness.policy.events import Failed
@@ -94,8 +94,9 @@ def machine(config: Config) -> Machine:
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
     q, host = quantities.quantities(c.gpu, c.table), constants.host(quantities.host(c.host, c.gpu, c.table), c.scaled)
+    measured = quantities.machine(c.table)
     return Machine(
-        coefficients.coefficients(rows, q, spec, host),
+        coefficients.coefficients(rows, q, spec, host) if measured is None else whole.tables(rows, measured),
         constants.links(spec._replace(**links), c.scaled),
         constants.ladder(quantities.ladder(c.gpu, c.table), c.scaled),
         host,

@@ -24,7 +24,7 @@ from harness.engines.costs.kernels import (
     prefill_s,
     small_s,
 )  # fmt: skip
-from harness.engines.costs.quantities import F8, GpuSpec, HostProfile, Toml, gpu, quantities
+from harness.engines.costs.quantities import F8, GpuSpec, HostProfile, Toml, gpu, machine, quantities
 from harness.engines.costs.quantities import host as host_profile
 from harness.policy.types import Shape
 
@@ -48,13 +48,13 @@ def tables(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str |
 
     `table`: path of a TOML that replaces committed quantities. Raises `UserError` for unknown names.
     """
+    if (measured := machine(table)) is not None:
+        return whole.tables(rows, measured)
     return coefficients(rows, quantities(kind, table), gpu(kind, table), host_profile(host, kind, table))
 
 
 def coefficients(rows: Sequence[tuple[Shape, int]], q: Toml, spec: GpuSpec, h: HostProfile) -> Tables:
     """`tables` from quantities in hand: what a fit evaluates before it writes them."""
-    if "steps" in q:
-        return whole.tables(rows, q)
     cost = np.zeros(len(rows), dtype=COST)
     gemm, head = np.empty((2, len(rows), len(GRID)))
     dec_rate, pre_rate = np.empty((len(rows), len(SHARES), len(SEQS))), np.empty((len(rows), len(SHARES)))

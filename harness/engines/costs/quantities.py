@@ -10,8 +10,8 @@ stands for kind and host, whatever these are.
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.engines.costs import whole
+from harness import toml
+from harness.engines.costs import forms, whole
 from harness.policy.types import Shape, UserError
 
 F8 = NDArray[np.float64]
@@ -29,6 +30,7 @@ Link = Literal["pcie", "spread", "disk"]
 TABLES = Path(__file__).parent / "tables"
 OPS = ("gemm", "small", "prefill", "decode", "share", "all_reduce")  # quantities of a GPU kind
 ERRORS = ("fit", "held", "held_parts")
+CHIP = ("sms", "flops", "hbm")
 
 
 class GpuSpec(NamedTuple):
@@ -89,23 +91,25 @@ class Source(NamedTuple):
     error: str
 
 
+_read = cache(toml.tables)
+
+
 @cache
-def _read(path: Path) -> Toml:
+def _user(table: str) -> Toml:
+    """A user's table as it stands in the file, checked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as e:
-        raise UserError(
-            f"cost table {path}: {e.strerror}; --table takes a file as in harness/engines/costs/tables"
-        ) from e
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise UserError(f"cost table {path}: {e}") from e
+        file = toml.tables(Path(table))
+    except UserError as error:
+        form = "" if Path(table).is_file() else "; --table takes a file as in harness/engines/costs/tables"
+        raise UserError(f"cost table {error}{form}") from None
+    toml.convert(file, whole.Machine if whole.is_whole(file) else forms.Table, f"cost table {table}: ")
+    return file
 
 
 def forget() -> None:
     """Read the files anew after they were rewritten."""
-    _read.cache_clear()
-    _aliases.cache_clear()
-    machine.cache_clear()
+    for read in (_read, _user, _aliases, _committed, machine):
+        read.cache_clear()
 
 
 @cache
@@ -129,65 +133,59 @@ def _kind(kind: str) -> str:
 
 
 @cache
-def machine(table: str | None) -> Toml | None:
-    """A user's table that carries a machine of its own, checked; None where a table has none, or there is none."""
-    if table is None or not whole.is_whole(file := _read(Path(table))):
+def machine(table: str | None) -> whole.Machine | None:
+    """A user's table that carries a machine of its own; None where a table has none, or there is none."""
+    if table is None or not whole.is_whole(file := _user(table)):
         return None
-    whole.check(file, table, GpuSpec._fields[2:])
-    if file["kind"].lower() in _aliases():
-        raise UserError(f"cost table {table}: kind is {file['kind']!r}, which is a GPU kind; it carries its own [spec]")
-    return file
-
-
-def settings(table: str | None) -> Toml:
-    """What of a spec a table's machine was measured under."""
-    found: Toml = (machine(table) or {}).get("settings", {})
+    found = toml.convert(file, whole.Machine)
+    if found.kind.lower() in _aliases():
+        raise UserError(f'cost table {table}: kind is "{found.kind}", which is a GPU kind; it carries its own [spec]')
     return found
 
 
+def settings(table: str | None) -> dict[str, Any]:
+    """What of a spec a table's machine was measured under."""
+    return {} if (measured := machine(table)) is None else {str(key): one for key, one in measured.settings.items()}
+
+
 def quantities(kind: str, table: str | None = None) -> Toml:
-    """A kind's file, over the kind it is `like`, under the user's own table."""
-    if (measured := machine(table)) is not None:
-        return measured
-    own = _read(TABLES / f"{_kind(kind)}.toml")
-    q = over(_read(TABLES / f"{own['like']}.toml"), own) if "like" in own else own
+    """A kind's quantities, under the user's own table; none where a machine was measured whole."""
+    if machine(table) is not None:
+        return {}
+    q = _committed(_kind(kind))
     if table is None:
         return q
-    user = _read(Path(table))
+    user = _user(table)
     if (meant := user.get("kind", kind)) not in _aliases() or _kind(meant) != _kind(kind):
-        raise UserError(f"cost table {table}: kind is {meant!r}, this run is on {_kind(kind)}")
-    for name, section in user.items():
-        if name not in {"kind", *OPS}:
-            raise UserError(f"cost table {table}: unknown section {name!r}; known: kind, {', '.join(OPS)}")
-        if name in OPS:
-            _same_form(section, q[name], f"cost table {table}: {name}")
+        raise UserError(f'cost table {table}: kind is "{meant}", this run is on {_kind(kind)}')
     return {**q, **user}
 
 
-def _same_form(got: Any, like: Any, where: str) -> None:
-    """Refuse a user's quantity whose keys or numbers are not of the form of the committed one."""
-    if isinstance(like, Mapping):
-        if not isinstance(got, Mapping):
-            raise UserError(f"{where} must be a table")
-        for key in like.keys() - {*ERRORS, "axes", "axes_of", "factors", "wire"}:
-            if key not in got:
-                raise UserError(f"{where} lacks {key!r}; harness/engines/costs/tables shows the form")
-            _same_form(got[key], like[key], f"{where}.{key}")
-        if got.get("factors") and len(got["factors"]) != np.prod([len(a) for a in got.get("axes", ())]):
-            raise UserError(f"{where}.factors must hold one number for each point of its axes")
-    elif isinstance(like, list):
-        if not isinstance(got, list) or not got:
-            raise UserError(f"{where} must be a list")
-        for item in got:
-            _same_form(item, like[0], where)
-    elif isinstance(like, str):
-        if not isinstance(got, str):
-            raise UserError(f"{where} must be text")
-    elif isinstance(got, bool) or not isinstance(got, int | float) or not 0 <= got < np.inf:
-        raise UserError(f"{where} = {got!r} must be a number that is not negative")
+@cache
+def _committed(kind: str) -> Toml:
+    """A kind's file, over the kind that it is `like`; what it inherits says so.
+
+    Another chip at its own peaks takes the coefficients on trust, without their errors.
+    """
+    own = _read(TABLES / f"{kind}.toml")
+    if "like" not in own:
+        return own
+    base, like = _committed(_kind(own["like"])), own["like"]
+    merged = over(base, own)
+    spec = merged["spec"]
+    same = all(spec[name]["value"] == base["spec"][name]["value"] for name in CHIP)
+    on_trust = {"source": f"roofline: coefficients of {like} at this card's own peaks, unmeasured"}
+    for op in OPS:
+        if op not in own:
+            said = {"source": f"as {like}, the same chip: {base[op]['source']}"}
+            kept = {key: value for key, value in base[op].items() if same or key not in ERRORS}
+            merged[op] = {**kept, **(said if same else on_trust)}
+    inherited = {name: q for name, q in spec.items() if name not in own.get("spec", {})}
+    said_so = {name: {**q, "source": f"as {like}: {q['source']}"} for name, q in inherited.items()}
+    return {**merged, "spec": {**spec, **said_so}}
 
 
-def over(base: Toml, own: Toml) -> Toml:
+def over(base: Toml, own: Toml) -> dict[str, Any]:
     """A kind's quantities over those of the kind that it is `like`; what it rewrites loses the other's errors."""
     merged = dict(base)
     for key, q in own.items():
@@ -198,16 +196,18 @@ def over(base: Toml, own: Toml) -> Toml:
 
 def gpu(kind: str, table: str | None = None) -> GpuSpec:
     """The specification of a GPU kind; `UserError` names the nearest one that exists."""
-    file = machine(table) or _read(TABLES / f"{_kind(kind)}.toml")
-    spec = file["spec"]
-    return GpuSpec(file["kind"], file["name"], **{k: spec[k]["value"] for k in GpuSpec._fields[2:]})
+    if (measured := machine(table)) is not None:
+        numbers = {name: getattr(measured.spec, name).value for name in GpuSpec._fields[2:]}
+        return GpuSpec(measured.kind, measured.name, **numbers)
+    file = _committed(_kind(kind))
+    return GpuSpec(file["kind"], file["name"], **{k: file["spec"][k]["value"] for k in GpuSpec._fields[2:]})
 
 
 def ladder(kind: str, table: str | None = None) -> Mapping[str, Way]:
     """The ways to load a model on this kind of GPU, with the seconds that do not depend on its size."""
     if machine(table) is None:
         _kind(kind)
-    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s", math.inf)) for name, w in _ladder(table).items()}
+    return {name: Way(w["fixed_s"], w["link"], w.get("bytes_s") or math.inf) for name, w in _ladder(table).items()}
 
 
 def ladder_sources(table: str | None = None) -> Mapping[str, str]:
@@ -216,14 +216,16 @@ def ladder_sources(table: str | None = None) -> Mapping[str, str]:
 
 
 def _ladder(table: str | None) -> Toml:
-    ways: Toml = (machine(table) or _read(TABLES / "hosts.toml"))["ladder"]
+    if (measured := machine(table)) is not None:
+        return {name: asdict(rung) for name, rung in measured.ladder.items()}
+    ways: Toml = _read(TABLES / "hosts.toml")["ladder"]
     return ways
 
 
 def co_run(table: str | None) -> float:
     """How much of what steps on a GPU slow each other down by their demands holds on a machine: 1, unless measured."""
     measured = machine(table)
-    return 1.0 if measured is None else float(measured["co_run"]["factor"])
+    return 1.0 if measured is None else float(measured.co_run.factor)
 
 
 def hosts() -> tuple[str, ...]:
@@ -242,8 +244,9 @@ def _host(name: str, kind: str) -> Toml:
 def host(name: str, kind: str, table: str | None = None) -> HostProfile:
     """An engine's host costs on a GPU kind; those of a machine that was measured whole are in its steps."""
     if (measured := machine(table)) is not None:
-        api_in_s = float(measured["host"]["api_in_s"])
-        return HostProfile(api_in_s, 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0)
+        return HostProfile(
+            float(measured.host.api_in_s), 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0
+        )
     q = _host(name, kind)
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
@@ -266,7 +269,7 @@ def held(name: str) -> Mapping[str, Mapping[str, float]]:
 def noise(kind: str, host: str, table: str | None = None) -> float:
     """Relative spread of a step's seconds around its prediction (1 sigma)."""
     if (measured := machine(table)) is not None:
-        return float(measured["host"]["sigma"])
+        return float(measured.host.sigma)
     sigma = _read(TABLES / "hosts.toml")["sigma"]
     return float(_host(host, kind).get("sigma", sigma.get(_kind(kind), sigma["other"])["value"]))
 
@@ -286,15 +289,8 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     if (measured := machine(table)) is not None:
         return _measured_sources(measured)
     q, name, h = quantities(kind, table), _kind(kind), _host(host, kind)
-    own = _read(TABLES / f"{name}.toml")
-    user = _read(Path(table)) if table else {}
-
-    def said(op: str) -> str:
-        inherited = op not in own and op not in user
-        return f"as {own['like']}, the same chip: {q[op]['source']}" if inherited else str(q[op]["source"])
-
     ops = [op for op in OPS if op != "all_reduce" or any(tp > 1 for _, tp in rows)]
-    out = [Source(f"{name}.{op}", said(op), q[op]["formula"], error(q[op])) for op in ops]
+    out = [Source(f"{name}.{op}", str(q[op]["source"]), q[op]["formula"], error(q[op])) for op in ops]
     out.append(Source(f"host {host}", h["source"], h["formula"], error(h)))
     sigma = _read(TABLES / "hosts.toml")["sigma"]
     if "sigma" not in h:
@@ -303,15 +299,20 @@ def sources(rows: Sequence[tuple[Shape, int]], kind: str, host: str, table: str 
     return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
 
 
-def _measured_sources(file: Toml) -> list[Source]:
-    name, spec = file["kind"], file["spec"]
-    parts = {
-        f"host {name}": file["host"],
-        f"{name}.co_run": file["co_run"],
-        **{f'{name}.steps."{model}"': steps for model, steps in file["steps"].items()},
+def _measured_sources(found: whole.Machine) -> list[Source]:
+    parts: Mapping[str, forms.Quantity] = {
+        f"host {found.kind}": found.host,
+        f"{found.kind}.co_run": found.co_run,
+        **{f'{found.kind}.steps."{model}"': steps for model, steps in found.steps.items()},
     }
-    out = [Source(what, q["source"], q["formula"], error(q)) for what, q in parts.items()]
-    return out + [Source(f"{name}.{k}", spec[k]["source"], f"{spec[k]['value']:g}", "-") for k in GpuSpec._fields[2:]]
+    out = [Source(what, q.source, q.formula, error(_stated(q))) for what, q in parts.items()]
+    spec = {name: getattr(found.spec, name) for name in GpuSpec._fields[2:]}
+    return out + [Source(f"{found.kind}.{name}", one.source, f"{one.value:g}", "-") for name, one in spec.items()]
+
+
+def _stated(q: forms.Quantity) -> Toml:
+    """A quantity's errors as a file has them."""
+    return {key: value for key in ("fit", "held", "error") if (value := getattr(q, key))}
 
 
 def error(q: Toml) -> str:

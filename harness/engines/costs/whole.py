@@ -21,111 +21,125 @@ shares, each of which is then all of the machine.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from annotated_types import Gt, Le, MinLen
 
 from harness.engines.costs import shapes
 from harness.engines.costs.coef import COST, Tables
-from harness.policy.types import Shape, UserError
+from harness.engines.costs.forms import Number, Quantity, Text
+from harness.policy.types import Option, Shape, UserError
 
-Toml = Mapping[str, Any]
-SECTIONS = ("kind", "name", "settings", "spec", "host", "steps", "co_run", "ladder")
-SETTINGS = ("block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "pool_bytes", "sharing")
 SAID = ("source", "formula")
-NUMBERS = {"seq_s": 0.0, "ctx_s": 0.0, "area_s": 0.0}  # of a model's steps, and the least that each may be
+Setting = Literal["block_tokens", "batch_cap", "chunk_tokens", "prefill_tokens", "pool_bytes", "sharing"]
 
 
-def is_whole(file: Toml) -> bool:
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A number of a specification."""
+
+    value: Number
+    source: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """The numbers of `GpuSpec`."""
+
+    mem_bytes: Value
+    sms: Value
+    sm_step: Value
+    flops: Value
+    hbm: Value
+    h2d: Value
+    d2h: Value
+    nvlink: Value
+    net: Value
+    disk: Value
+    host_bytes: Value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host(Quantity):
+    """[host]."""
+
+    api_in_s: Number
+    sigma: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps(Quantity):
+    """[steps."SHAPE"]."""
+
+    tokens: Annotated[tuple[int, ...], MinLen(2)]
+    seconds: tuple[Number, ...]
+    seq_s: Number
+    ctx_s: Number
+    area_s: Number
+
+    def __post_init__(self) -> None:
+        if self.tokens[0] != 1 or sorted({*self.tokens}) != [*self.tokens]:
+            raise ValueError("tokens must rise from 1")
+        if len(self.seconds) != len(self.tokens):
+            raise ValueError("seconds must hold a number for each of its tokens")
+        if self.seconds[0] == 0 or sorted(self.seconds) != [*self.seconds]:
+            raise ValueError("seconds must be above 0, and never fall")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoRun(Quantity):
+    """[co_run]."""
+
+    share: Annotated[int | float, Gt(0), Le(1)]
+    factor: Number
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """[ladder.WAY]."""
+
+    fixed_s: Number
+    link: Literal["pcie", "disk"]
+    source: Text
+    bytes_s: Annotated[int | float, Gt(0)] | None = None  # None: as fast as the link
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The form of the table, as above."""
+
+    kind: Text
+    name: Text
+    spec: Card
+    host: Host
+    steps: Annotated[Mapping[str, Steps], MinLen(1)]
+    co_run: CoRun
+    ladder: Mapping[str, Rung]
+    settings: Mapping[Setting, Option] = field(default_factory=dict)
+
+
+def is_whole(file: Mapping[str, Any]) -> bool:
     """Whether a table carries its own machine."""
     return "spec" in file or "steps" in file
 
 
-def check(file: Toml, path: str, fields: Sequence[str]) -> None:
-    """Refuse a table that is not of the form above; `fields` are the numbers of a specification."""
-
-    def bad(where: str, want: str) -> NoReturn:
-        raise UserError(f"cost table {path}: {where} {want}")
-
-    def section(at: Any, where: str) -> Mapping[str, Any]:
-        if not isinstance(at, Mapping):
-            bad(where, "is missing" if at is None else "must be a table")
-        return at
-
-    def number(at: Mapping[str, Any], key: str, where: str, least: float = 0.0) -> None:
-        value = at.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < np.inf:
-            bad(f"{where}.{key}", "is missing" if value is None else f"= {value!r} must be a number from {least:g} up")
-
-    def text(at: Mapping[str, Any], key: str, where: str) -> None:
-        if not isinstance(at.get(key), str) or not at[key]:
-            bad(f"{where}.{key}" if where else key, "must be text")
-
-    for name in file:
-        if name not in SECTIONS:
-            bad(f"unknown section {name!r};", f"known: {', '.join(SECTIONS)}")
-    text(file, "kind", "")
-    text(file, "name", "")
-    for name in section(file.get("settings", {}), "settings"):
-        if name not in SETTINGS:
-            bad(f"settings.{name}", f"is none of {', '.join(SETTINGS)}")
-    for name in fields:
-        at = section(section(file.get("spec"), "spec").get(name), f"spec.{name}")
-        number(at, "value", f"spec.{name}")
-        text(at, "source", f"spec.{name}")
-    host = section(file.get("host"), "host")
-    for name in ("api_in_s", "sigma"):
-        number(host, name, "host")
-    co_run = section(file.get("co_run"), "co_run")
-    number(co_run, "share", "co_run")
-    if not 0 < co_run["share"] <= 1:
-        bad("co_run.share", f"= {co_run['share']!r} must be above 0, and at most 1")
-    number(co_run, "factor", "co_run")
-    steps = section(file.get("steps"), "steps")
-    if not steps:
-        bad("steps", "is of no model")
-    for model, own in steps.items():
-        where = f'steps."{model}"'
-        at = section(own, where)
-        for name, least in NUMBERS.items():
-            number(at, name, where, least)
-        tokens, seconds = at.get("tokens"), at.get("seconds")
-        if not isinstance(tokens, list) or len(tokens) < 2 or tokens[0] != 1 or any(type(m) is not int for m in tokens):
-            bad(f"{where}.tokens", "must be whole numbers from 1, at least two")
-        if sorted({*tokens}) != tokens:
-            bad(f"{where}.tokens", "must rise")
-        if not isinstance(seconds, list) or len(seconds) != len(tokens):
-            bad(f"{where}.seconds", "must hold a number for each of its tokens")
-        for k, s in enumerate(seconds):
-            number({"seconds": s}, "seconds", f"{where}[{k}]")
-        if seconds[0] == 0.0 or sorted(seconds) != seconds:
-            bad(f"{where}.seconds", "must be above 0, and never fall")
-    for name, at in (("host", host), ("co_run", co_run), *((f'steps."{m}"', at) for m, at in steps.items())):
-        for key in SAID:
-            text(at, key, name)
-    for way, rung in section(file.get("ladder"), "ladder").items():
-        number(section(rung, f"ladder.{way}"), "fixed_s", f"ladder.{way}")
-        text(rung, "link", f"ladder.{way}")
-        text(rung, "source", f"ladder.{way}")
-        if rung["link"] not in {"pcie", "disk"}:
-            bad(f"ladder.{way}.link", 'is neither "pcie" nor "disk"')
-
-
-def tables(rows: Sequence[tuple[Shape, int]], file: Toml) -> Tables:
+def tables(rows: Sequence[tuple[Shape, int]], machine: Machine) -> Tables:
     """Coefficients of (shape, tensor-parallel degree) pairs; UserError for a model that was not measured there."""
-    steps = file["steps"]
+    steps = machine.steps
     for shape, tp in rows:
         if shape.name not in steps:
-            raise UserError(f'{file["kind"]} has no steps."{shape.name}" (measured were: {", ".join(steps)})')
+            raise UserError(f'{machine.kind} has no steps."{shape.name}" (measured were: {", ".join(steps)})')
         if tp != 1:
-            raise UserError(f"{file['kind']} was measured on one GPU, and {shape.name} is cut over {tp}")
-    grid = np.array(sorted({m for shape, _ in rows for m in steps[shape.name]["tokens"]}), dtype=np.int64)
+            raise UserError(f"{machine.kind} was measured on one GPU, and {shape.name} is cut over {tp}")
+    grid = np.array(sorted({m for shape, _ in rows for m in steps[shape.name].tokens}), dtype=np.int64)
     cost, gemm = np.zeros(len(rows), COST), np.empty((len(rows), len(grid)))
     for i, (shape, _) in enumerate(rows):
         own, c = steps[shape.name], cost[i]
-        gemm[i] = _lines(grid, own["tokens"], own["seconds"])
-        c["host1"], c["serial"], c["dec2"], c["pre2"] = own["seq_s"], 1, own["ctx_s"], own["area_s"]
-        c["share"], c["flops"], c["hbm"] = file["co_run"]["share"], 1.0, 1.0
+        gemm[i] = _lines(grid, own.tokens, own.seconds)
+        c["host1"], c["serial"], c["dec2"], c["pre2"] = own.seq_s, 1, own.ctx_s, own.area_s
+        c["share"], c["flops"], c["hbm"] = machine.co_run.share, 1.0, 1.0
         c["layers"] = shape.layers
         c["query_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * (shape.q_heads + 2 * shape.kv_heads)
         c["result_bytes"] = shapes.BF16 * shape.layers * shape.head_dim * shape.q_heads

@@ -1,0 +1,135 @@
+"""The form of a quantity in a cost table: what `tables/*.toml` state of a GPU kind, and a user's own table replaces.
+
+`fit`, `held` and `held_parts` are errors of a fit; without them a quantity is a roofline of unknown error. `factors`
+hold one number for each point of `axes`, the last axis varying fastest. (Classes of two parents have no slots.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Annotated, Any
+
+from annotated_types import Ge, MinLen
+
+Text = Annotated[str, MinLen(1)]
+Number = Annotated[int | float, Ge(0)]
+Numbers = Annotated[tuple[Number, ...], MinLen(1)]
+Errors = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantity:
+    """What is said of any."""
+
+    source: Text
+    formula: Text
+    error: str = ""
+    fit: Errors | None = None
+    held: Errors | None = None
+    held_parts: Mapping[str, Errors] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """What a formula misses, by axes."""
+
+    axes_of: tuple[str, ...] = ()
+    axes: tuple[Numbers, ...] = ()
+    factors: tuple[Number, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.factors and len(self.factors) != prod(len(axis) for axis in self.axes):
+            raise ValueError("factors must hold one number for each point of axes")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm(Grid, Quantity):
+    """Products of matrices."""
+
+    launch_s: Number
+    fill_s: Number
+    hbm_frac: Number
+    tiles: Annotated[tuple[tuple[Number, Number, Number], ...], MinLen(1)]
+    best_flops_frac: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Small(Quantity):
+    """A layer's kernels that are neither GEMM nor attention."""
+
+    floor_s: Number
+    hbm_frac: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prefill(Grid, Quantity):
+    """Attention of a prompt."""
+
+    floor_s: Number
+    tile_s: Number
+    hbm_frac: Number
+    longest: Number
+    power: Number
+    head_dims: Numbers
+    flops_frac: Numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Grid):
+    """Attention of decode steps, of heads that share KV heads or of those that do not."""
+
+    floor_s: Number
+    merge_s: Number
+    kv_head_s: Number
+    head_s: Number
+    tail_s: Number
+    lone_s: Number
+    hbm_frac: Number
+    flops_frac: Number
+    tail_power: Number
+    fit: Errors | None = None
+    held: Errors | None = None
+    held_parts: Mapping[str, Errors] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decode(Quantity):
+    """Attention of decode steps."""
+
+    gqa: Attention
+    mha: Attention
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllReduce(Quantity):
+    """Sums over the GPUs of a tensor-parallel group."""
+
+    elements: Numbers
+    tp2_s: Numbers
+    tp4_s: Numbers
+    tp8_s: Numbers
+    wire: Number | None = None  # bytes/s of a ring, beyond which it is no faster
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share(Quantity):
+    """Steps on a part of a GPU."""
+
+    arith_power: Number
+    saturation: Number
+    power: Number
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A user's table: quantities that replace those of a GPU kind."""
+
+    kind: str | None = None
+    gemm: Gemm | None = None
+    small: Small | None = None
+    prefill: Prefill | None = None
+    decode: Decode | None = None
+    share: Share | None = None
+    all_reduce: AllReduce | None = None
