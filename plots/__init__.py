@@ -19,7 +19,7 @@ DRAWS = re.compile(r"^def draws\(", re.MULTILINE)
 
 def names() -> list[str]:
     """Figures of stored results: the directory is the registry. Files are read, not imported."""
-    files = (path for path in FOLDER.glob("fig_*.py") if DRAWS.search(path.read_text("utf-8")))
+    files = (path for path in FOLDER.glob("fig_*.py") if DRAWS.search(path.read_text("utf-8", errors="replace")))
     return sorted(path.stem.removeprefix("fig_") for path in files)
 
 

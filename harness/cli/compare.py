@@ -54,7 +54,7 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
 @SCALING
 @SLO
 @click.option("--definition", type=DEFINITION,
-              help="Attainment in the headline; token and qos store the time of each token.  "
+              help="Attainment in the headline (bench list definitions).  "
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @SEEDS
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
