@@ -12,14 +12,15 @@ holds most cells, of equals the one with the highest score, of equals the first.
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from harness import toml
 from harness.loop import system
 from harness.policy.fields import Domain, domains
 from harness.policy.types import GIB, Option, UserError
@@ -152,37 +153,42 @@ def choose(draws: Sequence[Draw]) -> int:
 
 def shown(fields: Fields) -> str:
     """Fields in a line: `z=2.0 moves="copy"`."""
-    return " ".join(f"{name}={_toml(value)}" for name, value in fields.items())
+    return " ".join(f"{name}={toml.shown(value)}" for name, value in fields.items())
 
 
-def as_toml(found: Sequence[Tuned], date: str, command: str) -> str:
+HEAD = """\
+# Written by the command below. Each draw: its values; held, the share of (trace, rate, seed) in which 99 %
+# of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults
+# before tuning, with a 95 % interval over (trace, seed). Chosen: the most held, then the best score, then
+# the first.
+"""
+
+
+def as_toml(found: Sequence[Tuned], day: str, command: str) -> str:
     """The record of a tuning: how it was made, every draw in order with its score, and what was chosen."""
-    lines = [
-        "# Written by the command below. Each draw: its values; held, the share of (trace, rate, seed) in which 99 %",
-        "# of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults",
-        "# before tuning, with a 95 % interval over (trace, seed). Chosen: the most held, then the best score, then",
-        "# the first.",
-        f"date = {date}",
-        f"command = {_toml(command)}",
-        f"seeds = {list(SEEDS)}",
-        f"traces = {_toml(list(TRACES))}",
-        f"rate_scales = {list(RATE_SCALES)}",
-        f"models = {_toml(BASE.models)}",
-        f"gpus = {BASE.gpus}",
-        *([f"pool_bytes = {BASE.pool_bytes}"] if BASE.pool_bytes is not None else []),
-        f"assign = {_toml(BASE.assign)}",
-        f"slo = {_toml(RULE)}",
-    ]
-    for one in found:
-        lines += ["", f"[{one.system}]", f"chosen = {one.chosen}"]
-        for draw in one.draws:
-            gain = ", ".join(f"{x:.{PLACES}f}" for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0))
-            lines += ["", f"[[{one.system}.draw]]", f"held = {draw.held:.{PLACES}f}"]
-            lines += [f"score = {draw.score:.{PLACES}f}", f"gain = [{gain}]"]
-            lines += [f"fields.{name} = {_toml(value)}" for name, value in draw.fields.items()]
-    return "\n".join(lines) + "\n"
+    import tomli_w
+
+    about = {
+        "date": date.fromisoformat(day),
+        "command": command,
+        "seeds": SEEDS,
+        "traces": TRACES,
+        "rate_scales": RATE_SCALES,
+        "models": BASE.models,
+        "gpus": BASE.gpus,
+        **({"pool_bytes": BASE.pool_bytes} if BASE.pool_bytes is not None else {}),
+        "assign": BASE.assign,
+        "slo": RULE,
+    }
+    systems = {one.system: {"chosen": one.chosen, "draw": [_recorded(draw) for draw in one.draws]} for one in found}
+    return HEAD + tomli_w.dumps(about | systems)
 
 
-def _toml(value: Option | Sequence[str]) -> str:
-    """A value as TOML writes it."""
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else json.dumps(value)
+def _recorded(draw: Draw) -> dict[str, Any]:
+    gain = [round(x, PLACES) for x in (draw.gain.mean, draw.gain.low or 0.0, draw.gain.high or 0.0)]
+    return {
+        "held": round(draw.held, PLACES),
+        "score": round(draw.score, PLACES),
+        "gain": gain,
+        "fields": dict(draw.fields),
+    }

@@ -552,7 +552,10 @@ def _toml(value: Any) -> str:
 
 
 def dumps(file: Mapping[str, Any]) -> str:
-    """TOML text: a section for every table that holds tables of its own names, errors inline."""
+    """TOML text: a section for every table that holds tables of its own names, errors inline.
+
+    Grids of factors stand in rows of 14, for people read them; tomli-w has a line for every number.
+    """
 
     def section(name: str, table: Mapping[str, Any]) -> Iterable[str]:
         plain = {k: v for k, v in table.items() if not isinstance(v, dict) or k in quantities.ERRORS}
