@@ -25,31 +25,38 @@ from harness.run.spec import Spec
 from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parent.parent
-ROWS = list(matrix.rows())
 NOTHING = Jobs((), *(np.zeros(0, kind) for kind in (float, np.int32, np.int32, np.int32, float, float)))
-CELLS = {f"{row.system}:{row.preset} on {where}": (row, where) for row in ROWS for where in row.lacks}
 
 
-def test_every_system_and_preset_has_a_cell_for_every_engine() -> None:
-    assert [(row.system, row.preset) for row in ROWS] == [
+@pytest.fixture(scope="module")
+def rows() -> list[matrix.Row]:
+    return list(matrix.rows())
+
+
+def test_every_system_and_preset_has_a_cell_for_every_engine(rows: list[matrix.Row]) -> None:
+    assert [(row.system, row.preset) for row in rows] == [
         (name, preset) for name in system.names() for preset in (None, *system.find(name).presets)
     ]
-    assert all(tuple(row.lacks) == engine.names() for row in ROWS)
+    assert all(tuple(row.lacks) == engine.names() for row in rows)
     assert {"sim", "torchcpu"} <= set(engine.names())
 
 
-@cases(("row", "where"), CELLS)
-def test_a_cell_is_what_replay_refuses_the_pair_for(row: matrix.Row, where: str) -> None:
-    lack = row.lacks[where]
-    assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
-    if not lack.names:
-        return
+def refusal(row: matrix.Row, where: str) -> str:
+    """What `replay` says of a system on an engine that cannot serve it."""
     spec = Spec(row.system, preset=row.preset, trace="sample", gpus=8)
     policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy
     made = Setup(replace(spec, engine=where)).make_engine(policy.options)
     with pytest.raises(Unsupported) as refused:
         replay(policy, made, NOTHING)
-    assert str(refused.value) == ", ".join(lack.names)
+    return str(refused.value)
+
+
+def test_a_cell_is_what_replay_refuses_the_pair_for(rows: list[matrix.Row], subtests: pytest.Subtests) -> None:
+    for row in rows:
+        for where, lack in row.lacks.items():
+            with subtests.test(f"{row.system}:{row.preset} on {where}"):
+                assert (lack == matrix.Lack()) == (gaps(row.system, row.preset, where) == [])
+                assert not lack.names or refusal(row, where) == ", ".join(lack.names)
 
 
 class Real(Sim):
@@ -63,9 +70,11 @@ class Real(Sim):
         self.offers = {"kv": ("paged",), "process": ("gpu", "model")}
 
 
-def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_engine_appears_and_what_it_has_is_simulated_no_more(
+    rows: list[matrix.Row], monkeypatch: pytest.MonkeyPatch
+) -> None:
     names, find = engine.names(), engine.find
-    before = "\n".join(matrix.lines(ROWS)).splitlines()
+    before = "\n".join(matrix.lines(rows)).splitlines()
     monkeypatch.setattr(engine, "names", lambda: (*names, "mine"))
     monkeypatch.setattr(engine, "find", lambda name: Real if name == "mine" else find(name))
     after = "\n".join(matrix.lines(list(matrix.rows()))).splitlines()
@@ -135,9 +144,9 @@ def test_the_page_is_what_its_systems_and_engines_declare(monkeypatch: pytest.Mo
     assert text == matrix.page(list(matrix.rows(systems, engines))), "make docs writes it anew"
 
 
-def test_bench_list_prints_the_page() -> None:
+def test_bench_list_prints_the_page(rows: list[matrix.Row]) -> None:
     said = CliRunner().invoke(main, ["list", "--matrix", "--markdown"])
-    assert (said.exit_code, said.output) == (0, matrix.page(ROWS))
+    assert (said.exit_code, said.output) == (0, matrix.page(rows))
 
 
 @cases("args", [("--markdown",), ("--matrix", "traces")])
