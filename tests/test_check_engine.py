@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.check import engine as engine_check
 from harness.check.engine import LAWS, OF_ENGINE, check, run
+from harness.check.engine_cases import cases as every_case
 from harness.loop import engine
 from harness.policy.types import UserError
+from tests import constant
 from tests.cases import cases
 
 
@@ -26,12 +27,28 @@ def test_the_engine_on_the_processor_conforms() -> None:
     assert check("torchcpu") == []
 
 
+CONSTANT = str(Path(constant.__file__))
+
+
+def test_an_engine_of_one_file_conforms() -> None:
+    assert check(CONSTANT) == []
+    assert check(f"{CONSTANT}+step_s=0.0005") == []
+
+
+def test_an_engine_whose_memory_is_never_limited_breaks_a_law_by_its_tokens_alone() -> None:
+    for case in ("squeezed", "full"):  # by a Limit, by the GPU
+        (failure,) = check(f"{CONSTANT}+limited=false", only="capacity", case=case)
+        assert failure.message.startswith(f"case {case}: at ")
+        assert failure.command.endswith(f"constant.py+limited=false --law capacity --case {case}")
+
+
 def test_cases_are_as_hard_as_they_say() -> None:
-    tried = {name: run("sim", case) for name, case in engine_check.cases().items()}
+    tried = {name: run("sim", case) for name, case in every_case().items()}
     assert sum(row["preemptions"] for row in tried["squeezed"].rows) > 0  # type: ignore[union-attr]
     assert {row["state"] for row in tried["squeezed"].rows} == {"done", "failed"}  # type: ignore[union-attr]
     assert {row["state"] for row in tried["dropped"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
     assert {row["state"] for row in tried["sliced"].rows} == {"done", "dropped"}  # type: ignore[union-attr]
+    assert sum(row["kv_ns"] > 0 for row in tried["full"].rows) > 12  # type: ignore[union-attr]
     assert tried["swapped"].engine.stats()["evicts"] > 2  # type: ignore[union-attr]
     assert all(row["arrival_ns"] > 0 for row in tried["closed"].rows[2:])  # type: ignore[union-attr]
 
@@ -80,6 +97,8 @@ WRONG = {
     "        return replace(event, request=event.request._replace(arrival_s=1e6)) if type(event) is Arrived else event",
     "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
     "            self.S.insts['blocks'][-1] += 1\n        return event",
+    "capacity": "    def __init__(self, config, options, machine):\n"
+    "        super().__init__(config, {**options, 'memory': 'unlimited'}, machine)",
     "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
     "view": "    def begin(self, jobs, hears, oracle, end_s):\n        super().begin(jobs, hears, True, end_s)",
     "rows": column("fidelity", "['real'] * len(x)"),

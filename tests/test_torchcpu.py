@@ -14,7 +14,8 @@ import pytest
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 
-from harness.check.engine import cases, run  # noqa: E402
+from harness.check.engine import run  # noqa: E402
+from harness.check.engine_cases import cases  # noqa: E402
 from harness.engines import llama  # noqa: E402
 from harness.engines.machine import Config, Served, machine  # noqa: E402
 from harness.loop import engine, system  # noqa: E402

@@ -3,7 +3,7 @@
 Every model of a run is stood in for by the same four layers (`llama.TINY`), with random weights of its own: the seconds
 are real, the models are not, so rows say `emulated`. Output lengths are those of the workload.
 
-One process and one core, seen as one GPU of `MEMORY` bytes. Lanes step one after the other, each step a whole
+One process and one core, seen as one GPU of `pool_bytes`, else MEMORY. Lanes step in turns, each step a whole
 forward pass: the prompts that are let in, whole, and a token of each other member. KV lies in blocks; a member that
 finds none takes those of the latest one of its batch, which starts anew. A load copies weights within host memory, and
 is refused for now where there is no room. Nothing else shares the core but what the machine does beside.
@@ -24,7 +24,7 @@ from harness.policy.events import Arrived, Done, Event, Finished, Preempted, Pre
 from harness.policy.types import MIB, Batch, Cluster, Fidelity, Gpu, Host, Inst, Model, Option, Phase, UserError
 from harness.policy.view import KvState, View, Weights
 
-MEMORY = 512 * MIB  # for weights and KV
+MEMORY = 512 * MIB  # for weights and KV, unless `pool_bytes` says otherwise
 
 
 class TorchCpu(WallClock):
@@ -40,13 +40,14 @@ class TorchCpu(WallClock):
         super().__init__(config)
         self.lacks = "" if find_spec("torch") else "torch: pip install torch"
         self.measured_on = {**machine_facts("torch"), "every model a": llama.TINY.name}
+        self.mem_bytes = config.pool_bytes or MEMORY
         self.block_bytes = config.block_tokens * llama.KV_TOKEN_BYTES
         sizes = llama.TINY.layers, 1, llama.WEIGHT_BYTES, llama.KV_TOKEN_BYTES, self.block_bytes
         models = {m.name: Model(*sizes, m.shape.max_tokens, m.ttft_slo_s, m.tpot_slo_s) for m in config.models}
-        self.cluster = Cluster((Gpu("cpu", 0, MEMORY, 1, ()),), models, dict(config.plan), NoProfile())
+        self.cluster = Cluster((Gpu("cpu", 0, self.mem_bytes, 1, ()),), models, dict(config.plan), NoProfile())
         self.master: dict[str, list[Any]] = {}  # weights in host memory
         self.pool: Any = None  # of keys and values
-        self.free = list(range(MEMORY // self.block_bytes))  # blocks of it
+        self.free = list(range(self.mem_bytes // self.block_bytes))  # blocks of it
         self.blocks: dict[int, list[int]] = {}  # by request
         self.tokens: dict[int, list[int]] = {}
         self.loaded: dict[Inst, list[Any]] = {}  # in order of Load
@@ -123,7 +124,8 @@ class TorchCpu(WallClock):
 
     def free_bytes(self) -> int:
         """What neither weights nor KV take."""
-        return MEMORY - llama.WEIGHT_BYTES * len(self.loaded) - self.block_bytes * sum(map(len, self.blocks.values()))
+        kv_blocks = sum(map(len, self.blocks.values()))
+        return self.mem_bytes - llama.WEIGHT_BYTES * len(self.loaded) - self.block_bytes * kv_blocks
 
     def room_bytes(self, model: str) -> int:
         """How much more KV a model may take."""
@@ -183,7 +185,7 @@ class TorchCpu(WallClock):
                     events.append(self.preempted(victim))
         stepping, left = [one for one in members if one.kv_tokens], self.config.prefill_tokens
         for one in [one for one in members if one.rid in self.live and not one.kv_tokens and not events]:
-            most = MEMORY - llama.WEIGHT_BYTES if (limit := self.limits.get(one.model)) is None else limit
+            most = self.mem_bytes - llama.WEIGHT_BYTES if (limit := self.limits.get(one.model)) is None else limit
             if self.rounded(one.ctx_tokens + 1) > most:
                 events.append(self.end(one, "failed"))
                 continue
