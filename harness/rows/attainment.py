@@ -31,8 +31,8 @@ class Limits(NamedTuple):
     ttft_s: Floats
     tpot_s: Floats
 
-    def take(self, which: Bools | NDArray[np.int64]) -> Limits:
-        """Limits of the requests that `which` selects, or indexes."""
+    def take(self, which: Bools) -> Limits:
+        """Limits of the requests that `which` selects."""
         return Limits(self.ttft_s[which], self.tpot_s[which])
 
 
@@ -88,9 +88,10 @@ def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
 
 def late(rows: Rows, slo: Limits) -> Bools:
     """Which tokens come after their deadline."""
-    stamps, owner = rows.stamps, rows.stamps.owner
-    k = np.arange(len(stamps.ns)) - stamps.at[owner]
-    return np.asarray(stamps.ns / 1e9 > deadline_s(slo.take(owner), k))
+    stamps, counts = rows.stamps, rows.stamps.counts
+    k = np.arange(len(stamps.ns)) - np.repeat(stamps.at[:-1], counts)
+    each = Limits(*(np.repeat(seconds, counts) for seconds in slo))
+    return np.asarray(stamps.ns / 1e9 > deadline_s(each, k))
 
 
 def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:

@@ -116,7 +116,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
 
     stamps = rows.stamps
     scores = (rows.done & (stamps.counts > 0)).astype(float)  # of a single segment
-    for i in np.unique(stamps.owner[late(rows, slo)]):
+    for i in np.unique(np.searchsorted(stamps.at, np.flatnonzero(late(rows, slo)), "right") - 1):
         if scores[i]:
             seconds = stamps.ns[stamps.at[i] : stamps.at[i + 1]] / 1e9
             scores[i] = time_fraction(seconds, float(slo.ttft_s[i]), float(slo.tpot_s[i]))
