@@ -327,6 +327,8 @@ def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
 def test_users_mistakes_are_one_line() -> None:
     with pytest.raises(UserError, match="did you mean h100"):
         quantities.gpu("h10")
+    with pytest.raises(UserError, match=r'"vllm-eager" was not measured on mi300x \(it was on: a100-80g, h800, '):
+        coefficients.tables(ROWS, "mi300x", "vllm-eager")
     with pytest.raises(UserError, match="unknown host profile 'vlm'"):
         coefficients.tables(ROWS, "h100", "vlm")
     with pytest.raises(UserError, match="do not split over tp 8"):

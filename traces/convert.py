@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,6 +19,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import checks, schema
 from traces.unpickle import unpickle
@@ -78,7 +78,7 @@ def convert(
     if missing := next((key for key in wanted if key not in columns), None):
         raise UserError(f'{path}: name the column of "{missing}" ({HELP})')
     if unknown := next((key for key in columns if key not in schema.COLUMNS), None):
-        raise UserError(f'no canonical column "{unknown}"{_meant(unknown, schema.COLUMNS)}')
+        raise UserError(f'no canonical column "{unknown}"{meant(unknown, schema.COLUMNS)}')
     if (block_tokens is None) is ("prefix_hashes" in columns):
         raise UserError("prefix_hashes and the tokens of their blocks (--block-tokens) are given together")
     if time_unit not in get_args(TimeUnit):
@@ -259,7 +259,7 @@ def _has(path: Path, wanted: list[str], names: list[str]) -> None:
     for name in wanted:
         if name not in names:
             raise UserError(
-                f'{path}: no column "{name}"{_meant(name, names)} (it has {", ".join(map(str, names[:12]))})'
+                f'{path}: no column "{name}"{meant(name, map(str, names))} (it has {", ".join(map(str, names[:12]))})'
             )
 
 
@@ -370,8 +370,3 @@ def _ids(source: Source, columns: Mapping[str, str], order: NDArray[np.int64]) -
 
 def _quoted(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
-
-
-def _meant(name: str, names: Any) -> str:
-    close = get_close_matches(name, [str(one) for one in names], 1)
-    return f"; did you mean {close[0]}?" if close else ""

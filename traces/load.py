@@ -12,7 +12,6 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.policy.fields import meant
 from harness.policy.types import Prefix, UserError
 from traces import checks, prefix, readers, schema, synthetic
 
@@ -88,10 +88,10 @@ def trace(name: str) -> Trace:
         path = Path(name)
         if path.suffix == ".parquet":
             return of_table(schema.read(path), str(path))
-        close = get_close_matches(head, list(manifest()), 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
         more = "; bench trace convert makes one of it" if path.exists() else ""
-        raise UserError(f'no trace "{name}"{hint} (bench list traces, or the path of a canonical Parquet{more})')
+        raise UserError(
+            f'no trace "{name}"{meant(head, manifest())} (bench list traces, or the path of a canonical Parquet{more})'
+        )
     entry = manifest()[head]
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')

@@ -19,13 +19,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import schema
 from traces.arrivals import on_off, positive, rng, zipf
@@ -290,9 +290,7 @@ def preset(text: str) -> Preset:
     """Read NAME+FIELD=VALUE...; UserError names an unknown preset or field, and a value out of range."""
     name, *pairs = text.split("+")
     if name not in PRESETS:
-        close = get_close_matches(name, list(PRESETS), 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise UserError(f'no generator "{name}"{hint} ({", ".join(PRESETS)})')
+        raise UserError(f'no generator "{name}"{meant(name, PRESETS)} ({", ".join(PRESETS)})')
     found = PRESETS[name]
     kinds: dict[str, Any] = {one.name: type(getattr(found, one.name)) for one in fields(found)}
     for pair in pairs:

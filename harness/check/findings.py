@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from harness.policy.fields import meant
 from harness.policy.types import UserError
 
 
@@ -30,5 +30,4 @@ class Breach(NamedTuple):
 def known(kind: str, name: str | None, names: Iterable[str]) -> None:
     """UserError, with a suggestion, for a name that is none of these."""
     if name is not None and name not in (have := list(names)):
-        near = difflib.get_close_matches(name, have, 1)
-        raise UserError(f'no {kind} "{name}"{f"; did you mean {near[0]}?" if near else ""} ({", ".join(have)})')
+        raise UserError(f'no {kind} "{name}"{meant(name, have)} ({", ".join(have)})')

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from harness.loop.guard import Fault, guarded
 from harness.policy.actions import Action
 from harness.policy.events import Event
+from harness.policy.fields import meant
 from harness.policy.types import Cluster, Option, UserError
 from harness.policy.view import View
 
@@ -84,9 +84,7 @@ def module(name: str) -> ModuleType:
             spec.loader.exec_module(found)
         return found
     if name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise UserError(f'no system "{name}"{hint} (bench list)')
+        raise UserError(f'no system "{name}"{meant(name, names())} (bench list)')
     with guarded():
         return importlib.import_module(f"systems.{name}")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness import toml
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 
@@ -30,10 +30,7 @@ def path_of(name: str, folder: Path, kind: str) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     """The tables of a file."""
-    try:
-        return tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    return toml.tables(path)
 
 
 def load(name: str, folder: Path, kind: str, make: Callable[[str, dict[str, Any]], T]) -> T:

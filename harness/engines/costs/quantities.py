@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 
 from harness import toml
 from harness.engines.costs import forms, whole
+from harness.policy import fields
 from harness.policy.types import Shape, UserError
 
 F8 = NDArray[np.float64]
@@ -127,9 +127,8 @@ def _kind(kind: str) -> str:
     try:
         return _aliases()[kind.lower()]
     except KeyError:
-        close = get_close_matches(kind.lower(), _aliases(), n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(gpu_kinds())}"
-        raise UserError(f"unknown GPU kind {kind!r}; {hint}") from None
+        hint = fields.meant(kind.lower(), _aliases()) or f"; known: {', '.join(gpu_kinds())}"
+        raise UserError(f"unknown GPU kind {kind!r}{hint}") from None
 
 
 @cache
@@ -248,6 +247,9 @@ def host(name: str, kind: str, table: str | None = None) -> HostProfile:
             float(measured.host.api_in_s), 0.0, 0.0, 0.0, serial=True, scale_decode=1.0, scale_prefill=1.0
         )
     q = _host(name, kind)
+    if "host0" not in q:
+        have = ", ".join(_read(TABLES / "hosts.toml")["host"][name]["on"])
+        raise UserError(f'host profile "{name}" was not measured on {_kind(kind)} (it was on: {have})')
     return HostProfile(**{k: q[k] for k in HostProfile._fields if k in q or k not in HostProfile._field_defaults})
 
 
