@@ -16,6 +16,7 @@ import pytest
 from harness.engines.servers import environments, guard
 from harness.engines.servers.process import PortTaken, Process, free_port, launch
 from harness.policy.types import UserError
+from tests.cases import cases
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSWER = """
@@ -92,7 +93,7 @@ def test_a_server_that_dies_says_why(made: list[Process], tmp_path: Path) -> Non
     assert not isinstance(told.value, PortTaken)
 
 
-@pytest.mark.parametrize(
+@cases(
     ("code", "why"),
     [
         ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL, as the kernel does when memory runs out"),
@@ -186,7 +187,7 @@ def test_a_server_that_ignores_sigterm_is_killed(made: list[Process], tmp_path: 
     assert not psutil.pid_exists(one.pid)
 
 
-@pytest.mark.parametrize("first", ["stop", "death of the server"])
+@cases("first", ["stop", "death of the server"])
 def test_children_end_with_their_server(first: str, made: list[Process], tmp_path: Path) -> None:
     one = server(made, tmp_path, PARENT, free_port())
     one.start()
@@ -215,7 +216,7 @@ if sys.argv[3] != "by its end":
 """
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "at once", "by its end"])
+@cases("how", ["SIGKILL", "SIGTERM", "at once", "by its end"])
 def test_no_server_outlives_its_run(how: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", RUN, PARENT, str(tmp_path / "mine.log"), how]
     run = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
