@@ -18,14 +18,6 @@ from harness.cli.options import WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
-    "ablate": (
-        "fleet.ablate",
-        "Switch parts of a system off one at a time: what each adds to attainment, beside what the paper says.",
-    ),
-    "bridge": (
-        "ratios.bridge",
-        "Walk from a fair default to a paper's setting: the ratios after each assumption, and after each alone.",
-    ),
     "calibrate": (
         "tools.calibrate",
         "A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.",
@@ -46,10 +38,6 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "runs.explain",
         "Explain a stored run: where a request's time went, or why requests missed their SLOs.",
     ),
-    "fleet": (
-        "fleet.fleet",
-        "Find the fewest GPUs on which each system reaches a level of attainment, by bracketing.",
-    ),
     "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
     "mock": (
         "mock.mock",
@@ -60,14 +48,6 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "runs.plot",
         "Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points.",
     ),
-    "regimes": (
-        "ratios.regimes",
-        "Show where sharing pays and where it does not: ratios of rates under several conditions.",
-    ),
-    "reproduce": (
-        "reproduce.reproduce",
-        "Run a paper's figure again, and put what comes out beside what the paper says.",
-    ),
     "run": (
         "runs.run",
         'Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all).',
@@ -76,6 +56,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "sensitivity.sensitivity",
         "Halve and double constants of the machine: which of them turns the order of two systems.",
     ),
+    "study": ("study.study", "Run a study: systems under conditions, beside what papers say."),
     "timeline": (
         "runs.timeline",
         "Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.",
@@ -92,6 +73,15 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
 }
 
 
+FORMER = {  # commands of before, and what stands for them
+    "reproduce": "bench study NAME (bench study fig7)",
+    "fleet": "bench study NAME (bench study fig12)",
+    "bridge": "bench study prism-bridge",
+    "regimes": "bench study prism-regimes",
+    "ablate": "bench study prism-ablations",
+}
+
+
 def load(name: str) -> click.Command:
     """A command, from its module."""
     module, function = COMMANDS[name][0].split(".")
@@ -105,6 +95,10 @@ class Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and keep its words for those that say what to ask next."""
         ctx.meta[WORDS] = list(args)
+        if args and (now := FORMER.get(args[0])):
+            from harness.policy.types import UserError
+
+            raise UserError(f"bench {args[0]} is {now} now")
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else None, rest
 

@@ -34,7 +34,7 @@ def claims(*, only: str | None, workers: int | None, out: Path | None) -> None:
         click.echo(page, nl=False)
     else:
         record.write_bytes(path.resolve(), page.encode())
-        click.echo(f"{ledger.counted(found.rows)} · {short_path(path)}")
+        click.echo(f"{ledger.counted(found.lines)} · {short_path(path)}")
     for name, why in found.missing.items():
         click.echo(f"{name}: {why}", err=True)
     if found.missing:

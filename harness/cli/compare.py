@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,14 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
+from harness.cli.study import dry
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
     from harness.report.summary import Summary
-    from harness.study.compare import Compared, Entry
+    from harness.study.measure import Measured
+    from harness.study.study import Study
 
 ALL = "all"
 ROOM = 120  # characters of a line where the width of the terminal is not known
@@ -88,32 +90,31 @@ def compare(
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.report import formats
     from harness.report.summary import summarize
-    from harness.run.setup import load_trace
-    from harness.study import compare as comparison
+    from harness.run.lookup import trace_of
     from harness.study import sensitivity_text, sentences
-    from harness.study.rates import LEVEL
+    from harness.study.compare import silent
+    from harness.study.measure import measure
+    from harness.study.search import LEVEL
 
-    entries = contestants(systems, controls=controls, **{**setting, **settings})
+    asked = compared(systems, {**setting, **settings}, rates, seeds, slo_rule(slo, slo_scale), definition, controls)
     folder = (out or RESULTS).resolve()
-    asked = slo_rule(slo, slo_scale)
     if dry_run:
-        _dry(entries, rates, seeds, asked, folder)
+        dry(asked, False, folder)
         return
-    notice = load_trace(entries[0].spec.trace).notice
-    if notice:
-        click.echo(notice, err=form is not None)
+    trace = trace_of(asked.spec["trace"])
+    if trace.notice:
+        click.echo(trace.notice, err=form is not None)
     with Terminal() as teller:
-        found = comparison.compare(entries, folder, rates=rates, seeds=seeds, rule=asked, definition=definition,
-                              workers=workers, teller=teller)  # fmt: skip
-    silent = silent_of(entries)
-    rule = definition or found.judge.definition
-    shown = summarize(found.table, [e.label for e in entries], rule, LEVEL, controls=silent)
-    stem = (FIGURES if out is None else folder) / f"compare-{found.folder.name.rpartition('-')[2]}"
+        measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
+    (rule,) = asked.definitions
+    names = list(measured.about["systems"])
+    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names))
+    stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = bool(not no_plot and shown.systems)
     if form is None:
-        _print(found, shown, rule, stem if plots else None)
+        _print(measured, shown, rule, stem if plots else None)
     elif form == "json":
-        click.echo(formats.as_json(shown, sentences.facts(found, rule)))
+        click.echo(formats.as_json(shown, sentences.facts(measured, rule)))
     elif form == "csv":
         click.echo(formats.as_csv(shown), nl=False)
     else:
@@ -122,103 +123,38 @@ def compare(
     if plots:  # the table first: drawing takes longer than all else
         from plots import fig_compare
 
-        said = sensitivity_text.kept(found.folder)
-        fig_compare.render(found.folder, stem, f"bench plot {short_path(found.folder)}", said)
+        note = sensitivity_text.kept(measured.folder)
+        fig_compare.render(measured.folder, stem, f"bench plot {short_path(measured.folder)}", note)
     if form is not None:
-        click.echo("".join(f"{line}\n" for line in sentences.failures(found.failed)), err=True, nl=False)
-    if found.failed:
+        click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
+    if measured.failed:
         sys.exit(2)
 
 
-def contestants(systems: str, *, controls: bool, **common: Any) -> list[Entry]:
-    """Contestants as `--systems` and `--controls` ask for them; `all` is every system that is not listed."""
-    from harness.study.compare import CONTROLS
+def compared(
+    systems: str, setting: Mapping[str, Any], rates: tuple[float, ...] | None, seeds: int, rule: str,
+    definition: str | None, controls: bool,
+) -> Study:  # fmt: skip
+    """The study that options ask for; `all` is every system that is not listed."""
+    from harness.policy.types import UserError
+    from harness.study.compare import comparison
 
     listed = [name.strip() for name in systems.split(",") if name.strip()]
+    if not listed:
+        raise UserError(f'--systems "{systems}" names no system (bench list)')
     others = [name for name in system_names() if name not in listed]
     names = [name for text in listed for name in (others if text == ALL else [text])]
-    if not controls:
-        return _entries(names, **common)
-    entries = _entries([*names, *(name for name in CONTROLS if name not in names)], **common)
-    return [*entries, _copy(entries)]
+    given = {key: value for key, value in setting.items() if value is not None}
+    return comparison(names, given, rates=rates, seeds=seeds, rule=rule, definition=definition, controls=controls)
 
 
-def silent_of(entries: Sequence[Entry]) -> tuple[str, ...]:
-    """Labels that contend for nothing: controls, and the copies of A/A."""
-    from harness.study.compare import AA, CONTROLS
-
-    return (*CONTROLS, *(entry.label for entry in entries if entry.label.endswith(AA)))
-
-
-def _entries(systems: Sequence[str], **common: Any) -> list[Entry]:
-    """Contestants as asked: NAME[:PRESET][+FIELD=VALUE...], by name or path."""
-    from harness.policy.types import UserError
-    from harness.run.spec import asked, from_dict
-    from harness.study.compare import Entry
-
-    settings = {key: value for key, value in common.items() if value is not None}
-    found = []
-    for text in systems:
-        spec = from_dict({**settings, **asked(text)})
-        found.append(Entry(spec.label, spec))
-    labels = [entry.label for entry in found]
-    if twice := next((label for label in labels if labels.count(label) > 1), None):
-        raise UserError(f'system "{twice}" is listed twice')
-    return found
+def stem_of(asked: Study) -> str:
+    """How the folder of a comparison begins: as its trace."""
+    trace = str(asked.spec["trace"])
+    return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
-def _copy(entries: Sequence[Entry]) -> Entry:
-    """The A/A copy of the first contestant: the same spec, on seeds of its own."""
-    from dataclasses import replace
-
-    from harness.study.compare import AA, AA_SEED, CONTROLS, Entry
-
-    label, spec = next((e for e in entries if e.label not in CONTROLS), entries[0])
-    return Entry(label + AA, replace(spec, seed=spec.seed + AA_SEED))
-
-
-def _dry(entries: Sequence[Entry], rates: tuple[float, ...] | None, seeds: int, rule: str, out: Path) -> None:
-    """Show what would be run and how long it may take."""
-    from dataclasses import replace
-
-    from harness.report.text_table import aligned
-    from harness.run import sweep
-    from harness.run.resolve import resolve
-    from harness.run.setup import Failed
-    from harness.study import sentences
-    from harness.study.bases import TUNING_SEEDS
-    from harness.study.rates import LOW, TOP
-
-    known = sweep.speeds(out)
-    if entries[0].spec.scaling == "none":
-        rates = rates or (1.0,)
-    asked = rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    lines = [("system", "gpus", "rate scales", "seeds", "runs", "seconds")]
-    total, failed = 0.0, dict[str, str]()
-    for label, spec in entries:
-        try:
-            spec = resolve(spec)
-        except Failed as why:
-            failed |= why.why
-            continue
-        spent = seeds * sum(sweep.estimate_s(replace(spec, rate_scale=rate), known) for rate in asked)
-        total += spent
-        words = ",".join(f"{rate:g}" for rate in asked) if rates else "knee"
-        count = str(seeds * len(asked)) if rates else f"<= {seeds * 2 * len(asked)}"
-        lines.append((label, str(spec.gpus), words, str(seeds), count, f"{spent:.1f}"))
-    click.echo("\n".join(aligned(lines)))
-    if rates is None:
-        click.echo(f"knee: doubled from 1 until all are below {100 * LOW:g} %, at most to {TOP:g}; then >= 6 rates")
-    base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
-    click.echo(f"SLO {rule}{base}")
-    from_ = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
-    click.echo(f"about {total:.0f} s on one core ({from_}); stored runs that are current cost nothing")
-    if failed:
-        click.echo("\n".join(sentences.failures(failed)))
-        sys.exit(2)
-
-
-def _print(found: Compared, shown: Summary, rule: str, stem: Path | None) -> None:
+def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
     from harness.report import formats
     from harness.study import sensitivity_text, sentences

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli.compare import contestants, silent_of
+from harness.cli.compare import compared, stem_of
 from harness.cli.options import (
     DEFINITION,
     FIGURES,
@@ -27,11 +27,13 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
+from harness.cli.study import dry
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
 
 if TYPE_CHECKING:
-    from harness.study.compare import Entry
+    from harness.run.spec import Spec
+    from harness.study.study import Study
 
 
 @click.command(epilog=examples(
@@ -82,24 +84,25 @@ def sensitivity(
     SLOs stay in seconds what they are on the machine as it is. The sentence that comes out is kept beside the
     comparison of the same systems, rates and seeds, and stands under its figure.
     """
-    from harness.study import compare as comparison
     from harness.study import sensitivity as sensitivities
     from harness.study import sensitivity_text
+    from harness.study.compare import silent
     from harness.study.constants import settings as changes_of
+    from harness.study.measure import measure
 
-    entries = contestants(systems, controls=controls, **{**setting, **settings})
+    rule = slo_rule(slo, slo_scale)
+    asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
     only = None if constants is None else [name.strip() for name in constants.split(",") if name.strip()]
     folder = (out or RESULTS).resolve()
+    specs = [asked.spec_of(asked.condition[0], name) for name in asked.systems]
     if dry_run:
-        _dry(entries, only, rates, seeds, knee, folder)
+        _dry(asked, specs, only, folder)
         return
     with Terminal() as teller:
-        changes_of([entry.spec for entry in entries], only)  # a mistake shows before anything is run
-        base = comparison.compare(entries, folder, rates=rates, seeds=seeds, rule=slo_rule(slo, slo_scale),
-                                  definition=definition, workers=workers, teller=teller)  # fmt: skip
-        found = sensitivities.sensitivity(base, folder, definition=definition or base.judge.definition,
-                                          silent=silent_of(entries), only=only, knee=knee, workers=workers,
-                                          teller=teller)  # fmt: skip
+        changes_of(specs, only)  # a mistake shows before anything is run
+        base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
+        found = sensitivities.sensitivity(base, folder, silent=silent(asked.systems), only=only, knee=knee,
+                                          workers=workers, teller=teller)  # fmt: skip
     click.echo("\n".join(sensitivity_text.lines(found)))
     sys.stdout.flush()
     shown = [base.folder]
@@ -111,31 +114,16 @@ def sensitivity(
     click.echo(" · ".join(short_path(path) for path in shown))
 
 
-def _dry(
-    entries: Sequence[Entry], only: Collection[str] | None, rates: tuple[float, ...] | None, seeds: int, knee: bool,
-    out: Path,
-) -> None:  # fmt: skip
-    """Show what would be varied and how long it may take."""
-    from dataclasses import replace
-
+def _dry(asked: Study, specs: Sequence[Spec], only: Collection[str] | None, out: Path) -> None:
+    """Show what would be varied and how long the comparison may take."""
     from harness.report.text_table import aligned
-    from harness.run import sweep
-    from harness.run.resolve import resolve
     from harness.study.constants import constants, settings
 
-    specs = [entry.spec for entry in entries]
     changes, left = settings(specs, only)
     rows = [("constant", "value", "changes", "what it is")]
     for one in constants(specs):
         said = ", ".join(change.said for change in changes if change.constant == one.name)
         rows.append((one.name, one.value, said or f"none: {left[one.name]}", one.means))
     click.echo("\n".join(aligned(rows)))
-    known, asked = sweep.speeds(out), rates or (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
-    each = {rate: seeds * sum(sweep.estimate_s(replace(resolve(spec), rate_scale=rate), known) for spec in specs)
-            for rate in asked}  # fmt: skip
-    varied = sum(each.values()) if knee else max(each.values())
-    runs = 2 * seeds * (len(asked) if knee else 1) * len(changes)
-    base = sum(each.values())
-    click.echo(f"{'at most ' if rates is None else ''}{runs} runs under {len(changes)} changes, about "
-               f"{varied * len(changes) * 2 / len(specs):.0f} s on one core, after a comparison of about {base:.0f} s; "
-               "stored runs that are current cost nothing")  # fmt: skip
+    dry(asked, False, out)
+    click.echo(f"then {len(changes)} changes, each with the runs of two systems at one rate (--knee: at all)")

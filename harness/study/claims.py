@@ -1,46 +1,24 @@
-"""A paper's claims beside what came out: crossings of a level on each panel, and a verdict with its rule."""
+"""Claims beside what came out: estimates of a study's table, and one verdict each by one rule. Nothing is run here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.report import estimate
-from harness.report.estimate import NONE, Style
+from harness.report.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
 from harness.rows import statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
-from harness.study.figure import Claim
-from harness.study.reproduce import Reproduced
+from harness.study.study import Claim, Paper
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+Panel = Mapping[str, Any]  # facts of a panel, as grid.facts has them
+About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
-def of_panel(rows: pa.Table, panel: str) -> pa.Table:
-    """A panel's rows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return rows.filter(pc.equal(rows["panel"].cast(pa.string()), panel))
-
-
-def where(rows: pa.Table, panel: Mapping[str, Any], label: str, definition: str, level: float) -> Crossing | None:
-    """Where a label crosses the level on a panel, in units of its axis; None where it was not run."""
-    c = tidy.crossed(rows, panel["axis"], label, definition, level)
-    return c if c is None or panel["axis"] != "rate_scale" else c.times(panel["unit_rps"])
-
-
-class Verdict(NamedTuple):
-    """A claim beside what came out on one panel."""
-
-    claim: Claim
-    panel: Mapping[str, Any]
-    here: str
-    says: str  # of SAYS
-    rule: str  # when it agrees
-
-
+ALIKE = 0.01  # what no reader would call a difference: crossings are interpolated between sampled rates
 SAYS = {
     "agrees": "the rule in the last column holds",
     "differs": "it does not",
@@ -57,68 +35,30 @@ RULES = {  # when a claim agrees, by what the paper gives and whether ours has a
     "value, interval": "our interval holds the paper's",
     "range, interval": "our interval meets the paper's",
 }
+STANDINGS = {  # of a ratio: its sign in tables, and what it means
+    "ahead": ("+", "the first holds a higher rate"),
+    "behind": ("-", "a lower rate"),
+    "even": ("=", "no difference told: the interval covers 1, or ends within 1 % of it"),
+    "open": ("?", "undecided"),
+}
+RATED = {"rate_scale", "rate_rps"}
+AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
+STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
 
-def verdicts(found: Reproduced) -> list[Verdict]:
-    """Every claim on every panel that it is about; of systems that take part."""
-    about = found.about
-    out = []
-    for claim in (Claim(**one) for one in about["claims"]):
-        who = {claim.system, claim.over or claim.system}
-        if not who <= set(about["systems"]) or claim.definition not in about["definitions"]:
-            continue
-        for panel in about["panels"]:
-            if panel["axis"] != claim.axis or not panel["trace"].startswith(claim.trace):
-                continue
-            apart = panel.get("own")  # a claim that names no row is about those as the figure has them
-            anywhere = panel["row"] + 1 if apart else 0
-            if claim.row not in {anywhere, panel["row"] + 1} or claim.column not in {0, panel["column"] + 1}:
-                continue
-            rows = of_panel(found.table, panel["panel"])
-            here, says, rule = _verdict(claim, panel, rows, about["level"])
-            if any((gone := tidy.unfit(rows, label)) and gone.every for label in who):
-                here, says, rule = NONE, "does not fit", NONE
-            if not claim.comparable:
-                says, rule = "not comparable", NONE
-            out.append(Verdict(claim, panel, here, says, rule))
-    return out
+class Verdict(NamedTuple):
+    """A claim beside what came out on one panel; on all of its panels together where `panel` is None."""
+
+    claim: Claim
+    panel: Panel | None
+    here: Estimate | None
+    text: str  # what came out
+    says: str  # of SAYS; of STANDINGS where the paper states no number
+    rule: str  # when it agrees
+    note: str = ""  # what lacks
 
 
-def _verdict(claim: Claim, panel: Mapping[str, Any], rows: pa.Table, level: float) -> tuple[str, str, str]:
-    """What came out, what it says of the claim, and by which rule; both from one estimate."""
-    if isinstance(claim.paper, str):
-        n, of = reached(rows, claim, level)
-        here = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
-        return here, judged_reach(claim.paper, n, of), RULES[claim.paper]
-    if claim.over is None:
-        c = where(rows, panel, claim.system, claim.definition, level)
-        e = None if c is None else c.at
-        here = at_text(e, claim.axis)
-    else:
-        ours, theirs = (tidy.curves(rows, x, claim.definition, "x") for x in (claim.system, claim.over))
-        e = statistics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
-        here = ratio_text(e)
-    return here, judged(claim.paper, e), rule(claim.paper, e)
-
-
-def rule(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """When a claim agrees, by what the paper gives and whether ours has an interval."""
-    kind = "range" if isinstance(paper, tuple) else "value"
-    return RULES[kind if here is None or (here.low is None and here.high is None) else f"{kind}, interval"]
-
-
-def reached(rows: pa.Table, claim: Claim, level: float) -> tuple[int, int]:
-    """How many seeds reach the level anywhere on the axis, by the fit of each, and of how many."""
-    curves = tidy.curves(rows, claim.system, claim.definition, "x").values()
-    harder = 1.0 if claim.axis in {"rate_scale", "models"} else -1.0  # the direction in which attainment falls
-    held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
-    return sum(x is not None for x in held), len(held)
-
-
-def judged_reach(paper: str, n: int, of: int) -> str:
-    """`agrees` where all seeds do as the paper says, `differs` where none does, else `open`; `n` of them reach."""
-    as_said = n if paper == "reached" else of - n
-    return "not run" if not of else "agrees" if as_said == of else "open" if as_said else "differs"
+# ------------------------------------------------------------------ one rule
 
 
 def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
@@ -138,19 +78,303 @@ def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
     return "agrees" if here.sign == "=" else "open"
 
 
-STYLES: Mapping[str, Style] = {
-    "rate_scale": estimate.RATE,
-    "slo_scale": estimate.SCALE,
-    "gpus": estimate.GPUS,
-    "models": estimate.COUNT,
-}
+def rule(paper: float | tuple[float, float], here: Estimate | None) -> str:
+    """When a claim agrees, by what the paper gives and whether ours has an interval."""
+    kind = "range" if isinstance(paper, tuple) else "value"
+    return RULES[kind if here is None or (here.low is None and here.high is None) else f"{kind}, interval"]
 
 
-def at_text(e: Estimate | None, axis: str) -> str:
-    """A crossing in units of its axis."""
-    return estimate.text(e, STYLES[axis])
+def judged_reach(paper: str, n: int, of: int) -> str:
+    """`agrees` where all seeds do as the paper says, `differs` where none does, else `open`; `n` of them reach."""
+    as_stated = n if paper == "reached" else of - n
+    return "not run" if not of else "agrees" if as_stated == of else "open" if as_stated else "differs"
 
 
-def ratio_text(e: Estimate | None) -> str:
-    """A ratio of crossings."""
-    return estimate.text(e, estimate.RATIO)
+def standing(ratio: Estimate) -> str:
+    """Judge a ratio by its interval; one run, or one with bounds on both sides, says nothing.
+
+    A winner's interval lies beyond 1 by more than `ALIKE`.
+    """
+    if ratio.n == 1 or ratio.sign == "~":
+        return "open"
+    if ratio.low is not None and ratio.low > 1.0 + ALIKE:
+        return "ahead"
+    if ratio.high is not None and ratio.high < 1.0 - ALIKE:
+        return "behind"
+    return "even"
+
+
+# ------------------------------------------------------------------ estimates
+
+
+def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
+    """A panel's rows."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    return table.filter(pc.equal(table["condition"].cast(pa.string()), panel["condition"]))
+
+
+def crossing(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Crossing | None:
+    """Where a system crosses the level on a panel, rates in requests per second; None where it was not run."""
+    axis = "rate_scale" if panel["axis"] == "rate_rps" else panel["axis"]
+    c = tidy.crossed(rows, axis, system, definition, level)
+    return c if c is None or panel["axis"] != "rate_scale" else c.times(panel["unit_rps"])
+
+
+def ratio(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
+    """The ratio of two systems' crossings, paired by seed; None where they share no seed."""
+    ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (system, over))
+    return statistics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
+
+
+def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
+    """The fewest GPUs on which a system holds the level; with `over` that number over another system's."""
+    curves = tidy.curves(rows, system, definition, "x")
+    ours = statistics.fewest(curves, level).at if curves else None
+    if not over or ours is None:
+        return ours
+    theirs = fewest(rows, over, "", definition, level)
+    return None if theirs is None else of_counts(ours, theirs)
+
+
+def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
+    """A ratio of counts: a bound where one of them is, "~" where both pull apart."""
+    signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
+    sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
+    return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)
+
+
+def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
+    """How many seeds reach the level anywhere on the axis, by the fit of each, and of how many."""
+    curves = tidy.curves(rows, system, definition, "x").values()
+    harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
+    held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
+    return sum(x is not None for x in held), len(held)
+
+
+class Loss(NamedTuple):
+    """What switching a part off changes at one x of a panel, in shares of 1."""
+
+    panel: Panel
+    x: float
+    pooled: Estimate  # the whole's attainment less that without the part
+    model: str  # the one that loses most
+    most: Estimate  # of it
+
+
+def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
+    """What a system loses without a part at every x of every panel of a claim, paired by seed."""
+    definition = claim.definition or about["definitions"][0]
+    for panel in concerned(claim, about):
+        rows = of_panel(table, panel)
+        whole, without = (by_model(rows, name, definition) for name in (claim.system, claim.over))
+        for x in sorted(whole.keys() & without.keys()):
+            each = {
+                model: statistics.paired(shares, without[x][model])
+                for model, shares in whole[x].items()
+                if shares.keys() & without[x].get(model, {}).keys()
+            }
+            model = max((name for name in each if name), key=lambda name: each[name].mean, default="")
+            yield Loss(panel, x, each[""], model, each[model])
+
+
+def by_model(rows: pa.Table, system: str, definition: str) -> dict[float, dict[str, dict[int, float]]]:
+    """Attainment of a system by x, by model ("": pooled) and by seed; undefined values are left out."""
+    shares: dict[float, dict[str, dict[int, float]]] = {}
+    columns = ["label", "x", "seed", "over", "model", "definition", "value"]
+    for row in rows.select(columns).to_pylist():
+        asked = (row["label"], row["definition"]) == (system, definition) and row["over"] in {"pooled", "model"}
+        if asked and row["value"] is not None:
+            models = shares.setdefault(row["x"], {})
+            models.setdefault(row["model"] or "", {})[row["seed"]] = row["value"]
+    return shares
+
+
+# ------------------------------------------------------------------ verdicts
+
+
+def verdicts(table: pa.Table, about: About) -> list[Verdict]:
+    """Every claim on every panel that it is about; of systems that take part."""
+    return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
+
+
+def claims_of(about: About) -> list[Claim]:
+    """The claims of a stored study."""
+    return [Claim(**{**stored, "paper": _paper(stored["paper"])}) for stored in about["claims"]]
+
+
+def _paper(value: Any) -> Paper:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
+    """The verdicts of the i-th claim: one a panel, or one of all panels together."""
+    claim = claims_of(about)[i]
+    match claim.what:
+        case "value":
+            here = Estimate(about["values"][i], None, None, 1)
+            yield by_number(claim, None, here, f"{here.mean:.2f} s")
+        case "difference":
+            yield from _of_difference(table, about, claim)
+        case _:
+            takes_part = {claim.system, claim.over or claim.system} <= {*about["systems"], *about["controls"]}
+            for panel in concerned(claim, about) if takes_part else ():
+                yield _on_panel(claim, panel, of_panel(table, panel), about)
+
+
+def concerned(claim: Claim, about: About) -> list[Panel]:
+    """The panels that a claim is about."""
+    return [panel for panel in about["panels"] if all(_matches(panel, key, value) for key, value in claim.on.items())]
+
+
+def _matches(panel: Panel, key: str, value: Any) -> bool:
+    match key:
+        case "condition":
+            return bool(panel["name"] == value)
+        case "trace":  # by the beginning of its name: a generator's has parameters
+            return str(panel["trace"]).startswith(value)
+        case "column":
+            return bool(panel["column"] + 1 == value)
+        case _:
+            return bool(panel[key] == value)
+
+
+def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
+    if claim.paper is None or not {claim.system, claim.over} <= set(about["systems"]):
+        return
+    worst = max(losses(table, about, claim), key=lambda loss: loss.most.mean, default=None)
+    here = worst.most if worst else None
+    text = f"{100 * worst.most.mean:.1f} points ({worst.model})" if worst else NONE
+    yield by_number(claim, None, here, text)
+
+
+def by_number(claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "") -> Verdict:
+    """The verdict on a claim with a number, or a range; `text` says what came out (empty: the estimate)."""
+    assert isinstance(claim.paper, float | int | tuple)
+    text = text or estimate.text(here)
+    if not claim.comparable:
+        return Verdict(claim, panel, here, text, "not comparable", NONE)
+    return Verdict(claim, panel, here, text, judged(claim.paper, here), rule(claim.paper, here))
+
+
+def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
+    """The verdict on a claim about crossings on one panel."""
+    definition, level = claim.definition or about["definitions"][0], about["level"]
+    systems = [name for name in (claim.system, claim.over) if name]
+    unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
+    if claim.paper is None or panel["kind"]:
+        return _standing(claim, panel, rows, about, unfit)
+    if any(gone.every for gone in unfit.values()) and claim.what != "fewest":
+        says = "does not fit" if claim.comparable else "not comparable"
+        note = "; ".join(f"{name}: {gone.why}" for name, gone in unfit.items() if gone.every)
+        return Verdict(claim, panel, None, NONE, says, NONE, note)
+    if isinstance(claim.paper, str):
+        n, of = reached(rows, panel["axis"], claim.system, definition, level)
+        text = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
+        says = judged_reach(claim.paper, n, of) if claim.comparable else "not comparable"
+        return Verdict(claim, panel, None, text, says, RULES[claim.paper] if claim.comparable else NONE)
+    here, text = estimated(claim, panel, rows, definition, level)
+    return by_number(claim, panel, here, text)
+
+
+def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
+    """What came out on a panel, and its text."""
+    match claim.what:
+        case "ratio":
+            here = ratio(rows, claim.system, claim.over, definition, level)
+            return here, estimate.text(here, RATIO)
+        case "fewest":
+            here = fewest(rows, claim.system, claim.over, definition, level)
+            return here, estimate.text(here, RATIO if claim.over else GPUS)
+        case _:
+            c = crossing(rows, panel, claim.system, definition, level)
+            here = None if c is None else c.at
+            return here, estimate.text(here, STYLES[panel["axis"]])
+
+
+def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About, unfit: Mapping[str, tidy.Unfit]) -> Verdict:
+    """Who is ahead, or the paper's number at both ends of a cumulative study.
+
+    No ratio where a system has no room, or both are beyond the rates that were run for every seed.
+    """
+    here, says, note = side_by_side(claim, panel, rows, about, unfit)
+    text = note if here is None else estimate.text(here, RATIO)
+    if not _at_an_end(panel, about) or claim.paper is None:
+        return Verdict(claim, panel, here, text, says, NONE, note)
+    if here is None:
+        return Verdict(claim, panel, None, text, "does not fit" if "infeasible" in note else "open", NONE, note)
+    return by_number(claim, panel, here, text)._replace(note=note)
+
+
+def _at_an_end(panel: Panel, about: About) -> bool:
+    """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
+    last = max((one["row"] for one in about["panels"] if one["kind"] == "cumulative"), default=None)
+    return bool(panel["kind"] == "base" or panel["row"] == last)
+
+
+def side_by_side(
+    claim: Claim, panel: Panel, rows: pa.Table, about: About, unfit: Mapping[str, tidy.Unfit]
+) -> tuple[Estimate | None, str, str]:
+    """A ratio of crossings with its standing; a note where a system lacks room or the rates end too early."""
+    definition, level, n = claim.definition or about["definitions"][0], about["level"], about["seeds"]
+    sides = [tidy.curves(rows, name, definition, "x") for name in (claim.system, claim.over)]
+    signs = [[statistics.rate_at(curve, level)[1] for curve in side.values()] for side in sides]
+    notes = [
+        f"{name} is infeasible" + (f" for {unfit[name].seeds} of {n} seeds" if not unfit[name].every else "")
+        for name in (claim.system, claim.over)
+        if name in unfit
+    ]
+    gone = [name in unfit and unfit[name].every for name in (claim.system, claim.over)]
+    if any(gone):
+        other = signs[0] if gone[1] else signs[1]
+        holds = not all(gone) and "<" not in other
+        return None, ("ahead" if gone[1] else "behind") if holds else "open", ", ".join(notes)
+    lowest = max(min(curve) for side in sides for curve in side.values())
+    goal = f"{100 * level:g} %"
+    for sign, at, words in (("<", lowest, "neither holds"), (">", max(panel["xs"], default=math.inf), "both hold")):
+        both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
+        if both == n:
+            return None, "open", f"{words} {goal} at {at:g} req/s"
+        if both:
+            notes.append(f"{words} {goal} at {at:g} req/s for {both} of {n} seeds")
+    ours, theirs = sides
+    here = statistics.crossing_ratio(ours, theirs, level)
+    return here, standing(here), ", ".join(notes)
+
+
+# ------------------------------------------------------------------ in words
+
+
+def claim_text(claim: Claim, about: About, axis: str = "") -> str:
+    """What a claim is about."""
+    goal = f"{100 * about['level']:g} % {(claim.definition or about['definitions'][0]).upper()}"
+    match claim.what:
+        case "value":
+            return f"activation of {claim.shape}, TP {claim.tp}"
+        case "difference":
+            return f"{claim.subject or claim.over}, the model that gains most"
+        case "fewest":
+            return f"{claim.label}, GPUs for {goal}"
+        case _:
+            return (
+                f"{claim.label}, {AXES[axis]} at {goal}" if claim.over else f"{claim.system}, {AXES[axis]} for {goal}"
+            )
+
+
+def paper_text(claim: Claim) -> str:
+    """What the paper says."""
+    unit, factor = {"value": (" s", 1.0), "difference": (" points", 100.0)}.get(
+        claim.what, ("x" if claim.over else "", 1.0)
+    )
+    if claim.paper is None:
+        return NONE
+    numbers = claim.paper if isinstance(claim.paper, tuple) else (claim.paper,)
+    return "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers) + unit * (
+        not isinstance(claim.paper, str)
+    )
+
+
+def points_text(share: Estimate) -> str:
+    """A difference of attainment in points."""
+    return estimate.text(share.times(100.0), POINTS)

@@ -37,11 +37,25 @@ class Setting(NamedTuple):
     said: str
     changes: Mapping[str, Any]
 
-    def of(self, spec: Spec) -> Spec:
-        """The spec with this change; a factor multiplies the spec's own."""
+    @property
+    def name(self) -> str:
+        """How a study names it."""
+        return f"{self.constant} {self.said}".strip()
+
+    def fields(self, spec: Spec) -> dict[str, Any]:
+        """The fields of a spec that this change sets; a factor multiplies the spec's own."""
+        if "scaled" not in self.changes:
+            return dict(self.changes)
         have = dict(spec.scaled)
-        own = {name: by * have.get(name, 1.0) for name, by in self.changes.get("scaled", ())}
-        return replace(spec, **{**self.changes, "scaled": tuple((have | own).items())})
+        own = {name: by * have.get(name, 1.0) for name, by in self.changes["scaled"]}
+        return {**self.changes, "scaled": have | own}
+
+    def of(self, spec: Spec) -> Spec:
+        """The spec with this change."""
+        changes: dict[str, Any] = {
+            key: tuple(x.items()) if key == "scaled" else x for key, x in self.fields(spec).items()
+        }
+        return replace(spec, **changes)
 
 
 def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tuple[list[Setting], dict[str, str]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.report.text_table import aligned
 from harness.rows.statistics import Estimate
-from harness.study.rates import LEVEL
+from harness.study.search import LEVEL
 from harness.study.sensitivity import Found, read
 
 

@@ -18,16 +18,17 @@ from harness.rows import record, tidy
 from harness.rows.checked import checked, note
 from harness.run.setup import Setup, load_trace
 from harness.run.spec import as_dict
-from harness.study import compare as comparison
-from harness.study import rates
-from harness.study.compare import Compared
+from harness.study.measure import Measured
+from harness.study.search import LEVEL
+from harness.study.study import AA
+from harness.study.text import departures
 from workloads.build import closed, idle_to_swap, rate_rps, window_fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def headline(found: Compared, shown: Summary) -> Iterator[str]:
+def headline(found: Measured, shown: Summary) -> Iterator[str]:
     """What a reader must know before the numbers."""
     spec = found.reference
     setup = Setup(spec)
@@ -42,19 +43,19 @@ def headline(found: Compared, shown: Summary) -> Iterator[str]:
     fidelity = " and ".join(sorted(found.table.column("fidelity").unique().to_pylist()))
     if said := note(spec.gpu, spec.host) if fidelity == "simulated" else "":
         fidelity += f" · {said}"
-    base = " (P95 on dedicated)" if found.judge.rule.endswith("P95") else ""
+    base = " (P95 on dedicated)" if found.target.rule.endswith("P95") else ""
     plans = f" · {tidy.plans([spec.plan])}"
     machine = f" · {asked}" if (asked := tidy.machine(as_dict(spec))) else ""
     cache = {True: " · prefix cache", False: " · no prefix cache", None: ""}[spec.prefix_cache]
-    if spec.prefix_cache is None and any(entry.spec.prefix_cache for entry in found.entries):
+    if spec.prefix_cache is None and found.study.spec.get("prefix_cache"):
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
         f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
-        f"SLO {found.judge.rule}{base} · {seeds}{plans}{cache}"
+        f"SLO {found.target.rule}{base} · {seeds}{plans}{cache}"
     )
-    rates = ", ".join(f"{rate:g}" for rate in found.rates)
-    of = f", of {rates}" if len(found.rates) > 1 else ""
+    rates = ", ".join(f"{rate:g}" for rate in found.xs)
+    of = f", of {rates}" if len(found.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
     yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
 
@@ -64,7 +65,7 @@ def _fit(fit: str | None) -> str:
     return f", fit {fit}" if fit else ""
 
 
-def _gaps(found: Compared, shown: Summary) -> str:
+def _gaps(found: Measured, shown: Summary) -> str:
     """The ratio that says whether models idle long enough to be swapped."""
     spec = replace(found.reference, rate_scale=shown.rate_scale, slo="", slo_s=(), window_s=None)
     setup = Setup(spec)
@@ -81,7 +82,7 @@ def _name(text: str) -> str:
     return Path(text).stem if text.endswith((".toml", ".parquet", ".py")) else text
 
 
-def notes(found: Compared, shown: Summary, rule: str) -> Iterator[str]:
+def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
     """What stands under the table: who is not in it, what qualifies it, and what it says."""
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     yield from departures(found.table)
@@ -91,11 +92,11 @@ def notes(found: Compared, shown: Summary, rule: str) -> Iterator[str]:
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(found.table, as_dict(found.reference))
-    copy = next((row.label for row in shown.systems if row.label.endswith(comparison.AA)), None)
+    copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
     for line in (
-        sentences.verdict(found.table, shown, rule, rates.LEVEL),
-        sentences.why(found.table, shown, rule, rates.LEVEL),
-        copy and sentences.same(found.table, copy.removesuffix(comparison.AA), copy, shown.rate_scale, rule),
+        sentences.verdict(found.table, shown, rule, LEVEL),
+        sentences.why(found.table, shown, rule, LEVEL),
+        copy and sentences.same(found.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
     ):
         if line:
             yield line
@@ -111,19 +112,14 @@ def invalid(rows: pa.Table) -> list[str]:
     return [f"invalid: {label}: {why}" for label, why in tidy.invalid(rows).items()]
 
 
-def served(found: Compared, shown: Summary) -> list[str]:
+def served(found: Measured, shown: Summary) -> list[str]:
     """Which server served which model, and results by model; nothing where no servers were attached."""
     if fields.asked(found.reference.engine).name != "attach":
         return []
     runs = (record.meta(found.folder.parent / run) for run in found.table.column("run").unique().to_pylist())
     by: Mapping[str, str] = next((about["served"] for about in runs if about.get("served")), {})
-    own = found.judge.definition
+    own = found.target.definition
     return [*(f"{model}: {how}" for model, how in by.items()), *by_model(found.table, shown.rate_scale, own)]
-
-
-def departures(rows: pa.Table) -> list[str]:
-    """One line a label whose engine is not its paper's."""
-    return [line.replace("departs:", "not as published:", 1) for line in _gone(rows, "departs")]
 
 
 def _gone(rows: pa.Table, column: str) -> list[str]:
@@ -132,7 +128,7 @@ def _gone(rows: pa.Table, column: str) -> list[str]:
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
-def _refused(found: Compared, shown: Summary) -> list[str]:
+def _refused(found: Measured, shown: Summary) -> list[str]:
     """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
     runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.systems}
     for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
@@ -149,7 +145,7 @@ def _refused(found: Compared, shown: Summary) -> list[str]:
     return lines
 
 
-def next_command(found: Compared, shown: Summary, rule: str, words: Iterable[str]) -> str:
+def next_command(found: Measured, shown: Summary, rule: str, words: Iterable[str]) -> str:
     """What to ask now: why the one that misses most misses."""
     missing = [row for row in shown.systems if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
     if not missing and any(row.infeasible for row in shown.systems):
@@ -157,16 +153,16 @@ def next_command(found: Compared, shown: Summary, rule: str, words: Iterable[str
     if not missing and found.reference.scaling == "none":
         return f"bench plot {short_path(found.folder)}"
     if not missing:
-        more = again(words, "--rate-scale", f"{2 * max(found.rates):g}")
-        return more if len(found.rates) == 1 else f"bench plot {short_path(found.folder)}"
+        more = again(words, "--rate-scale", f"{2 * max(found.xs):g}")
+        return more if len(found.xs) == 1 else f"bench plot {short_path(found.folder)}"
     worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
     mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
-    own = ["--definition", rule] * (rule != found.judge.definition)
-    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.judge.rule, *own, "--misses")
+    own = ["--definition", rule] * (rule != found.target.definition)
+    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.target.rule, *own, "--misses")
 
 
-def facts(found: Compared, rule: str) -> dict[str, Any]:
+def facts(found: Measured, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
     trace = load_trace(found.reference.trace)
     return {
@@ -181,10 +177,10 @@ def facts(found: Compared, rule: str) -> dict[str, Any]:
         "checked": checked(found.reference.gpu, found.reference.host),
         "scaling": found.reference.scaling,
         "plan_origin": found.reference.plan,
-        "slo": found.judge.rule,
-        "slo_s": found.judge.seconds,
+        "slo": found.target.rule,
+        "slo_s": found.target.seconds,
         "definition": rule,
-        "rates": found.rates,
+        "rates": found.xs,
         "seeds": found.seeds,
         "folder": str(found.folder),
         "departs": departures(found.table),

@@ -41,12 +41,14 @@ from harness.policy.actions import Action, Wake
 from harness.policy.events import Event, Woke
 from harness.policy.types import Batch, Gpus, Inst, Jobs, Plan, UserError
 from harness.policy.view import View
+from harness.report.estimate import NONE
 from harness.rows import record
-from harness.rows.statistics import Estimate, interval
+from harness.rows.statistics import interval
 from harness.run import sources
 from harness.run.spec import Spec, digest
-from harness.run.teller import Silent, Teller
-from harness.study.claims import judged
+from harness.run.sweep import Silent, Teller
+from harness.study.claims import Verdict, by_number, paper_text
+from harness.study.study import Claim
 from workloads.models import shape
 
 PAPER = "Weaver, USENIX ATC 2025"
@@ -304,30 +306,24 @@ CONTROLS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Line(NamedTuple):
-    """A claim beside what came out."""
+    """A claim beside what came out, and the section that makes it."""
 
-    says: str
     section: str
-    paper: float | tuple[float, float]
-    here: Estimate | None
-    verdict: str
-    why: str
+    verdict: Verdict
 
 
 def lines(seeds: int = SEEDS, *, out: Path | None = None, teller: Teller | None = None) -> Iterator[Line]:
-    """Every claim with its verdict, by the rule of `claims.judged`; with `out` what is measured is kept there."""
-    claims = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
-    names = [claim["measure"] for claim in claims if "measure" in claim]
+    """Every claim with its verdict; with `out` what is measured is kept there."""
+    stated = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
+    names = [claim["measure"] for claim in stated if "measure" in claim]
     values = measured(names, seeds, teller or Silent()) if out is None else kept(names, seeds, out, teller or Silent())
-    for claim in claims:
-        paper = tuple(claim["paper"]) if isinstance(claim["paper"], list) else claim["paper"]
-        if "lacks" in claim:
-            yield Line(claim["says"], claim["section"], paper, None, "not testable", f"lacks {claim['lacks']}")
+    for one in stated:
+        paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
+        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, why=one.get("why", ""))
+        if "lacks" in one:
+            yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
             continue
-        here = interval(values[claim["measure"]])
-        says = judged(paper, here)
-        why = claim.get("why", "") if says == "differs" else ""
-        yield Line(claim["says"], claim["section"], paper, here, says, why)
+        yield Line(one["section"], by_number(claim, None, interval(values[one["measure"]])))
 
 
 def measured(names: Iterable[str], seeds: int, teller: Teller) -> dict[str, list[float]]:
@@ -353,28 +349,18 @@ def kept(names: Sequence[str], seeds: int, out: Path, teller: Teller) -> dict[st
     return found
 
 
-def number(x: float | tuple[float, float]) -> str:
-    """A value or a range, in three digits."""
-    return " to ".join(f"{v:.3g}" for v in (x if isinstance(x, tuple) else (x,)))
-
-
-def here_text(e: Estimate | None) -> str:
-    """A mean with its interval."""
-    if e is None:
-        return "-"
-    return number(e.mean) if e.low is None or e.high is None else f"{e.mean:.3g} [{e.low:.3g}, {e.high:.3g}]"
-
-
 def main(out: Path | None = None) -> None:
     """Print the claims; write them, and the points of the figures, as tables."""
-    found = list(lines())
-    for one in found:
-        print(f"{one.verdict:12} {number(one.paper):>12}  here {here_text(one.here):24} {one.says} ({one.section})")
-        if one.why:
-            print(f"{'':12} {one.why}")
+    every = list(lines())
+    for section, v in every:
+        paper, why = paper_text(v.claim), v.note or (v.claim.why if v.says == "differs" else "")
+        print(f"{v.says:12} {paper:>12}  here {v.text:24} {v.claim.subject} ({section})")
+        if why:
+            print(f"{'':12} {why}")
     if out is not None:
-        claims = ((x.says, x.section, number(x.paper), here_text(x.here), x.verdict, x.why) for x in found)
-        _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), claims)
+        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says,
+                 v.note or v.claim.why * (v.says == "differs")) for section, v in every)  # fmt: skip
+        _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
         _write(out / "weaver.csv", Point._fields, curves())
 
 

@@ -1,0 +1,437 @@
+"""The panels of a study and the points of their curves: which run stands at each x, and which SLO judges it.
+
+Nothing is run here. A panel is made before its SLO is known in seconds; `Panel.targets` completes it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.run.lookup import models_of, trace_of
+from harness.run.resolve import resolve, traits
+from harness.run.slo import Judge, rule
+from harness.run.spec import Spec, another
+from harness.study.search import Range, rounded
+from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Sample, Scope, Study
+from workloads.build import Origin, rate_rps, requests_seen, window_fold, window_span_s
+
+SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes")  # what a caption says of a condition
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """A condition at one value of each field that it varies."""
+
+    key: str  # how the table names it
+    condition: Condition
+    row: int  # of its condition
+    column: int  # of its trace
+    axis: str
+    xs: tuple[float, ...]  # that are given
+    setting: Mapping[str, Any]  # of all its runs: fields of a spec, rate_rps and slo_scale
+    specs: Mapping[str, Spec]  # by system, whose x and seed are still to be set
+    shown_models: str  # how tables name its model set
+    unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
+    window_s: float | None  # None: as the spec says
+    warmup_s: float | None
+    targets: Mapping[float, Judge] = field(default_factory=dict)  # by SLO scale
+
+    @property
+    def first(self) -> Spec:
+        """The spec of the first system."""
+        return next(iter(self.specs.values()))
+
+    @property
+    def size(self) -> int:
+        """How many models."""
+        return len(models_of(self.first.models).members)
+
+    @property
+    def scale(self) -> float:
+        """The SLO scale, where it does not run along x."""
+        return float(self.setting.get("slo_scale", 1.0))
+
+    @property
+    def span_s(self) -> float:
+        """Seconds of the trace that a seed replays."""
+        return window_span_s(trace_of(self.first.trace), plan_of(self.first))
+
+    @property
+    def replayed_s(self) -> float:
+        """Seconds of a window."""
+        return self.span_s if self.window_s is None else self.window_s
+
+    @property
+    def rated(self) -> bool:
+        """Tell whether x is a rate."""
+        return self.axis in {"rate_scale", "rate_rps"}
+
+    @property
+    def holds_rate(self) -> bool:
+        """Tell whether it stands at the rate that the study's first system holds."""
+        return self.setting.get("rate_scale") == HELD
+
+
+class Point(NamedTuple):
+    """A run as a panel shows it at x; one run may stand at many points."""
+
+    panel: Panel
+    x: float
+    system: str
+    under: Judge
+    spec: Spec
+
+
+def plan_of(spec: Spec) -> Origin:
+    """What offline planners see."""
+    return spec.plan
+
+
+# ------------------------------------------------------------------ panels
+
+
+def panels(study: Study, full: bool) -> Iterator[Panel]:
+    """Every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had."""
+    for row, condition in enumerate(study.steps()):
+        for place in places(study, condition, full):
+            yield _panel(study, full, row, condition, place)
+
+
+def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str, Any]]:
+    """The combinations of a condition's varied fields: model sets outermost, then traces, GPUs innermost."""
+    fields = study.varied(condition)
+    if study.axis(condition) == "models":
+        fields |= {"models": study.along_x(condition, full)}
+    order = sorted(fields, key=lambda name: {"models": 0, "trace": 1, "gpus": 3}.get(name, 2))
+    for values in product(*(fields[name] for name in order)):
+        yield dict(zip(order, values, strict=True))
+
+
+def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Panel:
+    setting = {**study.settings(condition), **place}
+    axis, scope = study.axis(condition), study.scope(full)
+    specs = {
+        name: _placed(study.spec_of(condition, name), place, axis, study.along_x(condition))
+        for name in study.contestants(condition)
+    }
+    first = next(iter(specs.values()))
+    trace = _trace(first, most_gpus(study, full), scope.window_s)
+    specs = {name: replace(spec, trace=trace) for name, spec in specs.items()}
+    first = next(iter(specs.values()))
+    unit = unit_rps(first)
+    window_s = _window_s(study, scope, condition, first, unit)
+    traces = study.varied(condition).get("trace", (setting.get("trace", ""),))
+    sets = study.sets(condition)
+    given = tuple(sorted(rounded(rps / unit) for rps in condition.at_rps)) or study.along_x(condition, full)
+    return Panel(
+        _key(condition, place, axis, sets), condition, row, traces.index(place.get("trace", traces[0])), axis,
+        (float(len(models_of(first.models).members)),) if axis == "models" else given,
+        setting, specs, family(sets) if axis == "models" else short(first.models), unit,
+        window_s, None if window_s is None else study.warmup_s,
+    )  # fmt: skip
+
+
+def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]) -> Spec:
+    """The spec of a system at a place; along GPUs it begins with the fewest."""
+    fields = {key: value for key, value in place.items() if key not in BESIDE}
+    if axis == "gpus":
+        fields["gpus"] = int(min(xs))
+    spec = replace(spec, **fields)
+    return replace(spec, trace=spec.trace.replace("{models}", str(len(models_of(spec.models).members))))
+
+
+def _trace(spec: Spec, gpus: int, window_s: float) -> str:
+    """The trace as runs of a set know it; a generator's as long as the window that is asked for."""
+    if not window_s:
+        return spec.trace
+    name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
+    trace = trace_of(name)
+    return name if trace.maker is None or trace.span_s >= window_s else f"{trace.maker}+span_s={window_s:g}"
+
+
+def most_gpus(study: Study, full: bool) -> int:
+    """The largest machine of a study."""
+    counts = [study.spec.get("gpus", Spec("").gpus)]
+    for condition in study.condition:
+        counts += [condition.spec.get("gpus", 1), *study.varied(condition).get("gpus", ())]
+        if study.axis(condition) == "gpus":
+            counts += study.along_x(condition, full)
+    return int(max(counts))
+
+
+def unit_rps(spec: Spec) -> float:
+    """Requests per second at rate scale 1, in the mean over what seeds replay."""
+    trace, models, plan = trace_of(spec.trace), models_of(spec.models), plan_of(spec)
+    folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
+    each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
+    return sum(each) / len(each)
+
+
+def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
+    """Seconds that count, where they are not those that a seed replays: as asked, and enough for the requests asked."""
+    trace = trace_of(spec.trace)
+    usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
+    if not (condition.window_s or usual_s or study.requests):
+        return None
+    span_s = window_span_s(trace, plan_of(spec))
+    needed_s = (study.requests / (scope.seeds * rps) for rps in _fixed_rps(study, spec.models, unit))
+    window_s = max([condition.window_s or usual_s or span_s, *map(math.ceil, needed_s)])
+    return None if window_s == span_s else window_s
+
+
+def _fixed_rps(study: Study, models: str, unit: float) -> Iterator[float]:
+    """The lowest rates at which a model set is run wherever rates are no choice, in requests per second."""
+    for one in study.condition:
+        if models not in study.sets(one):
+            continue
+        setting = study.settings(one)
+        if one.at_rps:
+            yield min(one.at_rps)
+        elif "rate_rps" in setting:
+            yield setting["rate_rps"]
+        elif study.axis(one) == "rate_scale" and study.along_x(one):
+            yield min(study.along_x(one)) * unit
+        elif isinstance(scale := setting.get("rate_scale"), int | float):
+            yield scale * unit
+
+
+def _key(condition: Condition, place: Mapping[str, Any], axis: str, sets: tuple[str, ...]) -> str:
+    """The condition's name and the values that it varies; sets along x share a panel."""
+    values = [
+        family(sets) if name == "models" and axis == "models" else short(str(value)) for name, value in place.items()
+    ]
+    name = condition.name + (f" ({condition.kind})" if condition.kind in {"cumulative", "alone"} else "")
+    return " / ".join([name, *dict.fromkeys(values)])
+
+
+def short(name: str) -> str:
+    """A model set or trace as tables name it."""
+    return Path(name).stem if name.endswith((".toml", ".parquet", ".py")) else name
+
+
+def family(sets: tuple[str, ...]) -> str:
+    """What model sets along x have in common."""
+    heads = {short(name).partition("+models=")[0] for name in sets}
+    return heads.pop() if len(heads) == 1 else "models"
+
+
+def rules(study: Study, panel: Panel) -> dict[float, str]:
+    """The SLO rule of a panel by scale; those of --full too, since runs that read no SLO serve all scales."""
+    base = str(panel.setting.get("slo", study.slo))
+    if panel.axis == "slo_scale":
+        return {x: rule(base, x) for x in study.along_x(panel.condition, full=True)}
+    return {panel.scale: rule(base, panel.scale) if "slo_scale" in panel.setting else base}
+
+
+# ------------------------------------------------------------------ points
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Panels with their SLOs; `held` says, by panel along rates, the highest x that the study's first system holds."""
+
+    study: Study
+    full: bool
+    panels: tuple[Panel, ...]
+    held: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def scope(self) -> Scope:
+        """How much is run."""
+        return self.study.scope(self.full)
+
+    def sample(self, panel: Panel) -> Sample:
+        """How the x of a panel are chosen: only rates are searched, or with `bracket` GPUs; others are given."""
+        sample = self.study.sample
+        if panel.axis != "gpus" if sample.rule == "bracket" else not panel.rated:
+            return replace(sample, rule="fixed")
+        return replace(sample, points=self.scope.points or sample.points)
+
+    def bounds(self, panel: Panel) -> Range:
+        """Where the search of a panel's curves may go."""
+        sample, study = self.sample(panel), self.study
+        if sample.below and panel.xs:
+            return Range(study.level, panel.xs, min(panel.xs) / sample.below, max(panel.xs))
+        least = self.lowest(panel) if sample.rule == "knee" else rounded(self.least(panel))
+        return Range(study.level, panel.xs, least)
+
+    def least(self, panel: Panel) -> float:
+        """The rate scale at which the windows of a point hold the requests asked for."""
+        return self.study.requests / (self.scope.seeds * panel.replayed_s * panel.unit_rps)
+
+    def point(self, panel: Panel, system: str, seed: int, x: float) -> Point:
+        """A system's run at an x of a panel."""
+        spec = panel.specs[system]
+        return self._point(panel, system, replace(spec, seed=spec.seed + seed), x)
+
+    def _point(self, panel: Panel, system: str, spec: Spec, x: float) -> Point:
+        changes: dict[str, Any] = {"rate_scale": self._rate_scale(panel, spec, x)}
+        if panel.axis == "gpus":
+            changes["gpus"] = int(x)
+        if panel.window_s is not None:
+            changes |= {"window_s": panel.window_s, "warmup_s": panel.warmup_s}
+        spec = replace(spec, **changes)
+        under = panel.targets[x if panel.axis == "slo_scale" else panel.scale]
+        if panel.axis == "slo_scale" and not traits(spec).reads_slo:  # one run serves all scales: the longest drain
+            spec = replace(spec, drain_s=max(target.drain_s for target in panel.targets.values()))
+        if panel.axis == "gpus":
+            x = float(traits(spec).gpus)  # dedicated takes as many as it needs
+        return Point(panel, x, system, under, under.spec(spec))
+
+    def _rate_scale(self, panel: Panel, spec: Spec, x: float) -> float:
+        if panel.axis == "rate_scale":
+            return x
+        rps = x if panel.axis == "rate_rps" else panel.setting.get("rate_rps")
+        if rps is not None:
+            return rounded(rps / panel.unit_rps)
+        return self.held_rate(panel) if panel.holds_rate else spec.rate_scale
+
+    def held_rate(self, panel: Panel) -> float:
+        """The highest rate scale that the first system holds on a panel, or on the first one of its trace and set."""
+        rated = [one for one in self.panels if one.axis == "rate_scale"]
+        of = (panel.first.trace, panel.first.models)
+        same = next((one.key for one in rated if (one.first.trace, one.first.models) == of), "")
+        held = self.held.get(panel.key if panel.key in self.held else same)
+        return held or self.lowest(panel)
+
+    def lowest(self, panel: Panel) -> float:
+        """The lowest rate scale of a panel: the first one given, or the lowest power of 2 with requests enough."""
+        if panel.axis == "rate_scale" and panel.xs:
+            return min(panel.xs)
+        least = self.least(panel)
+        return 2.0 ** math.ceil(math.log2(least)) if least else 1.0
+
+    def fixed_rate(self, panel: Panel) -> float:
+        """The rate scale of a panel that does not vary it."""
+        return self._rate_scale(panel, panel.first, math.nan)
+
+    # -------------------------------------------------------------- bounds and copies
+
+    def bounding(self, panel: Panel, xs: tuple[float, ...]) -> Iterator[Point]:
+        """The runs of what contends for nothing, at the ends of the first system's x; the A/A copy along rates."""
+        ends = sorted(self._ends(panel, xs))
+        for name, spec in bounding(self.study, panel).items():
+            if name.endswith(AA) and not panel.rated:
+                continue
+            for x in ends:
+                for seed in range(self.scope.seeds):
+                    yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
+
+    def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
+        """Both ends of the first system's x; where rates are searched, the lower is the highest that it holds."""
+        if self.study.sample.rule == "bracket":
+            return {max(panel.xs)}
+        shared = [x for one in self.panels if one.key == panel.key for x in one.xs] if panel.axis == "models" else xs
+        if panel.condition.at_rps and panel.axis == "rate_scale":
+            return {self.held_rate(panel), max(xs)}
+        return {min(shared), max(shared)}.intersection(xs)
+
+
+def bounding(study: Study, panel: Panel | None) -> dict[str, Spec]:
+    """Specs of what contends for nothing, by name; without a panel their systems alone."""
+    first = panel.first if panel else study.spec_of(study.steps()[0], study.first)
+    names = (*study.bounds, *(CONTROLS if study.controls else ()))
+    specs = {(spec := another(first, name)).label: spec for name in names}
+    specs = {name: spec for name, spec in specs.items() if name not in study.systems}
+    if study.controls:
+        specs[study.first + AA] = replace(first, seed=first.seed + AA_SEED)
+    return specs
+
+
+# ------------------------------------------------------------------ what readers of the table need to know
+
+
+def facts(grid: Grid) -> list[dict[str, Any]]:
+    """Facts of each panel, in order; sets along x share a panel, told as its first one."""
+    every = {panel.key: _facts(grid, panel) for panel in reversed(grid.panels)}
+    return list(every.values())[::-1]
+
+
+def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
+    study, spec, condition = grid.study, panel.first, panel.condition
+    trace, rated = trace_of(spec.trace), panel.rated
+    scales = [one.setting["slo_scale"] for one in grid.panels if "slo_scale" in one.setting]
+    usual = next(iter(scales), min(panel.xs, default=1.0))  # the SLO scale of the other panels
+    at = {"rate_scale": grid.held_rate(panel), "slo_scale": usual}.get(panel.axis)
+    fixed = math.nan if rated else grid.fixed_rate(panel)
+    return {
+        "condition": panel.key,
+        "name": condition.name,
+        "kind": condition.kind,
+        "origin": condition.origin,
+        "source": condition.source,
+        "row": panel.row,
+        "column": panel.column,
+        "axis": panel.axis,
+        "trace": trace.name,
+        "tier": trace.tier,
+        "note": trace.note,
+        "models": panel.shown_models,
+        "own": {name: value for name, value in condition.spec.items() if name in SETTING},
+        "given": bool(panel.xs) if rated else not panel.holds_rate,
+        "plan": spec.plan,
+        "count": None if panel.axis == "models" else panel.size,
+        "gpus": None if panel.axis == "gpus" else spec.gpus,
+        "gpu": spec.gpu,
+        "host": spec.host,
+        "slo": str(panel.setting.get("slo", study.slo)),
+        "slo_scale": panel.setting.get("slo_scale"),
+        "rate_rps": None if rated else fixed * panel.unit_rps / (panel.size if panel.axis == "models" else 1),
+        "unit_rps": panel.unit_rps,
+        "rates_rps": condition.at_rps,
+        "xs": panel.xs,
+        "at": at,
+        "window_s": panel.replayed_s,
+        "seen": _seen(grid, panel),
+    }
+
+
+def _seen(grid: Grid, panel: Panel) -> list[list[int]]:
+    """How many requests of each model planners see, most first: a list a fold where seeds replay either."""
+    spec = panel.first
+    trace, models, plan = trace_of(spec.trace), models_of(spec.models), plan_of(spec)
+    counts = {
+        window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign)
+        for k in range(min(2, grid.scope.seeds))
+    }
+    return [sorted(each, reverse=True) for each in counts.values()]
+
+
+def notes(grid: Grid) -> list[str]:
+    """Where a window is not the trace's own span, and where the first system holds the level nowhere."""
+    return [*_cuts(grid), *_unheld(grid)]
+
+
+def _cuts(grid: Grid) -> list[str]:
+    """Windows that are not what a seed replays, or not all of the trace."""
+    by_words: dict[str, dict[str, None]] = {}
+    for panel in grid.panels:
+        trace, span_s, window_s = trace_of(panel.first.trace), panel.span_s, panel.replayed_s
+        words = ""
+        if window_s < span_s:
+            words = f"windows cut to {window_s:g} of {span_s:g} s."
+        elif window_s > span_s:
+            words = f"{span_s:g} s repeated to fill {window_s:g} s."
+        elif span_s < trace.span_s:
+            words = f"windows of {span_s:g} s, a half of the trace."
+        by_words.setdefault(words, {})[trace.name] = None
+    if len(by_words) == 1:
+        return [words[:1].upper() + words[1:] for words in by_words if words]
+    return [f"{name}: {words}" for words, names in by_words.items() if words for name in names]
+
+
+def _unheld(grid: Grid) -> list[str]:
+    """Where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
+    level = f"{100 * grid.study.level:g} %"
+    lines = (
+        f"{grid.study.first} holds {level} at no rate on {trace_of(p.first.trace).name}, {p.shown_models}, "
+        f"{p.first.gpus} GPU{'s' * (p.first.gpus > 1)}."
+        for p in grid.panels
+        if p.axis == "rate_scale" and grid.held.get(p.key, 0.0) is None
+    )
+    return list(dict.fromkeys(lines))

@@ -1,0 +1,216 @@
+"""A study is read from its TOML, and held to what makes a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from harness import toml
+from harness.policy.fields import meant
+from harness.policy.types import UserError
+from harness.rows.definitions import DEFINITIONS
+from harness.run.spec import from_dict
+from harness.study.study import (
+    AXES,
+    BESIDE,
+    HELD,
+    ORIGINS,
+    SET_BY_STUDY,
+    START,
+    STUDIES,
+    Claim,
+    Condition,
+    Study,
+    named,
+)  # fmt: skip
+
+ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
+
+FORMER = {  # keys of files of before: whose they were
+    "row": "a figure's", "step": "a bridge's", "regime": "regimes'", "workload": "a fleet's", "part": "an ablation's",
+    "ratio": "a bridge's", "activation": "an ablation's",
+}  # fmt: skip
+
+
+def names() -> list[str]:
+    """Studies that come with the bench."""
+    return sorted(path.stem for path in STUDIES.glob("*.toml"))
+
+
+def study(name: str) -> Study:
+    """Load a study by name or the path of its TOML; UserError names the file and the key of a mistake."""
+    if not name.endswith(".toml") and name not in (have := names()):
+        raise UserError(f'no study "{name}"{meant(name, have)} (there is: {", ".join(have)}; or a .toml)')
+    path = Path(name) if name.endswith(".toml") else STUDIES / f"{name}.toml"
+    data = toml.tables(path)
+    try:
+        loaded = _made(path.stem, data)
+        check(loaded)
+    except UserError as error:
+        raise UserError(f"{path.name}: {error}") from None
+    return loaded
+
+
+def _made(name: str, data: dict[str, Any]) -> Study:
+    if former := next((key for key in FORMER if key in data), None):
+        raise UserError(f"[[{former}]] is of {FORMER[former]} former file: a study has [[condition]] and [[claim]]")
+    for key in ("name", "base_engine"):
+        if key in data:
+            raise UserError(f'unknown key "{key}"')
+    if not isinstance(texts := data.get("systems"), list):
+        return toml.convert({"name": name, "condition": [], **data}, Study)
+    labels = named([str(text) for text in texts])
+    made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
+    by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
+    claims = (replace(c, system=by_text.get(c.system, c.system), over=by_text.get(c.over, c.over)) for c in made.claim)
+    conditions = (replace(c, among=tuple(by_text.get(x, x) for x in c.among)) for c in made.condition)
+    return replace(made, claim=tuple(claims), condition=tuple(conditions))
+
+
+# ------------------------------------------------------------------ checks
+
+
+def check(study: Study) -> None:
+    """UserError, naming the key, where a study asks for what is not there or makes no comparison."""
+    from workloads import slo
+
+    if not study.systems:
+        raise UserError("systems is empty")
+    if not study.condition:
+        raise UserError("no table [[condition]]")
+    if unknown := next((d for d in study.definitions if d not in DEFINITIONS), None):
+        raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
+    if not study.definitions:
+        raise UserError("definitions is empty")
+    _settings("spec", study.spec)
+    names = [one.name for one in study.condition]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'condition "{twice}" is listed twice')
+    for one in study.condition:
+        where = f'condition "{one.name}"'
+        try:
+            _condition(study, one)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from None
+    rule = study.slo
+    slo.parse(rule)
+    if study.cumulative:
+        _one_more_each(study)
+    for i, claim in enumerate(study.claim, 1):
+        try:
+            _claim(study, claim)
+        except UserError as error:
+            raise UserError(f"claim {i}: {error}") from None
+
+
+def _settings(where: str, setting: Mapping[str, Any]) -> None:
+    if mine := next((key for key in setting if key in SET_BY_STUDY), None):
+        raise UserError(f'{where}: "{mine}" is set by the bench')
+    plain = {key: value for key, value in setting.items() if key not in BESIDE}
+    if plain.get("rate_scale") == HELD:
+        del plain["rate_scale"]
+    try:
+        from_dict({**plain, "system": ""})
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    for key in BESIDE:
+        value = setting.get(key, 1.0)
+        if type(value) not in {int, float} or not value > 0:
+            raise UserError(f"{where}: {key} is {value!r}, not a number above 0")
+
+
+def _condition(study: Study, one: Condition) -> None:
+    from workloads import slo
+
+    _settings("spec", one.spec)
+    if "slo" in one.spec:
+        slo.parse(one.spec["slo"])
+    axis = study.axis(one)
+    if axis not in AXES:
+        raise UserError(f'along is "{axis}"{meant(axis, AXES)} ({", ".join(AXES)})')
+    for name in (*one.systems, *one.among):
+        if name not in study.systems:
+            raise UserError(f'no system "{name}"{meant(name, study.systems)} ({", ".join(study.systems)})')
+    if one.among and study.first not in one.among:
+        raise UserError(f"among is without {study.first}, the study's first system")
+    for key, values in study.varied(one).items():
+        if not values:
+            raise UserError(f"vary.{key} is empty")
+        if key in SET_BY_STUDY or key == axis:
+            raise UserError(f'vary: "{key}" is {"along x" if key == axis else "set by the bench"}')
+        for value in values:
+            _settings("vary", {key: value})
+    _xs(study, one, axis)
+    if study.cumulative and one.origin not in ORIGINS:
+        raise UserError(f'origin is "{one.origin}"{meant(one.origin, ORIGINS)} ({", ".join(ORIGINS)})')
+    if one.origin and not study.cumulative:
+        raise UserError("origin is of the steps of a cumulative study")
+    for name in study.contestants(one):
+        study.spec_of(one, name)  # so that a value of the wrong kind is named before anything is run
+
+
+def _xs(study: Study, one: Condition, axis: str) -> None:
+    """UserError where x are not what the axis or the sample needs."""
+    given = study.along_x(one, full=True) if axis != "models" else (*(one.at or study.at), *one.full)
+    if one.at_rps and (axis != "rate_scale" or one.at):
+        raise UserError("at_rps is given along rate_scale, instead of at")
+    numbers = (*one.at_rps, *(given if axis != "models" else ()))
+    if bad := [x for x in numbers if type(x) not in {int, float} or not x > 0]:
+        raise UserError(f"at: {bad[0]!r} is not a number above 0")
+    if axis == "gpus" and any(x != int(x) for x in given):
+        raise UserError(f"at is {list(given)}: GPUs are whole numbers")
+    rule = study.sample.rule
+    if rule == "bracket" and len(one.at or study.at) != 2:
+        raise UserError(f"at is {list(one.at or study.at)}, not the least and the most that are tried")
+    if not given and not one.at_rps and not (rule == "knee" and axis == "rate_scale"):
+        raise UserError(f"no x: at is empty, and {axis} is not searched")
+
+
+def _one_more_each(study: Study) -> None:
+    """Each step of a cumulative study changes something, and nothing that another one changes."""
+    changed: dict[tuple[str, str], str] = {}
+    base = study.steps()[0]
+    for one in study.condition:
+        keys = [("spec", key) for key in one.spec] + [("systems", key) for key in one.systems]
+        if again := next((key for key in keys if key in changed), None):
+            raise UserError(f'condition "{one.name}": {again[1]} is changed by "{changed[again]}" already')
+        changed.update(dict.fromkeys(keys, one.name))
+        names = study.contestants(one)
+        if all(study.spec_of(one, name) == study.spec_of(base, name) for name in names) and study.settings(
+            one
+        ) == study.settings(base):
+            raise UserError(f'condition "{one.name}": it changes nothing of the {START}')
+        if not one.source:
+            raise UserError(f'condition "{one.name}": the key "source" is missing')
+
+
+def _claim(study: Study, claim: Claim) -> None:
+    known = (*study.systems, *named(study.bounds))
+    if claim.what == "difference":
+        known = tuple(study.systems)
+    for key in ("system", "over"):
+        name = getattr(claim, key)
+        if name and name not in known:
+            raise UserError(f'{key} is "{name}"{meant(name, known)} ({", ".join(known)})')
+    if claim.what in {"ratio", "difference"} and not claim.over:
+        raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
+    if claim.what == "value" and not claim.shape:
+        raise UserError('the key "shape" is missing')
+    if claim.definition and claim.definition not in study.definitions:
+        raise UserError(f'definition is "{claim.definition}" ({", ".join(study.definitions)})')
+    names = [one.name for one in study.condition]
+    if (name := claim.on.get("condition")) is not None and name not in names:
+        raise UserError(f'no condition "{name}"{meant(name, names)} ({", ".join(names)})')
+    axes = {study.axis(one) for one in study.condition}
+    if (axis := claim.on.get("axis")) is not None and axis not in axes:
+        raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
+    if unknown := next((key for key in claim.on if key not in ON), None):
+        raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
+    if isinstance(claim.paper, str) and claim.paper not in {"reached", "never"}:
+        raise UserError(f'paper is "{claim.paper}", not a number, reached or never')
+    if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):
+        raise UserError(f"paper is {list(claim.paper)}, not a number or two, the smaller first")
+    if not (claim.comparable or claim.why):
+        raise UserError('comparable is false, and the key "why" is missing')

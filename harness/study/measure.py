@@ -1,0 +1,468 @@
+"""A study is measured: SLO bases, then rounds of runs until every curve is sampled, then one table of all points.
+
+The table (`record.SWEEP` in the study's folder) has the rows of `tidy` with two columns before them: the key of the
+panel (`condition`) and x. It alone draws the study's figure; its metadata holds what panels, captions and claims need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.engines import sim
+from harness.policy.types import Inst, UserError
+from harness.rows import record, tidy
+from harness.run import score, sweep
+from harness.run.execute import jobs_of
+from harness.run.lookup import Failed, cluster_of, trace_of
+from harness.run.resolve import resolve
+from harness.run.slo import Judge, base_specs, judge, judgements
+from harness.run.spec import Spec, canonical, digest
+from harness.run.sweep import Task, Teller
+from harness.study import grid as grids
+from harness.study.grid import Grid, Panel, Point
+from harness.study.search import Ask, Shares, following, highest
+from harness.study.study import Claim, Study
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from traces.load import Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A scored study."""
+
+    study: Study
+    folder: Path
+    table: pa.Table
+    about: Mapping[str, Any]
+    target: Judge  # the SLO of the first panel, at the scale that does not run along x
+    tasks: tuple[Task, ...]  # resolved specs of all points and the hashes of their sources
+    failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
+
+    @property
+    def reference(self) -> Spec:
+        """The resolved spec of the first point: what the runs of a comparison have in common."""
+        return self.tasks[0].spec
+
+    @property
+    def xs(self) -> tuple[float, ...]:
+        """Every x that some curve has."""
+        return tuple(sorted(set(self.table["x"].to_pylist())))
+
+    @property
+    def seeds(self) -> int:
+        """Runs of each point."""
+        return int(self.about["seeds"])
+
+
+def measure(
+    study: Study,
+    out: Path,
+    *,
+    full: bool = False,
+    stem: str = "",
+    target: Judge | None = None,
+    workers: int | None = None,
+    teller: Teller | None = None,
+) -> Measured:
+    """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
+
+    The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
+    says. A system whose policy fails leaves the study; Failed where none is left to stand first.
+    """
+    failed: dict[str, str] = {}
+    left: Study | None = study.of(full)
+    counted = _Counted(teller or sweep.Silent())
+    while left is not None:
+        work = _Work(left, out, full, stem or study.name, target, workers, counted)
+        try:
+            if not failed and study.layout != "table":
+                work.announce()
+            return replace(work.done(), failed=failed)
+        except Failed as why:  # again without it: finished runs cost nothing
+            known = set(failed)
+            failed |= why.why
+            gone = work.blamed(set(failed) - known)
+            if not gone or (study.layout == "parts" and study.first in gone):
+                raise Failed(failed) from why
+            left = left.without(gone)
+    raise Failed(failed)
+
+
+class _Counted:
+    """A teller that remembers how much of a phase stood before."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+        self.phases: dict[str, tuple[int, int]] = {}
+
+    def say(self, line: str) -> None:
+        """See Teller."""
+        self._teller.say(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """See Teller."""
+        self.phases.setdefault(what, (done, total))
+        self._teller.progress(what, done, total)
+
+    @contextmanager
+    def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
+        """Say a step's seconds once it is done, unless there was nothing to do."""
+        before, begun = dict(self.phases), perf_counter()
+        yield
+        new = {what: phase for what, phase in self.phases.items() if what not in before}
+        if not new or any(done < total for done, total in new.values()):
+            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+
+
+Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
+
+
+class _Group(NamedTuple):
+    """Curves of a panel that are sampled together."""
+
+    panel: Panel
+    systems: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+class _Round(NamedTuple):
+    """A run of a round: for whom, why, and at which x."""
+
+    group: _Group
+    ask: Ask
+    x: float  # as asked; a system may take more GPUs
+    seed: int
+    point: Point
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One call of `measure`: its arguments, and its stages in order, each a method that runs what it needs."""
+
+    study: Study
+    out: Path
+    full: bool
+    stem: str
+    target: Judge | None
+    workers: int | None
+    teller: _Counted
+
+    def done(self) -> Measured:
+        """All of it, in order: panels and their SLOs, curves, bounds, the table."""
+        if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
+            with self.teller.step("compile", lambda: "the simulator, once"):
+                sweep.compile_once()
+        grid = Grid(self.study, self.full, self.judged())
+        with self.teller.step("runs"):
+            points, grid = self.sampled(grid)
+        if all(done == of for done, of in self.teller.phases.values()):
+            total = len({point.spec.folder for point in points})
+            self.teller.say(f"{total} of {total} points current, nothing to do")
+        return self.scored(grid, points)
+
+    @cached_property
+    def panels(self) -> tuple[Panel, ...]:
+        """Every panel, without its SLO in seconds."""
+        return tuple(grids.panels(self.study, self.full))
+
+    def blamed(self, labels: Collection[str]) -> set[str]:
+        """The systems of the study whose specs have one of these labels."""
+        specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
+        return {name for name, spec in specs if spec.label in labels}
+
+    def announce(self) -> None:
+        """Say what the traces are, and which are stand-ins."""
+        traces = [trace_of(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
+        notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
+        for line in (*_described(traces), *notices):
+            self.teller.say(line)
+
+    def _asked(self) -> dict[str, Trace]:
+        """The traces as they were asked for."""
+        names = dict.fromkeys(str(p.setting.get("trace", p.first.trace)) for p in self.panels if "{" not in
+                              str(p.setting.get("trace", "")))  # fmt: skip
+        return {name: trace_of(name) for name in names}
+
+    # -------------------------------------------------------------- SLOs
+
+    def judged(self) -> tuple[Panel, ...]:
+        """Every panel with its SLO in seconds; what is measured for them is run in one sweep."""
+        for panel in self.panels:  # a mistake shows before anything is run
+            for spec in panel.specs.values():
+                self._tried(panel, spec)
+        if self.target is not None:
+            return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
+        rules = [grids.rules(self.study, panel) for panel in self.panels]
+        based = [self._based(panel.first) for panel in self.panels]
+        measured = [spec for spec, every in zip(based, rules, strict=True) if any("P95" in x for x in every.values())]
+        if measured := list(dict.fromkeys(measured)):
+            with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
+                self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
+        return tuple(
+            replace(panel, targets={x: self._judge(spec, text) for x, text in sorted(every.items())})
+            for panel, spec, every in zip(self.panels, based, rules, strict=True)
+        )
+
+    def _tried(self, panel: Panel, spec: Spec) -> None:
+        """Resolve a spec at the largest x of its panel and build its workload."""
+        most = max(panel.xs, default=1.0)
+        rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
+        gpus = int(most) if panel.axis == "gpus" else spec.gpus
+        try:
+            jobs_of(resolve(replace(spec, rate_scale=rate if spec.scaling != "none" else 1.0, gpus=gpus, slo="")))
+        except Failed:
+            raise
+        except UserError as error:
+            where = f'"{panel.condition.name}": ' if len(self.study.condition) > 1 else ""
+            raise UserError(f"{where}{error}") from None
+
+    def _based(self, spec: Spec) -> Spec:
+        """What the SLO of a panel is measured for: what its runs share with each model alone."""
+        return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
+
+    def _judge(self, spec: Spec, rule: str) -> Judge:
+        if (spec, rule) not in self._judges:
+            self._judges[spec, rule] = judge(spec, rule, self.out, workers=self.workers, teller=sweep.Silent())
+        return self._judges[spec, rule]
+
+    @cached_property
+    def _judges(self) -> dict[tuple[Spec, str], Judge]:
+        return {}
+
+    # -------------------------------------------------------------- curves
+
+    def sampled(self, grid: Grid) -> tuple[list[Point], Grid]:
+        """Every point of the study, run; panels that stand at a rate that is found come after those that find it."""
+        curves: Curves = {}
+        points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
+        grid = replace(grid, held=self._held(grid, curves, points))
+        points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
+        bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
+        if bounds:
+            self._run([point.spec for point in bounds], "bounds")
+        once = {(point.panel.key, point.x, point.system, point.spec.seed): point for point in (*points, *bounds)}
+        return list(once.values()), grid
+
+    def _xs_of_first(self, panel: Panel, points: Sequence[Point]) -> tuple[float, ...]:
+        """The x of the study's first system in a panel."""
+        return tuple(sorted({p.x for p in points if p.panel is panel and p.system == self.study.first}))
+
+    def _searched(self, grid: Grid, panels: Sequence[Panel], curves: Curves) -> list[Point]:
+        """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
+        groups = [group for panel in panels for group in self._groups(panel)]
+        kept: list[Point] = []
+        for turn in count(1):
+            asked = {group: self._ask(grid, group, curves) for group in groups}
+            runs = [run for group, ask in asked.items() for run in _runs(grid, group, ask)]
+            if not runs:
+                return kept
+            what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
+            folders = self._run([run.point.spec for run in runs], what)
+            room = self._heard(runs, folders, curves)
+            kept += [run.point for run in runs if not run.ask.first_seed]
+            bisects = self.study.sample.rule == "bisect"  # what has no room is searched no further
+            groups = [group for group in groups if group in room and not asked[group].last
+                      and (room[group] or not bisects)]  # fmt: skip
+        raise AssertionError
+
+    def _groups(self, panel: Panel) -> list[_Group]:
+        """What is sampled by itself in a panel."""
+        names, seeds = tuple(panel.specs), tuple(range(self.study.scope(self.full).seeds))
+        match self.study.sample.each:
+            case "panel":
+                return [_Group(panel, names, seeds)]
+            case "system":
+                return [_Group(panel, (name,), seeds) for name in names]
+            case "seed":
+                return [_Group(panel, (name,), (seed,)) for name in names for seed in seeds]
+
+    def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
+        """What is run next of a group."""
+        panel = group.panel
+        sample = grid.sample(panel)
+        seen = {
+            name: {seed: curve for seed, curve in curves.get((panel.key, name), {}).items() if seed in group.seeds}
+            if sample.rule != "fixed"
+            else {}
+            for name in group.systems
+        }
+        return following(sample, grid.bounds(panel), seen)
+
+    def _heard(self, runs: Sequence[_Round], folders: Sequence[Path], curves: Curves) -> dict[_Group, bool]:
+        """Put what was attained into the curves, where somebody asks; returns which groups had room in some run."""
+        room: dict[_Group, bool] = {}
+        for run, folder in zip(runs, folders, strict=True):
+            room[run.group] = room.get(run.group, False) or score.ran(folder)
+            point = run.point
+            decides = point.system == self.study.first and point.panel.axis == "rate_scale" and self.study.controls
+            if decides or not run.ask.last:
+                shares = score.attained(folder, point.under, self.study.definitions)
+                curves.setdefault((point.panel.key, point.system), {}).setdefault(run.seed, {})[run.x] = shares
+        return room
+
+    def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
+        """By panel along rates, the highest x at which the first system holds every definition, if any."""
+        held: dict[str, float | None] = {}
+        for panel in grid.panels:
+            seen = curves.get((panel.key, self.study.first))
+            if panel.axis == "rate_scale" and seen:
+                xs = self._xs_of_first(panel, points)
+                runs = [(x, curve[x]) for _, curve in sorted(seen.items()) for x in xs if x in curve]
+                held[panel.key] = highest(runs, self.study.level)
+        return held
+
+    def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
+        return sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+
+    # -------------------------------------------------------------- the table
+
+    def scored(self, grid: Grid, points: Sequence[Point]) -> Measured:
+        """The study's folder and table; scored anew only if a run, a rule or the scoring changed."""
+        ready = sweep.tasks(point.spec for point in points)
+        asked = [
+            [p.panel.key, p.x, p.system, p.under.rule, canonical(t.spec)] for p, t in zip(points, ready, strict=True)
+        ]
+        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
+        folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
+        about = self._about(grid, points, ready)
+
+        def make() -> pa.Table:
+            with self.teller.step("scores"):
+                return table_of(self.study, points, ready, self.out, self.workers)
+
+        table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
+        first = grid.panels[0]
+        target = first.targets.get(first.scale, points[0].under)
+        return Measured(self.study, folder, table, about, target, tuple(ready))
+
+    def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
+        """What readers of the table need to know beside its rows."""
+        study = self.study
+        stand_ins = [f"{trace.name} stands in for {name}." for name, trace in self._asked().items() if trace.notice]
+        return {
+            "study": study.name,
+            "layout": study.layout,
+            "paper": study.paper,
+            "level": study.level,
+            "definitions": study.definitions,
+            "slo": study.slo,
+            "titles": study.titles,
+            "systems": list(study.systems),
+            "texts": dict(study.systems),
+            "controls": list(grids.bounding(study, None)),
+            "seeds": study.scope(self.full).seeds,
+            "sample": asdict(study.sample),
+            "fuller": "" if self.full else fuller(study),
+            "panels": grids.facts(grid),
+            "claims": [asdict(claim) for claim in study.claim],
+            "values": [activation_s(study, claim) if claim.what == "value" else None for claim in study.claim],
+            "notes": [*(grids.notes(grid) if study.layout == "lines" else ()), *stand_ins, *study.notes],
+            "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
+            "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
+        }
+
+
+def activation_s(study: Study, claim: Claim) -> float:
+    """Seconds in which a system brings a model in, on idle links of a whole node."""
+    spec = study.spec_of(study.steps()[0], claim.system)
+    spec = replace(spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="",
+                   homes=())  # fmt: skip
+    cluster = cluster_of(spec)
+    way = dict(spec.fields).get("way", "parallel")
+    return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))
+
+
+def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
+    for name, xs in ask.xs.items():
+        for x in xs:
+            for seed in group.seeds[:1] if ask.first_seed else group.seeds:
+                yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))
+
+
+def scored_alone(task: Task, under: Judge, out: Path) -> pa.Table:
+    """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
+    spec = task.spec
+    key = digest(record.dumps([[spec.label, canonical(spec)], under.rule, under.seconds]))
+    trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
+    folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
+    about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
+
+    def make() -> pa.Table:
+        return tidy.scores([score.scorable(spec.label, out / spec.folder, under)])
+
+    return score.kept(folder / record.SWEEP, about, [task], __file__, make)
+
+
+def fuller(study: Study) -> str:
+    """What --full has more of; empty where the quick scope is all there is."""
+    full = study.full
+    return ", ".join(
+        f"{more} {name}"
+        for name, key in (("seeds", "seeds"), ("rates", "points"))
+        if full and (more := getattr(full, key)) > getattr(study.quick, key)
+    )
+
+
+def _described(traces: Sequence[Trace]) -> Iterator[str]:
+    """What the traces are, a line a kind."""
+    kinds: dict[tuple[str, str], list[Trace]] = {}
+    for trace in traces:
+        kinds.setdefault((trace.tier, trace.note), []).append(trace)
+    for (tier, note), of_kind in kinds.items():
+        text = ", ".join(trace.name for trace in of_kind) + f": {tier}" + (f" ({note})" if note else "")
+        if len(of_kind) == 1:
+            (trace,) = of_kind
+            text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
+        yield text
+
+
+def schema() -> pa.Schema:
+    """Columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
+    import pyarrow as pa
+
+    word = tidy.TABLE_SCHEMA.field("run").type
+    return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
+
+
+def table_of(
+    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None
+) -> pa.Table:
+    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule.
+
+    Rows by model are there where the study asks for them; else only what its text and figure show.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    names = [*study.definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
+    shown = pa.array(names, pa.string())
+    plain = record.plain(schema())
+    keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
+
+    def rows(point: Point, folder: str) -> pa.Table:
+        scored = tidy.score(score.scorable(point.system, out / folder, point.under), by_model=study.by_model)
+        if not study.by_model:
+            scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
+        return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
+
+    once = dict(zip(keys, points, strict=True))
+    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
+        scored = {key: pool.submit(rows, point, key[0]) for key, point in once.items()}
+    parts = []
+    for point, key in zip(points, keys, strict=True):
+        own = scored[key].result()
+        place = [pa.array([point.panel.key] * len(own), pa.string()), pa.array([point.x] * len(own), pa.float64())]
+        parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
+    order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
+    return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()

@@ -1,0 +1,70 @@
+"""The part of a study that an engine in real time can run on this many GPUs, and the reason for each other part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from harness.loop import engine as engines
+from harness.loop.replay import missing
+from harness.policy.types import Infeasible, Unsupported, UserError
+from harness.run.lookup import assemble, blamed
+from harness.run.resolve import traits
+from harness.run.spec import Spec
+from harness.study.study import Condition, Study
+
+
+def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study, list[str]]:
+    """The study on an engine, with its cost table if there is one. UserError where nothing of it is left.
+
+    SLO bases stay the simulator's, each model alone on a GPU: a host need not have a GPU a model for them.
+    """
+    engines.path(engine)
+    kept, notes = list[Condition](), list[str]()
+    for one in study.condition:
+        least = min(counts(study, one))
+        if least > gpus:
+            notes.append(f'skipped: condition "{one.name}" needs {least} GPUs, there are {gpus}')
+        else:
+            kept.append(_narrowed(study, one, gpus))
+    if not kept:
+        raise UserError(f"{study.name}: no condition runs on {gpus} GPUs")
+    spec = {**study.spec, "engine": engine, **({"table": table} if table else {})}
+    here = replace(study.restricted(kept), spec=spec, base_engine="sim")
+    lacks = {name: lack(here.spec_of(here.condition[0], name)) for name in here.systems}
+    notes += [f"skipped: {name} on {engine}: no {why}" for name, why in lacks.items() if why]
+    left = here.without([name for name, why in lacks.items() if why])
+    if left is None:
+        raise UserError("\n".join([*notes, f"{study.name}: no system of it runs on {engine}"]))
+    return left, notes
+
+
+def counts(study: Study, condition: Condition) -> tuple[int, ...]:
+    """The GPUs of a condition's panels, or along x."""
+    if study.axis(condition) == "gpus":
+        return tuple(int(x) for x in study.along_x(condition, full=True))
+    return study.varied(condition).get("gpus", (study.settings(condition).get("gpus", Spec("").gpus),))
+
+
+def _narrowed(study: Study, condition: Condition, gpus: int) -> Condition:
+    """The condition without more GPUs than there are."""
+    fits = tuple(_fitting(counts(study, condition), gpus))
+    if study.axis(condition) == "gpus":
+        return replace(condition, at=fits, full=())
+    if "gpus" in study.varied(condition):
+        return replace(condition, vary={**condition.vary, "gpus": fits})
+    return condition
+
+
+def _fitting(counts: tuple[int, ...], gpus: int) -> Iterator[int]:
+    yield from (count for count in counts if count <= gpus)
+
+
+def lack(spec: Spec) -> str:
+    """What an engine lacks for a contestant, whatever the trace."""
+    asked = replace(spec, trace="sample", gpus=8)
+    with blamed(asked):
+        try:
+            return ", ".join(missing(*assemble(replace(asked, gpus=traits(asked).gpus))))
+        except (Unsupported, Infeasible) as why:
+            return str(why)

@@ -1,0 +1,212 @@
+"""Which x of a curve is run next: one function, `following`, of what was attained so far.
+
+A curve is sampled alone or with others (Sample.each). Nothing here knows whether x is a rate, an SLO scale or a number
+of GPUs, but that attainment falls along the one and rises along the other.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import count
+from typing import NamedTuple
+
+from harness.rows import statistics
+from harness.study.study import Sample
+
+LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
+TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the common knee of several systems is searched
+FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
+OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
+
+Shares = Mapping[str, float]  # attainment by definition, the one that decides first
+Curve = Mapping[float, Shares]  # x -> attainment, of one seed
+Curves = Mapping[str, Mapping[int, Curve]]  # system -> seed -> curve
+
+
+class Ask(NamedTuple):
+    """What is run next of curves that are sampled together."""
+
+    xs: Mapping[str, tuple[float, ...]]  # by system
+    first_seed: bool = False  # only of the first seed: a search for where to look
+    last: bool = False  # nothing follows
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Where a search may go: its level, the x that are given, and the ends."""
+
+    level: float
+    given: tuple[float, ...]
+    least: float
+    most: float = math.inf
+
+
+def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
+    """What to run next of the systems in `curves`, which hold what was attained; nothing more where `xs` is empty."""
+    if sample.rule == "knee" and not bounds.given:
+        return common_knee(sample, curves) if sample.each == "panel" else knees(sample, bounds, curves)
+    if not any(seeds for seeds in curves.values()):
+        first = bounds.given[-1:] if sample.rule == "bracket" else bounds.given
+        return Ask(dict.fromkeys(curves, first), last=sample.rule in {"fixed", "knee"})
+    search = {"bisect": bisected, "bracket": bracketed}[sample.rule]
+    asked = {name: search(sample, bounds, seeds) for name, seeds in curves.items()}
+    return Ask({name: (x,) for name, x in asked.items() if x is not None})
+
+
+def mean(seeds: Mapping[int, Curve]) -> dict[float, Shares]:
+    """Attainment in the mean over seeds, at each x that all of them have."""
+    shared = set.intersection(*(set(curve) for curve in seeds.values())) if seeds else set[float]()
+    of_seeds = {x: [curve[x] for curve in seeds.values()] for x in sorted(shared)}
+    return {x: {d: sum(s[d] for s in each) / len(each) for d in each[0]} for x, each in of_seeds.items()}
+
+
+def deciding(curve: Curve) -> dict[float, float]:
+    """Attainment by the definition that decides."""
+    return {x: next(iter(shares.values())) for x, shares in curve.items()}
+
+
+# ------------------------------------------------------------------ around the knee
+
+
+def common_knee(sample: Sample, curves: Curves) -> Ask:  # noqa: ARG001 - a rule of `following`
+    """Rates around the knees of several systems: doubled from 1 until all are below `LOW`, or halved if all are at 1.
+
+    Then at least 6 rates, from the last at which all meet `LEVEL` to the first at which none meets `LOW`.
+    """
+    by_rate: dict[float, dict[str, float]] = {}
+    for name, seeds in curves.items():
+        for x, share in deciding(mean(seeds)).items():
+            by_rate.setdefault(x, {})[name] = share
+
+    def ask(*rates: float, last: bool = False) -> Ask:
+        return Ask(dict.fromkeys(curves, rates), first_seed=not last, last=last)
+
+    if not by_rate:
+        return ask(1.0)
+    low, high = min(by_rate), max(by_rate)
+    if max(by_rate[high].values()) >= LOW and high < TOP:
+        return ask(2 * high)
+    if max(by_rate[low].values()) < LOW and low > FLOOR:
+        return ask(low / 2)
+    return ask(*around(by_rate), last=True)
+
+
+def around(by_rate: Mapping[float, Mapping[str, float]]) -> tuple[float, ...]:
+    """The grid around the knees that were seen at octaves, by rate and system."""
+    met = [rate for rate in sorted(by_rate) if all(min(by_rate[r].values()) >= LEVEL for r in by_rate if r <= rate)]
+    low, high = max(met, default=min(by_rate)), max(by_rate)
+    octaves = round(math.log2(high / low))
+    if octaves == 0:
+        return tuple(sorted(by_rate))
+    steps = octaves * max(2, math.ceil(5 / octaves))
+    return tuple(float(f"{low * 2 ** (k * octaves / steps):.3g}") for k in range(steps + 1))
+
+
+def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
+    """Rates of each system: doubled from the lowest until it falls below `LOW`, then a grid around its knee."""
+    asked: dict[str, tuple[float, ...]] = {}
+    grids: dict[str, tuple[float, ...]] = {}
+    for name, seeds in curves.items():
+        seen = mean(seeds)
+        times = max(seen) / bounds.least if seen else 0.0
+        falls = seen and deciding(seen)[max(seen)] < LOW and times >= 2**OCTAVES
+        if seen and (falls or times >= FAR):
+            grids[name] = grid(seen, sample.points, bounds.level)
+        else:
+            asked[name] = (2 * max(seen) if seen else bounds.least,)
+    return Ask(asked, first_seed=True) if asked else Ask(grids, last=True)
+
+
+def grid(seen: Curve, least: int, level: float = LEVEL) -> tuple[float, ...]:
+    """Rates of a system whose attainment was seen at octaves: all of these, and finer ones around its knee.
+
+    Finer from the last octave that it holds (`highest`) to the last one seen: halves, then quarters, ... of an octave
+    until there are `least`, so that more rates hold the fewer ones. A system that fell at once is followed `OCTAVES`
+    further.
+    """
+    low = min(seen)
+    holds = highest([(x, shares) for x, shares in seen.items()], level) or low
+    top = max(*seen, low * 2**OCTAVES)
+    octaves = {low * 2.0**k for k in range(round(math.log2(top / low)) + 1)}
+    span = round(math.log2(top / holds)) or 1
+    for density in (2**k for k in count(1)):
+        steps = [top * 2.0 ** (-k / density) for k in range(1, span * density) if k % density]
+        rates = octaves | {float(f"{step:.3g}") for step in steps}
+        if len(rates) >= least:
+            return tuple(sorted(rates))
+    raise AssertionError
+
+
+def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
+    """The highest sampled x at which the fit of the mean over seeds holds the level, by every definition; if any.
+
+    Attainment may dip below the level at a lower x. `runs` are an x and what is attained there, a run each.
+    """
+    by_x: dict[float, list[Shares]] = {}
+    for x, shares in runs:
+        by_x.setdefault(x, []).append(shares)
+    definitions = next(iter(by_x.values()))[0]
+    means = ({x: sum(one[d] for one in each) / len(each) for x, each in by_x.items()} for d in definitions)
+    held = [statistics.held(curve, level) for curve in means]
+    return None if None in held else min(x for x in held if x is not None)
+
+
+# ------------------------------------------------------------------ where the level is crossed
+
+
+def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
+    """The x to sample next, by bisection of where the mean over seeds crosses the level; None if enough is sampled."""
+    seen = deciding(mean(seeds))
+    if len(seen) >= sample.points:
+        return None
+    return between(seen, bounds.level, bounds.least, bounds.most, sample.digits)
+
+
+def between(
+    seen: Mapping[float, float], level: float, least: float, most: float = math.inf, digits: int = 6
+) -> float | None:
+    """The x to sample next, of a falling curve that was seen at some: bisection of where it crosses the level.
+
+    The geometric mean of the last x that holds the level, by the fit, and of the next, which does not. Twice the
+    highest where it holds, but at most `most`, and half the lowest where none does, but at least `least`. None: nothing
+    is left.
+    """
+    last = statistics.held(seen, level)
+    fails = min((x for x in seen if last is None or x > last), default=None)
+    if last is None:
+        x = max(min(seen) / 2, least)
+        if x > min(seen):
+            return None
+    else:
+        x = min(2 * last, max(most, last)) if fails is None else math.sqrt(last * fails)
+    near = rounded(x, digits)
+    return None if x in seen or near in seen else near
+
+
+def rounded(x: float, digits: int = 6) -> float:
+    """A number as specs have it, with few digits."""
+    return float(f"{x:.{digits}g}")
+
+
+def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:  # noqa: ARG001
+    """The whole number to sample next, of a rising curve; None once the fewest that hold the level stand.
+
+    The most first, then the middle between the answer and the next smaller count that failed, or the least - 1: systems
+    are slow to simulate far below what they need. At last the count above the answer has to confirm it: where it fails,
+    the fit takes a lone count that held by luck back, and the search goes on above.
+    """
+    least, most = (round(x) for x in bounds.given)
+    curves = {seed: deciding(curve) for seed, curve in seeds.items()}
+    sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
+    if not sampled:
+        return most
+    at = statistics.fewest(curves, bounds.level).at
+    if at.sign == ">":
+        return None
+    answer = round(at.mean)
+    below = round(max((x for x in sampled if x < answer), default=least - 1))
+    if answer - below > 1:
+        return (answer + below) // 2
+    return answer + 1 if answer < most and answer + 1 not in sampled else None

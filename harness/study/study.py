@@ -1,0 +1,320 @@
+"""A study as data: systems under conditions, how each curve is sampled, and what a paper says comes out.
+
+`studies/NAME.toml` is `bench study NAME`; a file of the same form is a study of one's own. Comparisons, figures of
+papers, fleets, bridges, regimes and ablations are all studies:
+
+    condition   changes to the common spec, and systems that stand for others
+    panel       a condition at one value of each field that it varies: what its curves share
+    curve       attainment of a system in a panel over x, the field `along`
+    sample      how the x of a curve are chosen: all given, around a knee, by bisection, or by bracketing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.policy.fields import meant
+from harness.policy.types import UserError
+from harness.rows.definitions import DEFINITIONS
+from harness.run.spec import Spec, asked, from_dict
+
+STUDIES = Path(__file__).parent / "studies"
+ORIGINS = ("paper states", "released code", "unknown")
+AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # what may run along x
+HELD = "held"  # as a rate: the highest at which the study's first system holds the level
+CONTROLS = ("dedicated", "ideal", "static:oracle")  # bounds of every figure, which contend for nothing
+AA_SEED = 500  # the A/A copy draws from here, apart from evaluations and from tuning
+AA = " (A/A)"  # what its name ends with
+START = "fair default"  # the condition without changes of a cumulative study
+BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
+SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
+                          "token_times", "homes"})  # fmt: skip
+Paper = float | str | tuple[float, float] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """How the x of curves are chosen.
+
+    fixed    those that are given
+    knee     doubled (or halved) until attainment falls, by the first seed; then a grid around the knee, by all seeds
+    bisect   those that are given, then where the curve crosses the level, until there are `points`
+    bracket  whole numbers between the least and the most that are given, until the fewest that hold the level stand
+    """
+
+    rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
+    points: int = 0  # knee: at least so many of each curve; bisect: at most
+    each: Literal["seed", "system", "panel"] = "system"  # what is sampled by itself
+    digits: int = 6  # significant digits of an x that is searched
+    below: float = 0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """How much is run."""
+
+    seeds: int = 5
+    points: int = 0  # instead of the sample's
+    window_s: float = 0.0  # of synthetic traces; 0: the trace's span
+    replayed_s: float = 0.0  # of replayed traces; 0: all that a seed replays
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What is measured side by side: changes to the common setting, and x."""
+
+    name: str
+    spec: Mapping[str, Any] = field(default_factory=dict)  # fields of a spec, rate_rps and slo_scale
+    systems: Mapping[str, str] = field(default_factory=dict)  # by name: what stands for a system of the study here
+    among: tuple[str, ...] = ()  # only these of the study's systems; none: all
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields, a panel for each combination of values
+    along: str = ""  # "": the study's
+    at: tuple[Any, ...] = ()  # x; none: the study's, or searched
+    at_rps: tuple[float, ...] = ()  # instead, along rate_scale: in requests per second of all models together
+    full: tuple[Any, ...] = ()  # more x for --full
+    extra: bool = False  # only for --full
+    window_s: float = 0.0  # instead of the scope's
+    origin: str = ""  # of an assumption: one of ORIGINS
+    source: str = ""  # file and section
+    kind: str = ""  # of a cumulative study: base, cumulative or alone
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A number that a paper states, or a ratio that a study shows whatever its papers say.
+
+    crossing    where `system` crosses the level along x
+    ratio       crossing of `system` over that of `over`
+    fewest      the smallest whole x that holds the level; with `over` a ratio of the two
+    difference  by how much of 1 `over` lacks attainment beside `system`, for the model that loses most
+    value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
+    measure     a number that a driver of its own measures (Weaver's)
+
+    `paper` is a number, two that it lies between, `reached` or `never`; None where the paper states none. `why` is
+    printed where ours differs. `comparable` is false where the paper leaves out what a comparison needs, as `why` says.
+    """
+
+    what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
+    system: str
+    over: str = ""
+    definition: str = ""  # of attainment; "": the study's first
+    on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
+    paper: Paper = None
+    why: str = ""
+    comparable: bool = True
+    shape: str = ""
+    tp: int = 1
+    subject: str = ""  # what a difference is about, in words
+    says: str = ""  # what the paper says of it in words, and where
+
+    @property
+    def label(self) -> str:
+        """How tables name it."""
+        return f"{self.system} / {self.over}" if self.over else self.system
+
+
+@dataclass(frozen=True)
+class Study:
+    """Conditions and systems side by side; the first system is the study's own."""
+
+    name: str
+    systems: Mapping[str, str]  # by the name that tables have: as --systems takes them
+    condition: tuple[Condition, ...]
+    paper: str = ""
+    spec: Mapping[str, Any] = field(default_factory=dict)  # what all conditions share but for their changes
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # of every condition, unless it has its own
+    along: str = "rate_scale"
+    at: tuple[Any, ...] = ()
+    sample: Sample = Sample()
+    quick: Scope = Scope()
+    full: Scope | None = None  # for --full; None: there is no more
+    definitions: tuple[str, ...] = ("both",)  # of attainment; the first decides where a search ends
+    level: float = 0.99
+    slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
+    base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
+    cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
+    requests: int = 0  # the seeds of a point hold at least so many together
+    warmup_s: float | None = None  # of windows that are not the trace's own
+    bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
+    controls: bool = False  # bounds and an A/A copy stand at the ends of x
+    by_model: bool = False  # the table has rows by model
+    claim: tuple[Claim, ...] = ()
+    layout: Literal["lines", "steps", "matrix", "fleet", "parts", "table"] = "lines"
+    titles: tuple[str, ...] = ()  # of the columns of panels; none: the traces' names
+    notes: tuple[str, ...] = ()  # for the caption
+
+    # -------------------------------------------------------------- parts of it
+
+    def scope(self, full: bool) -> Scope:
+        """How much is run."""
+        return self.full if full and self.full else self.quick
+
+    @cached_property
+    def first(self) -> str:
+        """The study's own system."""
+        return next(iter(self.systems))
+
+    def of(self, full: bool) -> Study:
+        """The study without the conditions that are only for --full, unless they are asked for."""
+        return self if full else self.restricted(one for one in self.condition if not one.extra)
+
+    def without(self, gone: Collection[str]) -> Study | None:
+        """The study without some systems; None where none is left that is in every condition, to stand first."""
+        left = {name: text for name, text in self.systems.items() if name not in gone}
+        first = next((name for name in left if all(name in (c.among or left) for c in self.condition)), None)
+        if first is None:
+            return None
+        conditions = tuple(replace(c, among=tuple(n for n in c.among if n not in gone)) for c in self.condition)
+        return replace(self, systems={first: left[first], **left}, condition=conditions,
+                       bounds=tuple(n for n in self.bounds if n not in gone))  # fmt: skip
+
+    def only(
+        self,
+        names: Collection[str] | None = None,
+        systems: Sequence[str] | None = None,
+        traces: Sequence[str] | None = None,
+        models: Sequence[str] | None = None,
+        seeds: int | None = None,
+    ) -> Study:
+        """The study with a part of its conditions, or other systems, traces, models or seeds.
+
+        Where a condition varies its models, `models` are a part of these. UserError for a name that there is none of.
+        """
+        known = [one.name for one in self.condition]
+        if unknown := next((name for name in names or () if name not in known), None):
+            raise UserError(f'{self.name} has no condition "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        study = self if names is None else self.restricted(one for one in self.condition if one.name in names)
+        if systems:
+            study = study.of_systems(systems)
+        if traces:
+            study = study.of_traces(traces)
+        if models:
+            study = study.of_models(models)
+        scopes = (replace(one, seeds=seeds or one.seeds) if one else None for one in (study.quick, study.full))
+        quick, full = scopes
+        return replace(study, quick=quick or Scope(), full=full)
+
+    def of_systems(self, texts: Sequence[str]) -> Study:
+        """The study with other systems."""
+        systems = named(texts)
+        conditions = tuple(
+            replace(one, among=(), systems={name: one.systems[name] for name in one.systems if name in systems})
+            for one in self.condition
+        )
+        return replace(self, systems=systems, condition=conditions)
+
+    def of_traces(self, traces: Sequence[str]) -> Study:
+        """The study on other traces, a column of panels each."""
+
+        def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in mapping.items() if key != "trace"}
+
+        conditions = tuple(replace(c, spec=plain(c.spec), vary=plain(c.vary)) for c in self.condition)
+        return replace(self, spec=plain(self.spec), vary={"trace": tuple(traces), **plain(self.vary)},
+                       condition=conditions, titles=())  # fmt: skip
+
+    def of_models(self, models: Sequence[str]) -> Study:
+        """The study with a part of the model sets that it varies, or with another one where it varies none."""
+        sets = {name for one in self.condition for name in self.sets(one)}
+        varied = any("models" in {**self.vary, **one.vary} or self.axis(one) == "models" for one in self.condition)
+        if not varied:
+            if len(models) > 1:
+                return replace(self, vary={**self.vary, "models": tuple(models)})
+            return replace(self, spec={**self.spec, "models": models[0]})
+        if unknown := next((name for name in models if name not in sets), None):
+            have = ", ".join(sorted(sets))
+            raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({have})')
+        vary = {key: value for key, value in self.vary.items() if key != "models"}
+        left = []
+        for one in self.condition:
+            mine = tuple(name for name in self.sets(one) if name in models)
+            if mine and self.axis(one) != "models":
+                left.append(replace(one, vary={**one.vary, "models": mine}))
+            elif mine:
+                left.append(one)
+        return replace(self.restricted(left), vary=vary)
+
+    def restricted(self, conditions: Iterable[Condition]) -> Study:
+        """The study with these conditions, and the claims that are about some of them."""
+        left = tuple(conditions)
+        names = {one.name for one in left}
+        claims = tuple(c for c in self.claim if c.on.get("condition") is None or c.on["condition"] in names)
+        return replace(self, condition=left, claim=claims)
+
+    # -------------------------------------------------------------- a condition of it
+
+    def steps(self) -> tuple[Condition, ...]:
+        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone."""
+        if not self.cumulative:
+            return self.condition
+        base = Condition(START, kind="base")
+        return (
+            base,
+            *(self._all_up_to(k) for k in range(len(self.condition))),
+            *(replace(one, kind="alone") for one in self.condition),
+        )
+
+    def _all_up_to(self, k: int) -> Condition:
+        spec, systems = dict[str, Any](), dict[str, str]()
+        for one in self.condition[: k + 1]:
+            spec |= one.spec
+            systems |= one.systems
+        return replace(self.condition[k], spec=spec, systems=systems, kind="cumulative")
+
+    def axis(self, condition: Condition) -> str:
+        """What runs along x."""
+        return condition.along or self.along
+
+    def along_x(self, condition: Condition, full: bool = False) -> tuple[Any, ...]:
+        """The x that are given, without `at_rps`."""
+        given = (*(condition.at or self.at), *(condition.full if full else ()))
+        return given if self.axis(condition) == "models" else tuple(sorted({float(x) for x in given}))
+
+    def varied(self, condition: Condition) -> dict[str, tuple[Any, ...]]:
+        """The fields that a condition varies, a panel for each combination."""
+        return {**self.vary, **condition.vary}
+
+    def sets(self, condition: Condition) -> tuple[str, ...]:
+        """The model sets of a condition, --full or not."""
+        if self.axis(condition) == "models":
+            return tuple(map(str, self.along_x(condition, full=True)))
+        models = {**self.spec, **condition.spec}.get("models")
+        return self.varied(condition).get("models", (models,) if models else ())
+
+    def contestants(self, condition: Condition) -> tuple[str, ...]:
+        """The names of the systems of a condition."""
+        return tuple(name for name in self.systems if name in (condition.among or self.systems))
+
+    def settings(self, condition: Condition) -> dict[str, Any]:
+        """The common setting with a condition's changes: fields of a spec, and BESIDE."""
+        return {**self.spec, **condition.spec}
+
+    def spec_of(self, condition: Condition, name: str) -> Spec:
+        """The spec of a system under a condition, whose place, x and seed are still to be set.
+
+        An A/A copy is its system on seeds of its own.
+        """
+        of = name.removesuffix(AA)
+        text = {**self.systems, **condition.systems}.get(of, of)
+        fields = {key: value for key, value in self.settings(condition).items() if key not in BESIDE}
+        if fields.get("rate_scale") == HELD:
+            del fields["rate_scale"]
+        spec = from_dict(
+            {**fields, **asked(text), "token_times": any(DEFINITIONS[name].by_token for name in self.definitions)}
+        )
+        return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
+
+
+def named(texts: Sequence[str]) -> dict[str, str]:
+    """Systems by the label that tables have, from texts as --systems takes them; UserError for one listed twice."""
+    systems: dict[str, str] = {}
+    for text in texts:
+        label = from_dict(asked(text)).label
+        if label in systems:
+            raise UserError(f'system "{label}" is listed twice')
+        systems[label] = text
+    return systems
