@@ -90,7 +90,7 @@ def compare(
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
     from harness.report import formats
     from harness.report.summary import summarize
-    from harness.run.lookup import trace_of
+    from harness.run.setup import load_trace
     from harness.study import sensitivity_text, sentences
     from harness.study.compare import silent
     from harness.study.measure import measure
@@ -101,7 +101,7 @@ def compare(
     if dry_run:
         dry(asked, False, folder)
         return
-    trace = trace_of(asked.spec["trace"])
+    trace = load_trace(asked.spec["trace"])
     if trace.notice:
         click.echo(trace.notice, err=form is not None)
     with Terminal() as teller:

@@ -31,10 +31,10 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.report.formats import by_model
     from harness.rows import record
     from harness.run import score, sweep
-    from harness.run import slo as slos
     from harness.run.execute import recorded
     from harness.run.resolve import resolve
     from harness.run.spec import as_dict, read
+    from harness.study.bases import slo_target
     from harness.study.measure import scored_alone
 
     folder = (out or RESULTS).resolve()
@@ -48,7 +48,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
             click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
             return
         with Terminal() as teller:
-            under = slos.judge(asked, rule, folder, teller=teller)
+            under = slo_target(asked, rule, folder, teller=teller)
             wanted = under.spec(asked)
             (task,) = sweep.tasks([wanted])
             if keep:
@@ -206,9 +206,10 @@ def explain(
     from harness.report import explain as words
     from harness.report.timeline import Part
     from harness.rows import record
-    from harness.run import judged, retrace
+    from harness.run import retrace
     from harness.run import slo as slos
     from harness.run.spec import stored
+    from harness.study import judged
     from harness.study.misses import is_sweep
 
     folder = next((one for one in (run, RESULTS / run) if is_sweep(one)), None)
@@ -234,7 +235,7 @@ def explain(
     row = None if request is None else words.row_of(table, request)
     asked = None if slo is None else slo_rule(slo, slo_scale)
     with Terminal() as teller:
-        under, lines = judged.judge(run, spec, asked, slo_rule("P95", None), teller)
+        under, lines = judged.target(run, spec, asked, slo_rule("P95", None), teller)
     limits = slos.limits(run, under)
     click.echo("\n".join(lines))
     if request is not None and row is not None:

@@ -142,10 +142,10 @@ def _print(measured: Measured, markdown: bool) -> None:
 def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
     from harness.report.text_table import aligned
-    from harness.run import slo as slos
     from harness.run import sweep
-    from harness.run.lookup import Failed
+    from harness.run.setup import Failed
     from harness.study import grid
+    from harness.study.bases import TUNING_SEEDS
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
     rows = [("condition", "system", "gpus", "along", "x", "runs", "seconds")]
@@ -167,7 +167,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     shown = [column for column in zip(*rows, strict=True) if any(column[1:])]
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
     for rule in rules:
-        base = f": {len(slos.TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
+        base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
         click.echo(f"SLO {rule}{base}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
     click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); stored runs that are current cost nothing")

@@ -12,13 +12,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.run.lookup import models_of, trace_of
 from harness.run.resolve import resolve, traits
-from harness.run.slo import Judge, rule
+from harness.run.setup import load_models, load_trace
+from harness.run.slo import SloTarget
 from harness.run.spec import Spec, another
 from harness.study.search import Range, rounded
 from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, Sample, Scope, Study
-from workloads.build import Origin, rate_rps, requests_seen, window_fold, window_span_s
+from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
+from workloads.slo import scaled
 
 SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes")  # what a caption says of a condition
 
@@ -39,7 +40,7 @@ class Panel:
     unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
-    targets: Mapping[float, Judge] = field(default_factory=dict)  # by SLO scale
+    targets: Mapping[float, SloTarget] = field(default_factory=dict)  # by SLO scale
 
     @property
     def first(self) -> Spec:
@@ -49,7 +50,7 @@ class Panel:
     @property
     def size(self) -> int:
         """How many models."""
-        return len(models_of(self.first.models).members)
+        return len(load_models(self.first.models).members)
 
     @property
     def scale(self) -> float:
@@ -59,7 +60,7 @@ class Panel:
     @property
     def span_s(self) -> float:
         """Seconds of the trace that a seed replays."""
-        return window_span_s(trace_of(self.first.trace), plan_of(self.first))
+        return window_span_s(load_trace(self.first.trace), self.first.plan)
 
     @property
     def replayed_s(self) -> float:
@@ -83,13 +84,8 @@ class Point(NamedTuple):
     panel: Panel
     x: float
     system: str
-    under: Judge
+    under: SloTarget
     spec: Spec
-
-
-def plan_of(spec: Spec) -> Origin:
-    """What offline planners see."""
-    return spec.plan
 
 
 # ------------------------------------------------------------------ panels
@@ -130,7 +126,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
     given = tuple(sorted(rounded(rps / unit) for rps in condition.at_rps)) or study.along_x(condition, full)
     return Panel(
         _key(condition, place, axis, sets), condition, row, traces.index(place.get("trace", traces[0])), axis,
-        (float(len(models_of(first.models).members)),) if axis == "models" else given,
+        (float(len(load_models(first.models).members)),) if axis == "models" else given,
         setting, specs, family(sets) if axis == "models" else short(first.models), unit,
         window_s, None if window_s is None else study.warmup_s,
     )  # fmt: skip
@@ -142,7 +138,7 @@ def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]
     if axis == "gpus":
         fields["gpus"] = int(min(xs))
     spec = replace(spec, **fields)
-    return replace(spec, trace=spec.trace.replace("{models}", str(len(models_of(spec.models).members))))
+    return replace(spec, trace=spec.trace.replace("{models}", str(len(load_models(spec.models).members))))
 
 
 def _trace(spec: Spec, gpus: int, window_s: float) -> str:
@@ -150,7 +146,7 @@ def _trace(spec: Spec, gpus: int, window_s: float) -> str:
     if not window_s:
         return spec.trace
     name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
-    trace = trace_of(name)
+    trace = load_trace(name)
     return name if trace.maker is None or trace.span_s >= window_s else f"{trace.maker}+span_s={window_s:g}"
 
 
@@ -166,7 +162,7 @@ def most_gpus(study: Study, full: bool) -> int:
 
 def unit_rps(spec: Spec) -> float:
     """Requests per second at rate scale 1, in the mean over what seeds replay."""
-    trace, models, plan = trace_of(spec.trace), models_of(spec.models), plan_of(spec)
+    trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     folds = {window_fold(trace, spec.seed + k, plan): spec.seed + k for k in (1, 0)}
     each = [rate_rps(trace, models, seed, plan) for seed in folds.values()]
     return sum(each) / len(each)
@@ -174,11 +170,11 @@ def unit_rps(spec: Spec) -> float:
 
 def _window_s(study: Study, scope: Scope, condition: Condition, spec: Spec, unit: float) -> float | None:
     """Seconds that count, where they are not those that a seed replays: as asked, and enough for the requests asked."""
-    trace = trace_of(spec.trace)
+    trace = load_trace(spec.trace)
     usual_s = scope.window_s if trace.tier == "synthetic" else scope.replayed_s
     if not (condition.window_s or usual_s or study.requests):
         return None
-    span_s = window_span_s(trace, plan_of(spec))
+    span_s = window_span_s(trace, spec.plan)
     needed_s = (study.requests / (scope.seeds * rps) for rps in _fixed_rps(study, spec.models, unit))
     window_s = max([condition.window_s or usual_s or span_s, *map(math.ceil, needed_s)])
     return None if window_s == span_s else window_s
@@ -224,8 +220,8 @@ def rules(study: Study, panel: Panel) -> dict[float, str]:
     """The SLO rule of a panel by scale; those of --full too, since runs that read no SLO serve all scales."""
     base = str(panel.setting.get("slo", study.slo))
     if panel.axis == "slo_scale":
-        return {x: rule(base, x) for x in study.along_x(panel.condition, full=True)}
-    return {panel.scale: rule(base, panel.scale) if "slo_scale" in panel.setting else base}
+        return {x: scaled(base, x) for x in study.along_x(panel.condition, full=True)}
+    return {panel.scale: scaled(base, panel.scale) if "slo_scale" in panel.setting else base}
 
 
 # ------------------------------------------------------------------ points
@@ -354,7 +350,7 @@ def facts(grid: Grid) -> list[dict[str, Any]]:
 
 def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
     study, spec, condition = grid.study, panel.first, panel.condition
-    trace, rated = trace_of(spec.trace), panel.rated
+    trace, rated = load_trace(spec.trace), panel.rated
     scales = [one.setting["slo_scale"] for one in grid.panels if "slo_scale" in one.setting]
     usual = next(iter(scales), min(panel.xs, default=1.0))  # the SLO scale of the other panels
     at = {"rate_scale": grid.held_rate(panel), "slo_scale": usual}.get(panel.axis)
@@ -394,7 +390,7 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
 def _seen(grid: Grid, panel: Panel) -> list[list[int]]:
     """How many requests of each model planners see, most first: a list a fold where seeds replay either."""
     spec = panel.first
-    trace, models, plan = trace_of(spec.trace), models_of(spec.models), plan_of(spec)
+    trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
     counts = {
         window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign)
         for k in range(min(2, grid.scope.seeds))
@@ -411,7 +407,7 @@ def _cuts(grid: Grid) -> list[str]:
     """Windows that are not what a seed replays, or not all of the trace."""
     by_words: dict[str, dict[str, None]] = {}
     for panel in grid.panels:
-        trace, span_s, window_s = trace_of(panel.first.trace), panel.span_s, panel.replayed_s
+        trace, span_s, window_s = load_trace(panel.first.trace), panel.span_s, panel.replayed_s
         words = ""
         if window_s < span_s:
             words = f"windows cut to {window_s:g} of {span_s:g} s."
@@ -429,7 +425,7 @@ def _unheld(grid: Grid) -> list[str]:
     """Where the first system holds the level nowhere, so that other panels stand at its lowest rate."""
     level = f"{100 * grid.study.level:g} %"
     lines = (
-        f"{grid.study.first} holds {level} at no rate on {trace_of(p.first.trace).name}, {p.shown_models}, "
+        f"{grid.study.first} holds {level} at no rate on {load_trace(p.first.trace).name}, {p.shown_models}, "
         f"{p.first.gpus} GPU{'s' * (p.first.gpus > 1)}."
         for p in grid.panels
         if p.axis == "rate_scale" and grid.held.get(p.key, 0.0) is None

@@ -12,8 +12,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.estimate import NONE
 from harness.report.text_table import laid
-from harness.run import sweep
-from harness.run.sweep import Teller
+from harness.run.teller import Silent, Teller
 from harness.study import claims, weaving
 from harness.study import load as studies
 from harness.study.claims import SAYS, Panel, Verdict
@@ -69,7 +68,7 @@ def ledger(
 
     Raises UserError for a name that is none.
     """
-    have, teller = sources(), teller or sweep.Silent()
+    have, teller = sources(), teller or Silent()
     names = list(dict.fromkeys(have if only is None else only))
     if unknown := next((name for name in names if name not in have), None):
         raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')

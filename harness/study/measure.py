@@ -20,13 +20,14 @@ from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.run import score, sweep
-from harness.run.execute import jobs_of
-from harness.run.lookup import Failed, cluster_of, trace_of
 from harness.run.resolve import resolve
-from harness.run.slo import Judge, base_specs, judge, judgements
+from harness.run.setup import Failed, Setup, load_trace
+from harness.run.slo import SloTarget, judgements
+from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest
-from harness.run.sweep import Task, Teller
+from harness.run.teller import Silent, Teller
 from harness.study import grid as grids
+from harness.study.bases import base_specs, slo_target
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
 from harness.study.study import Claim, Study
@@ -45,7 +46,7 @@ class Measured:
     folder: Path
     table: pa.Table
     about: Mapping[str, Any]
-    target: Judge  # the SLO of the first panel, at the scale that does not run along x
+    target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
     tasks: tuple[Task, ...]  # resolved specs of all points and the hashes of their sources
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
 
@@ -71,7 +72,7 @@ def measure(
     *,
     full: bool = False,
     stem: str = "",
-    target: Judge | None = None,
+    target: SloTarget | None = None,
     workers: int | None = None,
     teller: Teller | None = None,
 ) -> Measured:
@@ -82,7 +83,7 @@ def measure(
     """
     failed: dict[str, str] = {}
     left: Study | None = study.of(full)
-    counted = _Counted(teller or sweep.Silent())
+    counted = _Counted(teller or Silent())
     while left is not None:
         work = _Work(left, out, full, stem or study.name, target, workers, counted)
         try:
@@ -154,7 +155,7 @@ class _Work:
     out: Path
     full: bool
     stem: str
-    target: Judge | None
+    target: SloTarget | None
     workers: int | None
     teller: _Counted
 
@@ -183,7 +184,7 @@ class _Work:
 
     def announce(self) -> None:
         """Say what the traces are, and which are stand-ins."""
-        traces = [trace_of(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
+        traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
         for line in (*_described(traces), *notices):
             self.teller.say(line)
@@ -192,7 +193,7 @@ class _Work:
         """The traces as they were asked for."""
         names = dict.fromkeys(str(p.setting.get("trace", p.first.trace)) for p in self.panels if "{" not in
                               str(p.setting.get("trace", "")))  # fmt: skip
-        return {name: trace_of(name) for name in names}
+        return {name: load_trace(name) for name in names}
 
     # -------------------------------------------------------------- SLOs
 
@@ -220,7 +221,7 @@ class _Work:
         rate = {"rate_scale": most, "rate_rps": most / panel.unit_rps}.get(panel.axis, 1.0)
         gpus = int(most) if panel.axis == "gpus" else spec.gpus
         try:
-            jobs_of(resolve(replace(spec, rate_scale=rate if spec.scaling != "none" else 1.0, gpus=gpus, slo="")))
+            Setup(resolve(replace(spec, rate_scale=rate if spec.scaling != "none" else 1.0, gpus=gpus, slo=""))).jobs()
         except Failed:
             raise
         except UserError as error:
@@ -231,13 +232,13 @@ class _Work:
         """What the SLO of a panel is measured for: what its runs share with each model alone."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
 
-    def _judge(self, spec: Spec, rule: str) -> Judge:
+    def _judge(self, spec: Spec, rule: str) -> SloTarget:
         if (spec, rule) not in self._judges:
-            self._judges[spec, rule] = judge(spec, rule, self.out, workers=self.workers, teller=sweep.Silent())
+            self._judges[spec, rule] = slo_target(spec, rule, self.out, workers=self.workers, teller=Silent())
         return self._judges[spec, rule]
 
     @cached_property
-    def _judges(self) -> dict[tuple[Spec, str], Judge]:
+    def _judges(self) -> dict[tuple[Spec, str], SloTarget]:
         return {}
 
     # -------------------------------------------------------------- curves
@@ -378,7 +379,7 @@ def activation_s(study: Study, claim: Claim) -> float:
     spec = study.spec_of(study.steps()[0], claim.system)
     spec = replace(spec, models=claim.shape, trace="sample", gpus=spec.node_gpus, pool_bytes=None, placement="",
                    homes=())  # fmt: skip
-    cluster = cluster_of(spec)
+    cluster = Setup(spec).cluster
     way = dict(spec.fields).get("way", "parallel")
     return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))
 
@@ -390,7 +391,7 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))
 
 
-def scored_alone(task: Task, under: Judge, out: Path) -> pa.Table:
+def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
     spec = task.spec
     key = digest(record.dumps([[spec.label, canonical(spec)], under.rule, under.seconds]))

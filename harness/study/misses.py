@@ -19,7 +19,7 @@ from harness.report.summary import summarize
 from harness.rows import attainment, record, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.run import slo as slos
-from harness.run.sweep import Silent, Teller
+from harness.run.teller import Silent, Teller
 from harness.study.search import LEVEL
 from harness.study.study import AA, CONTROLS
 
@@ -73,7 +73,7 @@ def of_sweep(
     return Found([Misses.pooled(runs) for runs in points.values()], scored, under.rule, definition)
 
 
-def _read(sweep: Path) -> tuple[pa.Table, slos.Judge]:
+def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
     """The scored table of a comparison, and its one judge."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         scored = pq.read_table(sweep / record.SWEEP)
@@ -82,11 +82,11 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.Judge]:
         if panels and len(scored[panels].unique()) > 1:
             raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
         seconds = judges[0]["seconds"]
-        return scored, slos.Judge(judges[0]["rule"], seconds and {name: (a, b) for name, (a, b) in seconds.items()})
+        return scored, slos.SloTarget(judges[0]["rule"], seconds and {name: (a, b) for name, (a, b) in seconds.items()})
     raise UserError(f"{sweep}: {record.SWEEP} cannot be read as a comparison's (bench compare writes it anew)")
 
 
-def _of_run(run: Path, under: slos.Judge, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
+def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
     """The misses of one run: how many, and their time by cause in whole nanoseconds."""
     if not record.exists(run):
         raise UserError(f"{run} is gone: bench compare makes it again")

@@ -8,8 +8,8 @@ from dataclasses import replace
 from harness.loop import engine as engines
 from harness.loop.replay import missing
 from harness.policy.types import Infeasible, Unsupported, UserError
-from harness.run.lookup import assemble, blamed
 from harness.run.resolve import traits
+from harness.run.setup import Setup, blamed
 from harness.run.spec import Spec
 from harness.study.study import Condition, Study
 
@@ -65,6 +65,7 @@ def lack(spec: Spec) -> str:
     asked = replace(spec, trace="sample", gpus=8)
     with blamed(asked):
         try:
-            return ", ".join(missing(*assemble(replace(asked, gpus=traits(asked).gpus))))
+            setup = Setup(replace(asked, gpus=traits(asked).gpus))
+            return ", ".join(missing(setup.policy, setup.engine))
         except (Unsupported, Infeasible) as why:
             return str(why)

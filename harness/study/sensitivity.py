@@ -18,10 +18,10 @@ from harness.report.summary import scores, summarize
 from harness.rows import record, statistics, tidy
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score
-from harness.run.lookup import Failed
 from harness.run.resolve import resolve
+from harness.run.setup import Failed
 from harness.run.spec import Spec
-from harness.run.sweep import Teller
+from harness.run.teller import Teller
 from harness.study import claims
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure

@@ -26,9 +26,11 @@ from harness.policy.fields import Domain, domains
 from harness.policy.types import GIB, Option, UserError
 from harness.rows.statistics import Estimate, interval
 from harness.run import score
-from harness.run.slo import TUNING_SEEDS, Judge, judge
+from harness.run.slo import SloTarget
 from harness.run.spec import Spec
-from harness.run.sweep import Teller, sweep
+from harness.run.sweep import sweep
+from harness.run.teller import Teller
+from harness.study.bases import TUNING_SEEDS, slo_target
 from harness.study.search import LEVEL
 
 TRACES = ("arena-like", "hyperbolic-like")
@@ -103,13 +105,13 @@ def tune(
     if draws < 2:
         raise UserError(f"--draws {draws} is not at least 2: the first are the defaults")
     tried = {name: drawn(name, draws) for name in systems}
-    under = {trace: judge(replace(BASE, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
+    under = {trace: slo_target(replace(BASE, system=systems[0], trace=trace), RULE, out, workers=workers, teller=teller)
              for trace in TRACES}  # fmt: skip
     return [_tuned(name, fields, under, out, workers, teller) for name, fields in tried.items()]
 
 
 def _tuned(
-    name: str, tried: Sequence[Fields], under: Mapping[str, Judge], out: Path, workers: int | None,
+    name: str, tried: Sequence[Fields], under: Mapping[str, SloTarget], out: Path, workers: int | None,
     teller: Teller | None,
 ) -> Tuned:  # fmt: skip
     cells = [(trace, seed, rate) for trace in TRACES for seed in SEEDS for rate in RATE_SCALES]

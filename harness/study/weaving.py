@@ -46,7 +46,7 @@ from harness.rows import record
 from harness.rows.statistics import interval
 from harness.run import sources
 from harness.run.spec import Spec, digest
-from harness.run.sweep import Silent, Teller
+from harness.run.teller import Silent, Teller
 from harness.study.claims import Verdict, by_number, paper_text
 from harness.study.study import Claim
 from workloads.models import shape

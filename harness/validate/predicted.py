@@ -17,11 +17,14 @@ from harness.policy.types import Inst, UserError
 from harness.rows import record, requests, tidy
 from harness.run import score
 from harness.run.execute import execute
-from harness.run.lookup import config_of, machine_of
 from harness.run.resolve import resolve
-from harness.run.slo import TUNING_SEEDS, Judge, judge
+from harness.run.setup import Setup
+from harness.run.slo import SloTarget
+from harness.run.sources import Task
 from harness.run.spec import Spec, another
-from harness.run.sweep import Task, Teller, sweep, tasks
+from harness.run.sweep import sweep, tasks
+from harness.run.teller import Teller
+from harness.study.bases import TUNING_SEEDS, slo_target
 from harness.validate.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 
 # What servers that are started and stopped can run (bench list --matrix).
@@ -82,7 +85,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
         rps = saturated_rps(plan, count, out, teller)
         notes.append(f"{count} models: {rps:g} requests/s saturate the machine, by the simulator")
         rates = {share: rps * share / count for share in plan.shares}
-        under = judge(plan.spec(count, "sim"), asked, out, teller=teller)
+        under = slo_target(plan.spec(count, "sim"), asked, out, teller=teller)
         for side, engine in ((SIMULATOR, "sim"), (SERVERS, plan.engine)):  # a mistake shows where runs are cheap
             cells = list(grid(plan, count, engine, rates, under))
             sweep([spec for _, spec in cells], out, teller=teller, what=f"{count} models on {engine}")
@@ -93,11 +96,13 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
             frames.append(_lines(table, side, count, {rate: share for share, rate in rates.items()}, under.definition))
             notes += _skipped(table, side)
     frame = pd.concat(frames, ignore_index=True)
-    priced = machine_of(resolve(plan.spec(1, "sim")))
+    priced = Setup(resolve(plan.spec(1, "sim"))).machine
     return Predicted(frame, under.definition, asked, priced.spec.name, list(dict.fromkeys(notes)))
 
 
-def grid(plan: Plan, count: int, engine: str, rates: dict[float, float], under: Judge) -> Iterator[tuple[str, Spec]]:
+def grid(
+    plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
+) -> Iterator[tuple[str, Spec]]:
     """Systems side by side in time, so that whatever drifts meets all of them."""
     base = plan.spec(count, engine)
     for rate in rates.values():
@@ -132,10 +137,10 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 
 def slo_rule(plan: Plan) -> str:
     """Seconds for all: multiples of what a short prompt and a step take alone, and a start of a server."""
-    spec = resolve(plan.spec(1, "sim"))
-    priced = machine_of(spec)
-    profile = cluster(config_of(spec), priced=priced).profile
-    inst = Inst(config_of(spec).models[0].name, (0,))
+    setup = Setup(resolve(plan.spec(1, "sim")))
+    config, priced = setup.config, setup.machine
+    profile = cluster(config, priced=priced).profile
+    inst = Inst(config.models[0].name, (0,))
     start_s = max(way.fixed_s for way in priced.ladder.values())
     ttft_s = start_s + TTFT_X * (priced.host.api_in_s + profile.prefill_s(inst, SHORT))
     tpot_s = TPOT_X * profile.step_s(inst, 1, SHORT)
