@@ -91,7 +91,7 @@ def compare(
     from harness.report import formats
     from harness.report.summary import summarize
     from harness.run.setup import load_trace
-    from harness.study import sensitivity_text, sentences
+    from harness.study import sensitivity, sentences
     from harness.study.compare import silent
     from harness.study.measure import measure
     from harness.study.search import LEVEL
@@ -123,7 +123,7 @@ def compare(
     if plots:  # the table first: drawing takes longer than all else
         from plots import fig_compare
 
-        note = sensitivity_text.kept(measured.folder)
+        note = sensitivity.kept(measured.folder)
         fig_compare.render(measured.folder, stem, f"bench plot {short_path(measured.folder)}", note)
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
@@ -157,7 +157,7 @@ def stem_of(asked: Study) -> str:
 def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> None:
     """The answer on one screen."""
     from harness.report import formats
-    from harness.study import sensitivity_text, sentences
+    from harness.study import sensitivity, sentences
 
     for line in sentences.headline(found, shown):
         click.echo(line)
@@ -171,7 +171,7 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> Non
         click.echo("\n".join(formats.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
-    if said := sensitivity_text.kept(found.folder):
+    if said := sensitivity.kept(found.folder):
         click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(found.folder) + pdf)

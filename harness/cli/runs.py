@@ -87,7 +87,7 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
     """Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points."""
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
-    from harness.study import sensitivity_text
+    from harness.study import sensitivity
 
     if folder is None:
         stored = sorted(RESULTS.glob(f"*/{SWEEP}"), key=lambda path: path.stat().st_mtime)
@@ -99,7 +99,7 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
-    note = " ".join(part for part in (stale, sensitivity_text.kept(folder)) if part)
+    note = " ".join(part for part in (stale, sensitivity.kept(folder)) if part)
     if (folder / SWEEP).is_file():
         click.echo(f"{short_path(folder)} · SLO {', '.join(_slos(folder / SWEEP))}")
     failures = []

@@ -84,11 +84,11 @@ def sensitivity(
     SLOs stay in seconds what they are on the machine as it is. The sentence that comes out is kept beside the
     comparison of the same systems, rates and seeds, and stands under its figure.
     """
-    from harness.study import sensitivity as sensitivities
-    from harness.study import sensitivity_text
     from harness.study.compare import silent
     from harness.study.constants import settings as changes_of
     from harness.study.measure import measure
+    from harness.study.sensitivity import lines
+    from harness.study.varying import sensitivity as vary
 
     rule = slo_rule(slo, slo_scale)
     asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
@@ -101,9 +101,9 @@ def sensitivity(
     with Terminal() as teller:
         changes_of(specs, only)  # a mistake shows before anything is run
         base = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
-        found = sensitivities.sensitivity(base, folder, silent=silent(asked.systems), only=only, knee=knee,
+        found = vary(base, folder, silent=silent(asked.systems), only=only, knee=knee,
                                           workers=workers, teller=teller)  # fmt: skip
-    click.echo("\n".join(sensitivity_text.lines(found)))
+    click.echo("\n".join(lines(found)))
     sys.stdout.flush()
     shown = [base.folder]
     if not no_plot:

@@ -1,37 +1,27 @@
-"""Which constant of the machine turns the order of two systems: one at a time is changed, and all else stays.
+"""Which constant of the machine turns the order of two systems: the leads that are kept, and what they say.
 
-The SLOs stay as well, in seconds: they are those of the machine as it is. Runs are paired by seed.
+One constant at a time is changed, and all else stays. The SLOs stay as well, in seconds: they are those of the machine
+as it is. `varying` runs it; the table lies beside that of the comparison.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.policy.types import UserError
-from harness.report.summary import scores, summarize
-from harness.rows import record, statistics, tidy
-from harness.rows.statistics import Curve, Estimate
-from harness.run import score
-from harness.run.resolve import resolve
-from harness.run.setup import Failed
-from harness.run.spec import Spec
-from harness.run.teller import Teller
-from harness.study import claims
-from harness.study.constants import Constant, Setting, constants, settings
-from harness.study.measure import Measured, measure
+from harness.report.text_table import aligned
+from harness.rows import record
+from harness.rows.statistics import Estimate
+from harness.study.constants import Constant
 from harness.study.search import LEVEL
-from harness.study.study import Condition, Sample, Study
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-AS_IS = Setting("", "as it is", {})
 
 
 class Row(NamedTuple):
@@ -84,129 +74,6 @@ class Found:
         return sorted(every, key=lambda one: (one.name not in tried, -self.swing(one.name)))
 
 
-def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
-    """The first two systems of a comparison: by the rate at 99 %, or by attainment where there is one rate.
-
-    Names in `silent` do not contend, unless only two are compared.
-    """
-    names, (definition,) = list(base.about["systems"]), base.about["definitions"]
-    silent = silent if len(names) > 2 else ()
-    summary = summarize(base.table, names, definition, LEVEL, controls=silent)
-    rivals = [one for one in summary.systems if not one.control]
-    if len(rivals) < 2:
-        raise UserError("an order takes two systems: --systems a,b")
-    key = definition if any(one.values.get("rate_99") is None for one in rivals) else "rate_99"
-    worth = {one.label: -math.inf if (e := one.values[key]) is None else e.mean for one in rivals}
-    first, second = sorted(rivals, key=lambda one: -worth[one.label])[:2]
-    return first.label, second.label
-
-
-def telling(base: Measured, pair: tuple[str, str]) -> float:
-    """The rate of a comparison at which two systems differ most."""
-    (definition,) = base.about["definitions"]
-
-    def apart(rate: float) -> float:
-        ours, theirs = (scores(base.table, name, rate, definition) for name in pair)
-        return abs(statistics.paired(ours, theirs).mean)
-
-    return max(base.xs, key=apart)
-
-
-def sensitivity(
-    base: Measured,
-    out: Path,
-    *,
-    silent: Collection[str] = (),
-    only: Collection[str] | None = None,
-    knee: bool = False,
-    workers: int | None = None,
-    teller: Teller | None = None,
-) -> Found:
-    """Change constants (of `only` these, None: all) under the first two of a comparison; kept beside its table.
-
-    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. A
-    change under which a model does not fit a GPU any more is no run. Raises UserError.
-    """
-    if knee and len(base.xs) < 2:
-        raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
-    pair = leading(base, silent)
-    rates = base.xs if knee else (telling(base, pair),)
-    specs = [base.study.spec_of(base.study.condition[0], name) for name in pair]
-    changes, left = settings(specs, only)
-    tried = [(change, _misfit(change, specs, rates, base)) for change in changes]
-    varied = varying(base, pair, rates, [change for change, why in tried if not why], specs[0])
-    measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
-    lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
-    lines += [_line(Setting(name, "", {}), note=why) for name, why in left.items()]
-    known = {one.name: one for one in constants(specs)}
-
-    def make() -> pa.Table:
-        import pyarrow as pa
-
-        told = (
-            line | dict(zip(Constant._fields[1:], known[line["constant"]][1:], strict=True))
-            if line["constant"]
-            else line
-            for line in lines
-        )
-        return pa.Table.from_pylist(list(told), schema=schema())
-
-    about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
-             "sweep": _key(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
-    path = base.folder / record.SENSITIVITY
-    return _found(about, score.kept(path, about, measured.tasks, __file__, make))
-
-
-def varying(
-    base: Measured, pair: tuple[str, str], rates: Sequence[float], changes: Sequence[Setting], spec: Spec
-) -> Study:
-    """Two systems of a comparison on the machine as it is, and under each change of it."""
-    conditions = (Condition(one.name, spec=one.fields(spec)) for one in (AS_IS, *changes))
-    systems = {name: base.study.systems[name] for name in pair}
-    return replace(base.study, name="constants", systems=systems, condition=tuple(conditions), at=tuple(rates),
-                   sample=Sample("fixed"), by_model=False)  # fmt: skip
-
-
-def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:
-    """Why a change leaves no room for a model alone; empty where it does."""
-    try:
-        for spec in specs:
-            resolve(base.target.spec(replace(change.of(spec), rate_scale=max(rates))))
-    except Failed:
-        raise
-    except UserError as why:
-        return str(why)
-    return ""
-
-
-def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
-    """The lead of the first system on the machine as it is, and under each change that was run."""
-    by_name = {one.name: one for one in (AS_IS, *changes)}
-    first, second = measured.about["systems"]
-    definition = measured.about["definitions"][0]
-    for panel in measured.about["panels"]:
-        rows = claims.of_panel(measured.table, panel)
-        ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (first, second))
-        gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
-        note = ", ".join(f"{name} is infeasible" for name, unfit in gone if unfit and unfit.word == "does not fit")
-        yield _line(by_name[panel["name"]], lead_of(ours, theirs), note)
-
-
-def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
-    """A line of the table that is kept."""
-    named = {key: getattr(lead, key) for key in ("mean", "low", "high", "n", "sign")} if lead else {}
-    return {"constant": change.constant, "setting": change.said, **named, "note": note}
-
-
-def lead_of(ours: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> Estimate:
-    """The lead at the only x of two systems' curves by seed; over several the ratio of their crossings."""
-    if all(len(curve) > 1 for curve in ours.values()):
-        return statistics.crossing_ratio(ours, theirs, LEVEL)
-    shares = ({seed: 0.0 if math.isnan(y) else y for seed, curve in side.items() for y in curve.values()}
-              for side in (ours, theirs))  # fmt: skip
-    return statistics.paired(*shares)
-
-
 # ------------------------------------------------------------------ what is kept
 
 
@@ -227,19 +94,20 @@ def read(folder: Path) -> Found | None:
     with suppress(OSError, ValueError, KeyError):  # a file that cannot be read says nothing
         stored = {key.decode(): json.loads(value) for key, value in (pq.read_metadata(path).metadata or {}).items()
                   if key != b"ARROW:schema"}  # fmt: skip
-        if stored["sweep"] == _key(folder / record.SWEEP):
-            return _found(stored, pq.read_table(path))
+        if stored["sweep"] == key_of(folder / record.SWEEP):
+            return found_in(stored, pq.read_table(path))
     return None
 
 
-def _key(table: Path) -> str:
+def key_of(table: Path) -> str:
     """By what a comparison's table is told from another one of the same name."""
     import pyarrow.parquet as pq
 
     return str(json.loads((pq.read_metadata(table).metadata or {})[b"key"]))
 
 
-def _found(about: Mapping[str, Any], table: pa.Table) -> Found:
+def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:
+    """The leads of a table and the facts beside it."""
     base, *rows = table.to_pylist()
 
     def lead(row: Mapping[str, Any]) -> Estimate | None:
@@ -256,3 +124,88 @@ def _found(about: Mapping[str, Any], table: pa.Table) -> Found:
         start,
         tuple(Row(one, row["setting"], lead(row), row["note"]) for one, row in zip(known, rows, strict=True)),
     )
+
+
+# ------------------------------------------------------------------ in words
+
+
+def lines(found: Found) -> Iterator[str]:
+    """A table of the leads by falling swing, and what each constant is, is worth and comes from."""
+    where = f"at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
+    what = "rate ratio" if found.many else "SLO attainment"
+    yield f"lead of {found.first} over {found.second} in {what} ({found.definition}) {where}, and its 95 % interval"
+    cells = [("constant", "value", "change", f"lead {_unit(found)}", "", "swing")]
+    cells.append(("as it is", "", "", _text(found, found.base), "", ""))
+    for one in found.ranked:
+        for row in found.rows:
+            if row.constant == one and row.lead:
+                first = cells[-1][0] != one.name and all(cell[0] != one.name for cell in cells)
+                own = (one.name, one.value) if first else ("", "")
+                cells.append((*own, row.setting, _text(found, row.lead), _turn(found, row.lead),
+                              _swing(found, one.name) if first else ""))  # fmt: skip
+    yield from aligned(cells)
+    for row in found.rows:
+        if row.note:
+            yield f"{row.constant.name} {row.setting}: {row.note}" if row.setting else (
+                f"{row.constant.name}: not varied, {row.note}")  # fmt: skip
+    yield from (f"{one.name}: {one.means}, {one.value} ({one.source})" for one in found.ranked)
+    yield sentence(found)
+
+
+def kept(folder: Path) -> str:
+    """The sentence of the sensitivity that is kept beside a comparison's table; empty where there is none."""
+    found = read(folder)
+    return "" if found is None else sentence(found)
+
+
+def sentence(found: Found) -> str:
+    """What stands under a figure: which constants turn the order, or that none does, and which moves it most."""
+    at = f"in the rate at {100 * LEVEL:g} %" if found.many else f"at rate scale {found.rates[0]:g}"
+    lead = f"the lead of {found.first} over {found.second} {at}, {_text(found, found.base)} {_unit(found)},"
+    tried = [(row, row.lead) for row in found.rows if row.lead]
+    if not tried:
+        return f"Sensitivity: {lead} was held against no constant."
+    names = ", ".join(dict.fromkeys(row.constant.name for row, _ in tried))
+    before = found.order(found.base)
+    by_order: dict[int, list[str]] = {-1: [], 0: [], 1: []}
+    for row, value in tried:
+        by_order[found.order(value)].append(f"{row.constant.name} {row.setting} ({_text(found, value)})")
+    if before:
+        turned = by_order[-before]
+        said = f"is turned by {_list(turned)}" if turned else "is turned by none of them"
+        said += f"; it is not told from chance with {_list(by_order[0])}" if by_order[0] else ""
+    else:
+        told = by_order[1] + by_order[-1]
+        said = f"is not told from chance, but is with {_list(told)}" if told else "is never told from chance"
+    most = found.ranked[0].name
+    why = "".join(f" ({row.setting}: {row.note})" for row, _ in tried if row.constant.name == most and row.note)
+    return f"Sensitivity ({names}, one at a time): {lead} {said}. Largest swing: {most}, {_swing(found, most)}{why}."
+
+
+def _list(said: Sequence[str]) -> str:
+    return " and ".join([", ".join(said[:-1]), said[-1]]) if len(said) > 1 else said[0]
+
+
+def _turn(found: Found, lead: Estimate) -> str:
+    before, after = found.order(found.base), found.order(lead)
+    return "turned" if before * after < 0 else "no order" if before and not after else ""
+
+
+def _unit(found: Found) -> str:
+    return "x" if found.many else "points"
+
+
+def _text(found: Found, lead: Estimate) -> str:
+    """A lead with its interval, in points or as a ratio: `+14.2 [+12.9, +15.5]`, `1.74 [1.10, 2.76]`."""
+
+    def shown(x: float | None) -> str:
+        return "?" if x is None else f"{x:.2f}" if found.many else f"{100 * x:+.1f}"
+
+    sign = "" if lead.sign == "=" else f"{lead.sign} "
+    bounded = lead.low is not None or lead.high is not None
+    return f"{sign}{shown(lead.mean)}" + (f" [{shown(lead.low)}, {shown(lead.high)}]" if bounded else "")
+
+
+def _swing(found: Found, constant: str) -> str:
+    by = found.swing(constant)
+    return f"{math.exp(by):.2f} x" if found.many else f"{100 * by:.1f} points"

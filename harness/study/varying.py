@@ -1,0 +1,153 @@
+"""Constants of the machine are changed under the first two systems of a comparison, one at a time, paired by seed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.policy.types import UserError
+from harness.report.summary import scores, summarize
+from harness.rows import record, statistics, tidy
+from harness.rows.statistics import Curve, Estimate
+from harness.run import score
+from harness.run.resolve import resolve
+from harness.run.setup import Failed
+from harness.run.spec import Spec
+from harness.run.teller import Teller
+from harness.study import claims
+from harness.study.constants import Constant, Setting, constants, settings
+from harness.study.measure import Measured, measure
+from harness.study.search import LEVEL
+from harness.study.sensitivity import Found, found_in, key_of, schema
+from harness.study.study import Condition, Sample, Study
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+AS_IS = Setting("", "as it is", {})
+
+
+def leading(base: Measured, silent: Collection[str]) -> tuple[str, str]:
+    """The first two systems of a comparison: by the rate at 99 %, or by attainment where there is one rate.
+
+    Names in `silent` do not contend, unless only two are compared.
+    """
+    names, (definition,) = list(base.about["systems"]), base.about["definitions"]
+    silent = silent if len(names) > 2 else ()
+    summary = summarize(base.table, names, definition, LEVEL, controls=silent)
+    rivals = [one for one in summary.systems if not one.control]
+    if len(rivals) < 2:
+        raise UserError("an order takes two systems: --systems a,b")
+    key = definition if any(one.values.get("rate_99") is None for one in rivals) else "rate_99"
+    worth = {one.label: -math.inf if (e := one.values[key]) is None else e.mean for one in rivals}
+    first, second = sorted(rivals, key=lambda one: -worth[one.label])[:2]
+    return first.label, second.label
+
+
+def telling(base: Measured, pair: tuple[str, str]) -> float:
+    """The rate of a comparison at which two systems differ most."""
+    (definition,) = base.about["definitions"]
+
+    def apart(rate: float) -> float:
+        ours, theirs = (scores(base.table, name, rate, definition) for name in pair)
+        return abs(statistics.paired(ours, theirs).mean)
+
+    return max(base.xs, key=apart)
+
+
+def sensitivity(
+    base: Measured,
+    out: Path,
+    *,
+    silent: Collection[str] = (),
+    only: Collection[str] | None = None,
+    knee: bool = False,
+    workers: int | None = None,
+    teller: Teller | None = None,
+) -> Found:
+    """Change constants (of `only` these, None: all) under the first two of a comparison; kept beside its table.
+
+    They are compared at the rate at which they differ most; with `knee` by the rates at which they meet `LEVEL`. A
+    change under which a model does not fit a GPU any more is no run. Raises UserError.
+    """
+    if knee and len(base.xs) < 2:
+        raise UserError("--knee needs several rates: leave --rate-scale out, or name a list as 1,2,4")
+    pair = leading(base, silent)
+    rates = base.xs if knee else (telling(base, pair),)
+    specs = [base.study.spec_of(base.study.condition[0], name) for name in pair]
+    changes, left = settings(specs, only)
+    tried = [(change, _misfit(change, specs, rates, base)) for change in changes]
+    varied = varying(base, pair, rates, [change for change, why in tried if not why], specs[0])
+    measured = measure(varied, out, stem="constants", target=base.target, workers=workers, teller=teller)
+    lines = [*_leads(measured, changes), *(_line(change, note=why) for change, why in tried if why)]
+    lines += [_line(Setting(name, "", {}), note=why) for name, why in left.items()]
+    known = {one.name: one for one in constants(specs)}
+
+    def make() -> pa.Table:
+        import pyarrow as pa
+
+        told = (
+            line | dict(zip(Constant._fields[1:], known[line["constant"]][1:], strict=True))
+            if line["constant"]
+            else line
+            for line in lines
+        )
+        return pa.Table.from_pylist(list(told), schema=schema())
+
+    about = {"first": pair[0], "second": pair[1], "definition": base.about["definitions"][0], "rates": rates,
+             "sweep": key_of(base.folder / record.SWEEP), "asked": sorted(only or ())}  # fmt: skip
+    path = base.folder / record.SENSITIVITY
+    return found_in(about, score.kept(path, about, measured.tasks, __file__, make))
+
+
+def varying(
+    base: Measured, pair: tuple[str, str], rates: Sequence[float], changes: Sequence[Setting], spec: Spec
+) -> Study:
+    """Two systems of a comparison on the machine as it is, and under each change of it."""
+    conditions = (Condition(one.name, spec=one.fields(spec)) for one in (AS_IS, *changes))
+    systems = {name: base.study.systems[name] for name in pair}
+    return replace(base.study, name="constants", systems=systems, condition=tuple(conditions), at=tuple(rates),
+                   sample=Sample("fixed"), by_model=False)  # fmt: skip
+
+
+def _misfit(change: Setting, specs: Sequence[Spec], rates: Sequence[float], base: Measured) -> str:
+    """Why a change leaves no room for a model alone; empty where it does."""
+    try:
+        for spec in specs:
+            resolve(base.target.spec(replace(change.of(spec), rate_scale=max(rates))))
+    except Failed:
+        raise
+    except UserError as why:
+        return str(why)
+    return ""
+
+
+def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str, Any]]:
+    """The lead of the first system on the machine as it is, and under each change that was run."""
+    by_name = {one.name: one for one in (AS_IS, *changes)}
+    first, second = measured.about["systems"]
+    definition = measured.about["definitions"][0]
+    for panel in measured.about["panels"]:
+        rows = claims.of_panel(measured.table, panel)
+        ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (first, second))
+        gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
+        note = ", ".join(f"{name} is infeasible" for name, unfit in gone if unfit and unfit.word == "does not fit")
+        yield _line(by_name[panel["name"]], lead_of(ours, theirs), note)
+
+
+def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
+    """A line of the table that is kept."""
+    named = {key: getattr(lead, key) for key in ("mean", "low", "high", "n", "sign")} if lead else {}
+    return {"constant": change.constant, "setting": change.said, **named, "note": note}
+
+
+def lead_of(ours: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> Estimate:
+    """The lead at the only x of two systems' curves by seed; over several the ratio of their crossings."""
+    if all(len(curve) > 1 for curve in ours.values()):
+        return statistics.crossing_ratio(ours, theirs, LEVEL)
+    shares = ({seed: 0.0 if math.isnan(y) else y for seed, curve in side.items() for y in curve.values()}
+              for side in (ours, theirs))  # fmt: skip
+    return statistics.paired(*shares)
