@@ -47,32 +47,11 @@ define stage
 [ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
 endef
 
-reproduce-fig7: $(READY) ## figure 7 of Prism: 7 systems, 2 traces; FULL=1: more rows, rates, scales and seeds
-	@$(BENCH) reproduce fig7 $(if $(FULL),--full)
-
-reproduce-aegaeon: $(READY) ## figures 11 to 13 of Aegaeon on 16 GPUs: 6 systems, up to 80 models; FULL=1: more of all
-	@$(BENCH) reproduce aegaeon $(if $(FULL),--full)
-
-SPLIT := .make/split
-reproduce-pdmux: $(READY) ## PD-multiplexing beside chunked prefill (one H200) and disaggregation (8 A100); FULL=1: more of all
-	@$(BENCH) reproduce pdmux $(if $(FULL),--full)
-	@$(BENCH) reproduce pdmux-70b $(if $(FULL),--full)
-	@rm -rf $(SPLIT) && mkdir -p $(SPLIT) plots/out
-	@{ echo 'system = "pdmux"'; echo 'trace = "mooncake-conversation"'; echo 'models = "llama-3.3-70b-tp8"'; \
-	echo 'gpus = 8'; echo 'gpu = "a100-80g"'; echo 'host = "sglang-0.5"'; echo 'rate_scale = 0.1'; \
-	echo 'window_s = 600.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(SPLIT)/spec.toml
-	@$(BENCH) run $(SPLIT)/spec.toml --record -o $(SPLIT) >/dev/null
-	@$(BENCH) plot $(SPLIT)/pdmux-[0-9a-f]* --figure split -o plots/out/split
-
-reproduce-fig12: $(READY) ## figure 12 of Prism: the fewest GPUs for 58 models, and its ablations; FULL=1: 10 seeds
-	@$(BENCH) fleet fig12 $(if $(FULL),--seeds 10)
-	@$(BENCH) ablate prism $(if $(FULL),--seeds 10)
-
-bridge: $(READY) ## from a fair default to the setting of Prism's paper, one assumption at a time
-	@$(BENCH) bridge prism
-
-regimes: $(READY) ## where sharing pays and where it does not: ratios of rates, each with its interval
-	@$(BENCH) regimes prism
+# What a paper's figures take: studies by the name of the target, which is the study's own where none stand here.
+STUDIES-fig12 := fig12 prism-ablations
+STUDIES-pdmux := pdmux pdmux-70b
+reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, or any of `bench study`; FULL=1: more of all
+	@for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
 
 reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver, and its claims beside what comes out here
 	@$(PY) -m harness.study.weaving -o plots/out
@@ -80,6 +59,15 @@ reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver, and its claims beside wh
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
 	@$(BENCH) claims
+
+SPLIT := .make/split
+split: $(READY) ## how PD-multiplexing shares eight A100 between prefill and decode over time
+	@rm -rf $(SPLIT) && mkdir -p $(SPLIT) plots/out
+	@{ echo 'system = "pdmux"'; echo 'trace = "mooncake-conversation"'; echo 'models = "llama-3.3-70b-tp8"'; \
+	echo 'gpus = 8'; echo 'gpu = "a100-80g"'; echo 'host = "sglang-0.5"'; echo 'rate_scale = 0.1'; \
+	echo 'window_s = 600.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(SPLIT)/spec.toml
+	@$(BENCH) run $(SPLIT)/spec.toml --record -o $(SPLIT) >/dev/null
+	@$(BENCH) plot $(SPLIT)/pdmux-[0-9a-f]* --figure split -o plots/out/split
 
 TURNS := .make/turns
 PARTS := no-prefetch no-sync no-memory no-reuse
@@ -97,7 +85,7 @@ compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and 
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z0-9%-]+:.*## / {printf "%-17s %s\n", $$1, $$2}' Makefile
 
 setup: $(READY) ## .venv from requirements.lock; does nothing while the lock is unchanged
 	@echo "environment  .venv, $$($(PY) --version), requirements.lock $(LOCK)"
@@ -185,7 +173,7 @@ gpu-servers: ## vLLM on this machine's GPU, into results/<gpu>/: calibrate, vali
 	@echo 'validate     the same runs on vLLM and on the simulator with that table'
 	@$(BENCH) validate --engine vllm --table $(TABLE) --models $(GPU_MODEL) --counts 2,4 --systems $(GPU_SYSTEMS) --runs $(AT)/runs -o $(AT)/validate
 	@echo 'figure 7     what of it runs on $(GPUS) GPUs'
-	@$(BENCH) reproduce fig7 --engine vllm --gpus $(GPUS) --seeds 1 -o $(AT)/fig7
+	@$(BENCH) study fig7 --engine vllm --gpus $(GPUS) --seeds 1 -o $(AT)/fig7
 
 $(CARDED): | $(READY)
 	$(call quiet,vllm-gpu,$(PYTHON) -m venv --clear .venv-vllm && \
@@ -245,4 +233,6 @@ clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: compare reproduce-fig7 reproduce-fig12 reproduce-aegaeon reproduce-pdmux reproduce-weaver claims bridge regimes turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean
+FORCE:
+
+.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean
