@@ -333,7 +333,7 @@ def bound(table: pa.Table) -> list[Bound]:
     pooled = pc.equal(table.column("over").cast(pa.string()), "pooled")
     wanted = pc.and_(pooled, pc.is_in(table.column("definition").cast(pa.string()), names))
     frame = table.filter(wanted).to_pandas()
-    by = [*(name for name in ("panel", "x") if name in frame), *POINT]  # a paper's figure has panels
+    by = [*(name for name in ("condition", "x") if name in frame), *POINT]  # a study has panels
     means = frame.groupby(by, dropna=False, observed=True)["value"].mean().reset_index()
     means = means.sort_values(["label", "rate_scale"], kind="stable")
     offered = (
