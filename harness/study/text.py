@@ -111,10 +111,12 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     gpus = "" if axis == "gpus" else f", {' and '.join(map(str, counts))} GPU{'s' * (list(counts) != [1])}"
     holds = "holds" if axis in {*claims.RATED, "models"} else "reaches"
     unit = " (req/s)" if axis in claims.RATED else ""
-    own = "".join(f", {key}: {value}" for key, value in first["own"].items())
+    words = (tidy.machine(first["own"]), tidy.PLANS.get(first["own"].get("plan", "")))
+    own = "".join(f", {word}" for word in words if word)
     if about["layout"] == "fleet":
         fixed, own = f"{first['trace']} ({first['tier']}) at {first['rate_rps']:.3g} req/s", ""
-    return f"{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{own})"
+    what = f"{first['name']}: " if first["name"] else ""
+    return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{own})"
 
 
 def _fitted(axis: str) -> str:
