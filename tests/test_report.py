@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.report import estimate, formats, sentences
-from harness.report.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
+from harness.report import formats, sentences
 from harness.report.summary import Summary, summarize
 from harness.report.text_table import laid
-from harness.rows import tidy
+from harness.rows import estimate, tidy
+from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
 from harness.rows.statistics import Estimate
 from tests.cases import cases
 

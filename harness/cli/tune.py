@@ -51,9 +51,9 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
-    from harness.report import estimate
-    from harness.report.estimate import POINTS
     from harness.report.text_table import aligned
+    from harness.rows import estimate
+    from harness.rows.estimate import POINTS
     from harness.study.tune import shown
 
     rows: list[Sequence[str]] = [("draw", "held %", "gain in points", "attainment %", "fields")]

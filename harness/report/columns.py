@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from harness.report.estimate import Style
 from harness.rows import tidy
 from harness.rows.definitions import DEFINITIONS
+from harness.rows.estimate import Style
 
 
 class Column(NamedTuple):

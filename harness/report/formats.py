@@ -9,11 +9,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.report import estimate
 from harness.report.columns import Column
 from harness.report.summary import Summary, SystemSummary
 from harness.report.text_table import aligned
-from harness.rows import tidy
+from harness.rows import estimate, tidy
 from harness.rows.statistics import Estimate
 
 if TYPE_CHECKING:

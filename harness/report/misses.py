@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.report.causes import CAUSES
-from harness.report.estimate import NONE
 from harness.report.text_table import aligned
+from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 
 

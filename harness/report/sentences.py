@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from harness.report import estimate
 from harness.report.causes import CAUSES
-from harness.report.estimate import POINTS, RATIO
 from harness.report.summary import Summary, SystemSummary, scores
-from harness.rows import statistics, tidy
+from harness.rows import estimate, statistics, tidy
+from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
 
 if TYPE_CHECKING:

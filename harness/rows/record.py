@@ -126,6 +126,13 @@ def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping
         _parquet(out, table.to_batches(ROW_GROUP), table.schema, lambda: metadata)
 
 
+def footer(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Facts of a table that `write_table` wrote, from the file's footer alone."""
+    facts = pq.read_metadata(path).metadata or {}
+    ours = (key for key in facts if not key.startswith((b"ARROW", b"pandas")))
+    return {key.decode(): json.loads(facts[key]) for key in ours}
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write one file: all of it or nothing. Raises UserError where the disk refuses."""
     path = Path(path)

@@ -6,19 +6,26 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.report import estimate
-from harness.report.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
-from harness.rows import statistics, tidy
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows import crossings, estimate, tidy
+from harness.rows.crossings import (
+    Loss,
+    Panel,
+    crossing,
+    fewest,
+    of_panel,
+    ratio,
+    reached,
+    side_by_side,
+)
+from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
+from harness.rows.statistics import Estimate
 from harness.study.study import Claim, Paper
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Panel = Mapping[str, Any]  # facts of a panel, as grid.facts has them
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
-ALIKE = 0.01  # what no reader would call a difference: crossings are interpolated between sampled rates
 SAYS = {
     "agrees": "the rule in the last column holds",
     "differs": "it does not",
@@ -35,13 +42,6 @@ RULES = {  # when a claim agrees, by what the paper gives and whether ours has a
     "value, interval": "our interval holds the paper's",
     "range, interval": "our interval meets the paper's",
 }
-STANDINGS = {  # of a ratio: its sign in tables, and what it means
-    "ahead": ("+", "the first holds a higher rate"),
-    "behind": ("-", "a lower rate"),
-    "even": ("=", "no difference told: the interval covers 1, or ends within 1 % of it"),
-    "open": ("?", "undecided"),
-}
-RATED = {"rate_scale", "rate_rps"}
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -90,105 +90,13 @@ def judged_reach(paper: str, n: int, of: int) -> str:
     return "not run" if not of else "agrees" if as_stated == of else "open" if as_stated else "differs"
 
 
-def standing(ratio: Estimate) -> str:
-    """Judge a ratio by its interval; one run, or one with bounds on both sides, says nothing.
-
-    A winner's interval lies beyond 1 by more than `ALIKE`.
-    """
-    if ratio.n == 1 or ratio.sign == "~":
-        return "open"
-    if ratio.low is not None and ratio.low > 1.0 + ALIKE:
-        return "ahead"
-    if ratio.high is not None and ratio.high < 1.0 - ALIKE:
-        return "behind"
-    return "even"
-
-
 # ------------------------------------------------------------------ estimates
-
-
-def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """A panel's rows."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    return table.filter(pc.equal(table["condition"].cast(pa.string()), panel["condition"]))
-
-
-def crossing(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Crossing | None:
-    """Where a system crosses the level on a panel, rates in requests per second; None where it was not run."""
-    axis = "rate_scale" if panel["axis"] == "rate_rps" else panel["axis"]
-    c = tidy.crossed(rows, axis, system, definition, level)
-    return c if c is None or panel["axis"] != "rate_scale" else c.times(panel["unit_rps"])
-
-
-def ratio(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """The ratio of two systems' crossings, paired by seed; None where they share no seed."""
-    ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (system, over))
-    return statistics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
-
-
-def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """The fewest GPUs on which a system holds the level; with `over` that number over another system's."""
-    curves = tidy.curves(rows, system, definition, "x")
-    ours = statistics.fewest(curves, level).at if curves else None
-    if not over or ours is None:
-        return ours
-    theirs = fewest(rows, over, "", definition, level)
-    return None if theirs is None else of_counts(ours, theirs)
-
-
-def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
-    """A ratio of counts: a bound where one of them is, "~" where both pull apart."""
-    signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
-    sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
-    return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)
-
-
-def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
-    """How many seeds reach the level anywhere on the axis, by the fit of each, and of how many."""
-    curves = tidy.curves(rows, system, definition, "x").values()
-    harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
-    held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
-    return sum(x is not None for x in held), len(held)
-
-
-class Loss(NamedTuple):
-    """What switching a part off changes at one x of a panel, in shares of 1."""
-
-    panel: Panel
-    x: float
-    pooled: Estimate  # the whole's attainment less that without the part
-    model: str  # the one that loses most
-    most: Estimate  # of it
 
 
 def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     """What a system loses without a part at every x of every panel of a claim, paired by seed."""
     definition = claim.definition or about["definitions"][0]
-    for panel in concerned(claim, about):
-        rows = of_panel(table, panel)
-        whole, without = (by_model(rows, name, definition) for name in (claim.system, claim.over))
-        for x in sorted(whole.keys() & without.keys()):
-            each = {
-                model: statistics.paired(shares, without[x][model])
-                for model, shares in whole[x].items()
-                if shares.keys() & without[x].get(model, {}).keys()
-            }
-            model = max((name for name in each if name), key=lambda name: each[name].mean, default="")
-            yield Loss(panel, x, each[""], model, each[model])
-
-
-def by_model(rows: pa.Table, system: str, definition: str) -> dict[float, dict[str, dict[int, float]]]:
-    """Attainment of a system by x, by model ("": pooled) and by seed; undefined values are left out."""
-    shares: dict[float, dict[str, dict[int, float]]] = {}
-    columns = ["label", "x", "seed", "over", "model", "definition", "value"]
-    for row in rows.select(columns).to_pylist():
-        asked = (row["label"], row["definition"]) == (system, definition) and row["over"] in {"pooled", "model"}
-        if asked and row["value"] is not None:
-            models = shares.setdefault(row["x"], {})
-            models.setdefault(row["model"] or "", {})[row["seed"]] = row["value"]
-    return shares
+    return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
 # ------------------------------------------------------------------ verdicts
@@ -225,19 +133,7 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
 
 def concerned(claim: Claim, about: About) -> list[Panel]:
     """The panels that a claim is about."""
-    return [panel for panel in about["panels"] if all(_matches(panel, key, value) for key, value in claim.on.items())]
-
-
-def _matches(panel: Panel, key: str, value: Any) -> bool:
-    match key:
-        case "condition":
-            return bool(panel["name"] == value)
-        case "trace":  # by the beginning of its name: a generator's has parameters
-            return str(panel["trace"]).startswith(value)
-        case "column":
-            return bool(panel["column"] + 1 == value)
-        case _:
-            return bool(panel[key] == value)
+    return crossings.concerned(about["panels"], claim.on)
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
@@ -264,7 +160,7 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     systems = [name for name in (claim.system, claim.over) if name]
     unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
     if claim.paper is None or panel["kind"]:
-        return _standing(claim, panel, rows, about, unfit)
+        return _standing(claim, panel, rows, about)
     if any(gone.every for gone in unfit.values()) and claim.what != "fewest":
         says = "does not fit" if claim.comparable else "not comparable"
         note = "; ".join(f"{name}: {gone.why}" for name, gone in unfit.items() if gone.every)
@@ -293,12 +189,14 @@ def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
             return here, estimate.text(here, STYLES[panel["axis"]])
 
 
-def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About, unfit: Mapping[str, tidy.Unfit]) -> Verdict:
+def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """Who is ahead, or the paper's number at both ends of a cumulative study.
 
     No ratio where a system has no room, or both are beyond the rates that were run for every seed.
     """
-    here, says, note = side_by_side(claim, panel, rows, about, unfit)
+    definition = claim.definition or about["definitions"][0]
+    pair = (claim.system, claim.over)
+    here, says, note = side_by_side(rows, panel, pair, definition, about["level"], about["seeds"])
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
@@ -311,36 +209,6 @@ def _at_an_end(panel: Panel, about: About) -> bool:
     """Tell whether a panel is the start of a cumulative study, or has all of its assumptions."""
     last = max((one["row"] for one in about["panels"] if one["kind"] == "cumulative"), default=None)
     return bool(panel["kind"] == "base" or panel["row"] == last)
-
-
-def side_by_side(
-    claim: Claim, panel: Panel, rows: pa.Table, about: About, unfit: Mapping[str, tidy.Unfit]
-) -> tuple[Estimate | None, str, str]:
-    """A ratio of crossings with its standing; a note where a system lacks room or the rates end too early."""
-    definition, level, n = claim.definition or about["definitions"][0], about["level"], about["seeds"]
-    sides = [tidy.curves(rows, name, definition, "x") for name in (claim.system, claim.over)]
-    signs = [[statistics.rate_at(curve, level)[1] for curve in side.values()] for side in sides]
-    notes = [
-        f"{name} is infeasible" + (f" for {unfit[name].seeds} of {n} seeds" if not unfit[name].every else "")
-        for name in (claim.system, claim.over)
-        if name in unfit
-    ]
-    gone = [name in unfit and unfit[name].every for name in (claim.system, claim.over)]
-    if any(gone):
-        other = signs[0] if gone[1] else signs[1]
-        holds = not all(gone) and "<" not in other
-        return None, ("ahead" if gone[1] else "behind") if holds else "open", ", ".join(notes)
-    lowest = max(min(curve) for side in sides for curve in side.values())
-    goal = f"{100 * level:g} %"
-    for sign, at, words in (("<", lowest, "neither holds"), (">", max(panel["xs"], default=math.inf), "both hold")):
-        both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
-        if both == n:
-            return None, "open", f"{words} {goal} at {at:g} req/s"
-        if both:
-            notes.append(f"{words} {goal} at {at:g} req/s for {both} of {n} seeds")
-    ours, theirs = sides
-    here = statistics.crossing_ratio(ours, theirs, level)
-    return here, standing(here), ", ".join(notes)
 
 
 # ------------------------------------------------------------------ in words

@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.report.estimate import NONE
 from harness.report.text_table import laid
+from harness.rows.crossings import Panel
+from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
 from harness.study import claims, weaving
 from harness.study import load as studies
-from harness.study.claims import SAYS, Panel, Verdict
+from harness.study.claims import SAYS, Verdict
 from harness.study.measure import Measured, measure
 from harness.study.study import START, Claim, Study
 

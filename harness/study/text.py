@@ -9,14 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.report import estimate
-from harness.report.estimate import NONE
 from harness.report.summary import dips
 from harness.report.text_table import laid
-from harness.rows import record, statistics, tidy
+from harness.rows import crossings, estimate, record, statistics, tidy
+from harness.rows.crossings import STANDINGS, Panel
+from harness.rows.estimate import NONE
 from harness.rows.statistics import Crossing, Estimate
 from harness.study import claims
-from harness.study.claims import AXES, SAYS, STANDINGS, STYLES, Panel, Verdict
+from harness.study.claims import AXES, SAYS, STYLES, Verdict
 from harness.study.study import AA, START, Claim
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
     about, axis = shown.about, panels[0]["axis"]
     level, names = f"{100 * about['level']:g} %", [d.upper() for d in about["definitions"]]
     several = len({panel["gpus"] for panel in panels}) > 1
-    given = axis not in claims.RATED
+    given = axis not in crossings.RATED
     yield _title(about, panels)
     head = ["trace", "models", "SLO", *["GPUs"] * several]
     head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
@@ -76,12 +76,12 @@ def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     slos = {panel["slo"] for panel in about["panels"]}
     for panel in panels:
-        rows = claims.of_panel(shown.table, panel)
+        rows = crossings.of_panel(shown.table, panel)
         labels = _labels(rows, panel)
         place = [panel["trace"], panel["models"], panel["slo"] if len(slos) > 1 else NONE,
                  *[str(panel["gpus"])] * several]  # fmt: skip
         for name in (*about["systems"], *_bounds(about)):
-            crossed = [claims.crossing(rows, panel, name, d, about["level"]) for d in about["definitions"]]
+            crossed = [crossings.crossing(rows, panel, name, d, about["level"]) for d in about["definitions"]]
             if not any(crossed):
                 continue  # not of this condition
             cells = [f"{panel['rate_rps']:.3g}", labels[name]] if given else [labels[name]]
@@ -109,8 +109,8 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     fixed = f"SLO {' and '.join(scales)}" if scales else rate if axis == "slo_scale" else f"SLO {first['slo']}"
     counts = dict.fromkeys(panel["gpus"] for panel in panels)
     gpus = "" if axis == "gpus" else f", {' and '.join(map(str, counts))} GPU{'s' * (list(counts) != [1])}"
-    holds = "holds" if axis in {*claims.RATED, "models"} else "reaches"
-    unit = " (req/s)" if axis in claims.RATED else ""
+    holds = "holds" if axis in {*crossings.RATED, "models"} else "reaches"
+    unit = " (req/s)" if axis in crossings.RATED else ""
     words = (tidy.machine(first["own"]), tidy.PLANS.get(first["own"].get("plan", "")))
     own = "".join(f", {word}" for word in words if word)
     if about["layout"] == "fleet":
@@ -178,7 +178,7 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) 
     if panel["at"] is not None:
         return float(panel["at"])
     first = name if about["layout"] == "fleet" else about["systems"][0]
-    c = claims.crossing(rows, panel, first, about["definitions"][0], about["level"])
+    c = crossings.crossing(rows, panel, first, about["definitions"][0], about["level"])
     return c.at.mean if c else None
 
 
@@ -203,7 +203,7 @@ def _matrix(shown: Shown) -> Iterator[str]:
             *(claim.label for claim in ratios)]  # fmt: skip
     table = [head]
     for panel in about["panels"]:
-        rows = claims.of_panel(shown.table, panel)
+        rows = crossings.of_panel(shown.table, panel)
         rates = [_rate(rows, panel, name, about) for name in about["systems"]]
         cells = [_signed(verdicts[claim.label, panel["condition"]]) for claim in ratios]
         table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps, *rates, *cells])
@@ -227,7 +227,7 @@ def stands(verdict: Verdict) -> str:
     """Who is ahead in a ratio, whatever the paper says of it."""
     if verdict.says in STANDINGS and verdict.rule == NONE and verdict.says != "open":
         return verdict.says
-    return "open" if verdict.here is None else claims.standing(verdict.here)
+    return "open" if verdict.here is None else crossings.standing(verdict.here)
 
 
 def _signed(verdict: Verdict) -> str:
@@ -239,7 +239,7 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
     gone = tidy.unfit(rows, name)
     if gone and gone.every:
         return "infeasible"
-    c = claims.crossing(rows, panel, name, about["definitions"][0], about["level"])
+    c = crossings.crossing(rows, panel, name, about["definitions"][0], about["level"])
     return NONE if c is None else estimate.text(c.at, spread=False)
 
 
@@ -295,7 +295,7 @@ def _parts(shown: Shown) -> Iterator[str]:
     whole = {
         (panel["condition"], x): shares[""]
         for panel in about["panels"]
-        for x, shares in sorted(claims.by_model(claims.of_panel(table, panel), first, definition).items())
+        for x, shares in sorted(crossings.by_model(crossings.of_panel(table, panel), first, definition).items())
     }
     rates = offered_rps(table)
     head = [f"{trace} {rates[trace, x]:.3g} req/s" for trace, x in _places(about, whole)]
@@ -373,7 +373,7 @@ def _copies(shown: Shown) -> Iterator[str]:
     name = shown.about["systems"][0]
     covers, worst = [], 0.0
     for panel in shown.about["panels"]:
-        rows = claims.of_panel(shown.table, panel)
+        rows = crossings.of_panel(shown.table, panel)
         for d in shown.about["definitions"]:
             ours, theirs = (tidy.curves(rows, system, d, "x") for system in (name, name + AA))
             for x in sorted({x for curve in theirs.values() for x in curve}):

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
 from harness.report.summary import scores, summarize
-from harness.rows import record, statistics, tidy
+from harness.rows import crossings, record, statistics, tidy
 from harness.rows.statistics import Curve, Estimate
 from harness.run import score
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
 from harness.run.spec import Spec
 from harness.run.teller import Teller
-from harness.study import claims
 from harness.study.constants import Constant, Setting, constants, settings
 from harness.study.measure import Measured, measure
 from harness.study.search import LEVEL
@@ -131,7 +130,7 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
     first, second = measured.about["systems"]
     definition = measured.about["definitions"][0]
     for panel in measured.about["panels"]:
-        rows = claims.of_panel(measured.table, panel)
+        rows = crossings.of_panel(measured.table, panel)
         ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (first, second))
         gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} is infeasible" for name, unfit in gone if unfit and unfit.word == "does not fit")

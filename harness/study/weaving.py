@@ -41,8 +41,8 @@ from harness.policy.actions import Action, Wake
 from harness.policy.events import Event, Woke
 from harness.policy.types import Batch, Gpus, Inst, Jobs, Plan, UserError
 from harness.policy.view import View
-from harness.report.estimate import NONE
 from harness.rows import record
+from harness.rows.estimate import NONE
 from harness.rows.statistics import interval
 from harness.run import sources
 from harness.run.spec import Spec, digest

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import pandas as pd
 
-from harness.report import estimate
-from harness.report.estimate import POINTS
+from harness.rows import estimate
+from harness.rows.estimate import POINTS
 from harness.rows.statistics import Estimate, paired
 
 REPEATS = 5
