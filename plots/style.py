@@ -237,6 +237,36 @@ def invalid(runs: pd.DataFrame) -> str:
     return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
 
 
+def foot(text: str, letters: int, points: float = 5.0) -> tuple[str, float]:
+    """Wrap a caption at so many letters a line; returns it with the inches that it takes in such a type."""
+    text = textwrap.fill(text, letters)
+    return text, 0.017 * points * (1 + text.count("\n"))
+
+
+def write_foot(figure: Figure, text: str, points: float = 5.0) -> None:
+    """Write a wrapped caption at the foot of a figure."""
+    figure.text(0.01, 0.006, text, fontsize=points, color="#404040", va="bottom", linespacing=1.25)
+
+
+def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
+    """A system's entry in a legend."""
+    return Line2D([], [], linestyle=look.line if line else "", label=label, **(look.marks() | more))
+
+
+def name_rows(axis: Axes, names: Sequence[str], **more: Any) -> None:
+    """Name the rows of an axis, the first on top; only the values have a scale."""
+    axis.set_yticks(range(len(names)), list(names), **more)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(visible=False, axis="y")
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def interval(axis: Axes, y: float, ends: tuple[float, float], color: str, width: float = 0.8) -> None:
+    """Draw an interval as a thin line along x."""
+    axis.plot(ends, [y, y], color=color, linewidth=width, solid_capstyle="butt", zorder=1.5)
+
+
 def below(figure: Figure, text: str, letters: int) -> None:
     """Write a caption below a constrained figure, so many letters a line."""
     text = textwrap.fill(text, letters)

@@ -1,0 +1,132 @@
+"""What a reader must know of a study: one caption for every layout, from its table and its facts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.rows import tidy
+from plots import style
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
+Panel = Mapping[str, Any]
+
+
+def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
+    """The paper, traces, models, GPUs, SLOs and seeds; what a layout tells; and what a reader could be misled by.
+
+    `spread` says what is drawn of several seeds.
+    """
+    runs = table.filter(table.column("skipped").is_null()).to_pandas()
+    own = runs[~runs["label"].isin(facts["controls"])]
+    simulated = "simulated" in set(own["fidelity"])
+    parts = [
+        f"After {facts['paper']}." if facts["paper"] else "",
+        " · ".join(filter(None, _setting(own, facts, spread))) + ".",
+        *told,
+        "Hollow: the models do not fit, with some seed or all." if own["infeasible"].notna().any() else "",
+        style.caps(table),
+        style.departs(own),
+        style.invalid(own),
+        *facts["notes"],
+        note,
+        style.TAILS if simulated else "",
+    ]
+    return " ".join(part for part in parts if part)
+
+
+def _setting(own: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
+    """What was run, in the order in which every caption has it."""
+    panels, seeds = facts["panels"], facts["seeds"]
+    yield _each(_traces(own, panels))
+    yield "models: " + _each(panel["models"] for panel in panels)
+    yield f"{span(own['gpus'].unique())} x {_each(own['gpu'].unique())}"
+    yield _machine(own, panels)
+    yield _each(own["fidelity"].unique())
+    yield style.unchecked(own)
+    yield f"SLO {slos(own['slo'].unique())}"
+    yield f"{spread} of {seeds} seeds" if seeds > 1 else "one run, no interval"
+    yield f"preliminary (--full: {facts['fuller']})" if facts.get("fuller") else ""
+    yield tidy.plans(own["plan_origin"].unique())
+
+
+def _traces(own: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
+    """Each trace with its tier, and how near a generated one comes."""
+    fits = {key: " and ".join(sorted(rows["fit"].dropna().unique()))
+            for key, rows in own.groupby("condition", observed=True)}  # fmt: skip
+    for panel in panels:
+        fit = fits.get(panel["condition"])
+        yield f"{panel['trace']} ({panel['tier']}{f', fit {fit}' if fit else ''})"
+
+
+def _machine(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
+    """The machine of the runs whose setting is that of the first panel; the axes of other panels say theirs."""
+    apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
+    machines = own.loc[~own["condition"].isin(apart), "machine"].dropna().unique()
+    return "memory and processes by condition" if len(machines) > 1 else _each(machines)
+
+
+def _each(values: Iterable[object]) -> str:
+    return ", ".join(str(x) for x in dict.fromkeys(values))
+
+
+def span(values: Iterable[float]) -> str:
+    """The least and the most."""
+    every = sorted(values)
+    return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
+
+
+def slos(rules: Iterable[str]) -> str:
+    """SLO rules in few words: the span of scales over what they scale; others as they are."""
+    of: dict[str, list[float]] = {}
+    for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
+        of.setdefault(base, []).append(scale)
+    return _each(f"{span(scales)} x {base}" if any(scales) else base for base, scales in of.items())
+
+
+def scale_base(rule: str) -> tuple[float, str]:
+    """An SLO rule's scale and base; seconds, and scales that differ between TTFT and TPOT, have none (0)."""
+    scale, x, base = rule.partition("x")
+    return (float(scale), base) if x and scale.replace(".", "").isdigit() else (0.0, rule)
+
+
+def asked(table: pa.Table, facts: Facts) -> Iterator[str]:
+    """Where rates were given and others followed by bisection, and how many requests a point has at least."""
+    sample, panels = facts["sample"], facts["panels"]
+    given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
+    if given and sample["rule"] == "bisect":
+        fixed = ", ".join(f"{rps:g}" for rps in given)
+        yield f"Rates: {fixed} req/s, then by bisection of each {sample['each']}'s crossing."
+    by = ["condition", "label", "x", *["seed"] * (sample["each"] == "seed")]
+    runs = table.select([*dict.fromkeys([*by, "over", "definition", "n", "infeasible"])]).to_pandas()
+    counted = runs[(runs["over"] == "pooled") & (runs["definition"] == facts["definitions"][0])]
+    points = counted.groupby(by, observed=True)
+    whole = points["n"].sum()[points["infeasible"].count() == 0]  # all seeds ran
+    if len(whole):
+        yield f"At least {int(whole.min()):,} requests a {'run' if 'seed' in by else 'point, over its seeds'}."
+
+
+def _rates_rps(panel: Panel) -> Sequence[float]:
+    """The rates that were given on a panel, in requests per second."""
+    return panel["rates_rps"] or (panel["xs"] if panel["axis"] == "rate_rps" else ())
+
+
+def seen(panels: Sequence[Panel]) -> Iterator[str]:
+    """How much planners saw of each model, where it was not what is replayed."""
+    sets: dict[str, dict[str, None]] = {}
+    for panel in panels:
+        if panel["plan"] == "held-out" and panel["axis"] != "models":
+            counts = " or ".join(" ".join(map(str, fold)) for fold in panel["seen"])
+            sets.setdefault(f"{panel['trace']}: {counts}", {})[panel["models"]] = None
+    if sets:
+        listed = "; ".join(f"{', '.join(models)} on {counts}" for counts, models in sets.items())
+        none = any(not all(fold) for panel in panels for fold in panel["seen"])
+        prior = " Where planners saw 0 requests, a prior of one decides." * none
+        yield (
+            "A seed replays one half of a replayed trace, planners see the other; synthetic traces are planned from "
+            f"another seed's draw. Requests that planners saw of each model, by popularity: {listed}.{prior}"
+        )

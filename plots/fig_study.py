@@ -1,0 +1,51 @@
+"""A study in its layout: curves over x, steps of ratios, a matrix of ratios, fewest GPUs, or parts switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+from harness.rows import record
+from harness.rows.record import SWEEP
+from plots import fleet, lines, matrix, parts, steps, style
+
+DRAWERS: Mapping[str, ModuleType] = {  # by layout: points(table, facts) and draw(table, facts, note)
+    "lines": lines,
+    "steps": steps,
+    "matrix": matrix,
+    "fleet": fleet,
+    "parts": parts,
+}
+
+
+def about(folder: Path) -> dict[str, Any]:
+    """Facts of a stored study; UserError where there is none."""
+    if not (folder / SWEEP).is_file():
+        raise UserError(f"{folder}: no study here ({SWEEP} is missing); bench study makes one")
+    facts = record.footer(folder / SWEEP)
+    if "layout" not in facts:
+        raise UserError(f"{folder}: this is no study; bench plot draws what it is")
+    return facts
+
+
+def draws(folder: Path) -> bool:
+    """A study whose layout is drawn."""
+    return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("layout") in DRAWERS
+
+
+def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
+    """Draw the study stored in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
+
+    A study that is a table alone has no figure. Raises UserError where there is no study or the disk refuses.
+    """
+    facts = about(sweep)
+    if facts["layout"] not in DRAWERS:
+        return []
+    table, drawer = pq.read_table(sweep / SWEEP), DRAWERS[facts["layout"]]
+    with style.theme():
+        return style.save(drawer.draw(table, facts, note), stem, drawer.points(table, facts), command)

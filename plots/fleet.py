@@ -1,0 +1,117 @@
+"""Attainment over the numbers of GPUs that were tried: a line of panels a workload, a column an SLO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from harness.policy.types import UserError
+from harness.rows import crossings
+from plots import style
+from plots.caption import Facts, Panel, caption
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+PANEL_IN, GAP_IN = 1.0, 0.42  # height of a panel, and of what stands below it
+NEAR = (0.955, 1.003)  # the attainment that is shown: where systems are told apart
+
+
+def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+    """Return what is drawn: one row a (condition, system, GPUs), the mean, least and most over seeds.
+
+    `answer` marks the fewest GPUs that reach the level.
+    """
+    definition = facts["definitions"][0]
+    rows: list[dict[str, Any]] = []
+    for panel in facts["panels"]:
+        here = crossings.of_panel(table, panel)
+        frame = here.to_pandas()
+        frame = frame[(frame["definition"] == definition) & (frame["over"] == "pooled") & frame["value"].notna()]
+        place = {key: panel[key] for key in ("condition", "trace", "rate_rps", "slo")}
+        for (label, gpus), own in frame.groupby(["label", "gpus"], observed=True, sort=True):
+            at = crossings.fewest(here, str(label), "", definition, facts["level"])
+            value = own["value"]
+            rows.append({**place, "label": str(label), "gpus": int(gpus), "mean": value.mean(), "low": value.min(),
+                         "high": value.max(), "n": len(own), "infeasible": bool(own["infeasible"].notna().any()),
+                         "answer": at is not None and at.sign != ">" and at.mean == gpus})  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+    """Draw the figure, a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
+    frame = points(table, facts)
+    if not len(frame):
+        raise UserError("nothing to draw: no run of this study has a value")
+    series = [label for label in facts["systems"] if label in set(frame["label"])]
+    looks = style.looks(series)
+    lines: dict[tuple[Any, ...], dict[str, Panel]] = {}
+    for panel in facts["panels"]:
+        lines.setdefault((panel["row"], panel["column"], panel["models"]), {})[_slo(panel)] = panel
+    slos = list(dict.fromkeys(map(_slo, facts["panels"])))
+    figure = Figure(figsize=(style.PAGE_IN, 1))
+    handles = [style.handle(label, looks[label]) for label in series]
+    top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
+    text, below = style.foot(_caption(table, facts, note), 165)
+    height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
+    figure.set_size_inches(style.PAGE_IN, height)
+    grid = figure.add_gridspec(len(lines), len(slos), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
+                               bottom=(below + GAP_IN + 0.05) / height, hspace=GAP_IN / PANEL_IN)  # fmt: skip
+    for i, panels in enumerate(lines.values()):
+        for j, slo in enumerate(slos):
+            axis = figure.add_subplot(grid[i, j])
+            if slo not in panels:
+                axis.set_axis_off()
+                continue
+            _panel(axis, panels[slo], frame[frame["condition"] == panels[slo]["condition"]], looks, facts["level"])
+            if i == 0:
+                axis.set_title(f"SLO {slo}", pad=3, fontsize=6.5)
+            if j:
+                axis.tick_params(labelleft=False)
+            else:
+                axis.set_ylabel(_ylabel(panels[slo], facts), fontsize=6)
+            if i == len(lines) - 1:
+                axis.set_xlabel("GPUs", labelpad=1)
+    style.write_foot(figure, text)
+    return figure
+
+
+def _slo(panel: Panel) -> str:
+    return str(panel["slo"]) if panel["slo_scale"] is None else f"{panel['slo_scale']:g}x{panel['slo']}"
+
+
+def _ylabel(panel: Panel, facts: Facts) -> str:
+    name = panel["trace"].partition("+")[0]
+    return f"{name}\n{panel['rate_rps']:.3g} req/s\n{facts['definitions'][0].upper()} met (%)"
+
+
+def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, style.Look], level: float) -> None:
+    """Curves over the counts that were sampled; a dotted drop at each answer."""
+    axis.axhline(level, color="#808080", linewidth=0.6, linestyle=(0, (4, 2)))
+    for label, look in looks.items():
+        own = frame[frame["label"] == label].sort_values("gpus")
+        axis.plot(own["gpus"], own["mean"], linestyle=look.line, color=look.color, linewidth=0.9)
+        for row in own.to_dict("records"):
+            axis.plot([row["gpus"]] * 2, [row["low"], row["high"]], color=look.color, linewidth=0.5, alpha=0.6)
+            axis.plot([row["gpus"]], [row["mean"]], **look.marks(hollow=row["infeasible"]), linestyle="none")
+        for gpus in own.loc[own["answer"], "gpus"]:
+            axis.axvline(gpus, ymax=0.5, color=look.color, linewidth=0.9, linestyle=(0, (1, 1)), alpha=0.8)
+    least, most = min(panel["xs"]), max(panel["xs"])
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(least / 1.08, most * 1.08)
+    axis.set_ylim(*NEAR)
+    axis.xaxis.set_major_locator(FixedLocator([x for x in (1, 2, 4, 6, 8, 12, 16, 24, 32, 64) if least <= x <= most]))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:g}"))
+
+
+def _caption(table: pa.Table, facts: Facts, note: str) -> str:
+    dotted = f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
+    shown = f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."
+    return caption(table, facts, "mean, least and most", dotted, shown, note=note)

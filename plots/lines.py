@@ -1,0 +1,359 @@
+"""Attainment over rates, SLO scales, GPUs or models: a line of panels a condition, a column a trace and definition."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.transforms import offset_copy
+
+from harness.policy.types import UserError
+from harness.rows import crossings, tidy
+from plots import style
+from plots.caption import Facts, Panel, asked, caption, seen
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Transform
+
+LINE_IN = 0.84  # height of a line of panels, with what stands below it
+TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
+NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+MARKER = 2.9  # points
+CONTROL_POINTS = 3.0  # between controls of one x
+QUIET = "#9a9a9a"
+CROSSES = (0, (3, 1.5))  # dashes where a level is crossed
+LABEL = 21  # letters of 6 points to an inch
+TICK = 4  # letters of a tick
+RATE = "requests per second"
+XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
+WORDS = {  # of what a condition says of its setting
+    "process": {"model": "one process each", "own": "own processes"},
+    "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
+    "assign": {"released": "streams as released", "shuffled": "streams shuffled"},
+    "plan": tidy.PLANS,
+}
+USUAL = {  # of what another condition says, and this one does not
+    "process": "own processes",
+    "sharing": "own sharing",
+    "assign": "streams as released",
+    "plan": tidy.PLANS["held-out"],
+    "placement": "own placements",
+    "pool_bytes": "processes inside 0.90",
+}
+CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
+NARROW = 4  # columns of panels that fit one column of a page
+Line = Mapping[int, Panel]  # by column: the panels that stand side by side
+
+
+class Drawn(NamedTuple):
+    """What every panel is drawn from."""
+
+    table: pa.Table
+    facts: Facts
+    frame: pd.DataFrame  # see `points`
+    looks: Mapping[str, style.Look]
+
+
+# ------------------------------------------------------------------ what is drawn
+
+
+def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+    """Return what is drawn: one row a (panel, system, x), each definition's mean, low and high, and weights moved."""
+    names = [*dict.fromkeys([*facts["definitions"], "both"])]
+    frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *tidy.POINT])
+    panels = {panel["condition"]: panel for panel in facts["panels"]}
+    rows = []
+    for (key, label, x), group in frame.groupby(["condition", "label", "x"], observed=True, sort=True):
+        panel, first = panels[str(key)], group.iloc[0]
+        values = group.set_index("definition").reindex([*names, *tidy.WEIGHTS])
+        row: dict[str, Any] = {name: panel[name] for name in ("condition", "axis", "trace", "tier", "models")}
+        row |= {"label": str(label), "x": x, "shown_x": first["x"] * _unit(panel)}
+        row |= {name: first[name] for name in ("gpus", "rate_scale", "slo", "fidelity", "n", "infeasible")}
+        row |= {f"{name}_{part}": values.loc[name, part] for name in names for part in ("mean", "low", "high")}
+        rows.append(row | {name: values.loc[name, "mean"] for name in tidy.WEIGHTS})
+    return pd.DataFrame(rows)
+
+
+def _unit(panel: Panel) -> float:
+    return float(panel["unit_rps"]) if panel["axis"] == "rate_scale" else 1.0
+
+
+def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: float) -> float | None:
+    """The x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
+    c = crossings.crossing(rows, panel, label, definition, level)
+    return c.at.mean if c is not None and c.at.sign == "=" else None
+
+
+def arranged(panels: Sequence[Panel]) -> list[Line]:
+    """Panels by line; two of the same condition, models, GPUs and trace, which differ in other fields, share none."""
+    lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
+    for panel in panels:
+        key = (panel["row"], panel["models"], panel["gpus"], panel["slo_scale"], panel["slo"])
+        again = next(k for k in range(len(panels)) if panel["column"] not in lines.get((*key, k), {}))
+        lines.setdefault((*key, again), {})[panel["column"]] = panel
+    return list(lines.values())
+
+
+# ------------------------------------------------------------------ the figure
+
+
+def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+    """Draw the figure, a column or a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
+    frame = points(table, facts)
+    if not len(frame):
+        raise UserError("nothing to draw: every run of this study was skipped (bench list tells why)")
+    drawn = Drawn(table, facts, frame, _looks(frame, facts))
+    lines, definitions = arranged(facts["panels"]), facts["definitions"]
+    traces = sorted({panel["column"] for panel in facts["panels"]})
+    columns = [(trace, definition) for trace in traces for definition in definitions]
+    titles = facts["titles"] or [_title(trace, lines) for trace in traces]
+    width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
+    text, below = style.foot(_caption(drawn, note), CAPTION[width], 4.6)
+
+    figure = Figure(figsize=(width, LINE_IN))
+    top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
+    top += _legend(figure, drawn, 4 if width == style.COLUMN_IN else 6)
+    below += 0.1
+    height = len(lines) * LINE_IN + top + 0.12 + below
+    figure.set_size_inches(width, height)
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, hspace=0.5,
+                               top=1 - top / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
+    for i, line in enumerate(lines):
+        axes = [figure.add_subplot(grid[i, j]) for j in range(len(columns))]
+        for j, (trace, definition) in enumerate(columns):
+            if trace in line:
+                _panel(axes[j], line[trace], definition, drawn)
+            else:
+                axes[j].set_axis_off()
+            if i == 0:
+                axes[j].set_title(definition.upper(), pad=3, fontsize=6)
+            axes[j].tick_params(labelleft=not j)
+        _label(axes, line, LETTERS[i % len(LETTERS)], facts["panels"][0])
+    for k, title in enumerate(titles):
+        _write_title(figure, title, figure.axes[k * len(definitions) : (k + 1) * len(definitions)], len(titles))
+    style.write_foot(figure, text, 4.6)
+    return figure
+
+
+def _looks(frame: pd.DataFrame, facts: Facts) -> dict[str, style.Look]:
+    """The looks of systems and controls, in the order of the legend; controls are all as grey as the known ones."""
+    series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
+    looks = style.looks(series)
+    others = {label for label in facts["controls"] if label not in style.SYSTEMS}
+    return {label: looks[label]._replace(color=QUIET) if label in others else looks[label] for label in series}
+
+
+def _title(column: int, lines: Sequence[Line]) -> str:
+    """The trace of a column; where lines of it have another, that one with their letters below.
+
+    Traces stand without their parameters, which the caption has.
+    """
+    of: dict[str, list[str]] = {}
+    for letter, line in zip(LETTERS, lines, strict=False):
+        if column in line:
+            name = line[column]["trace"].partition("+")[0]
+            of.setdefault(f"{name} ({line[column]['tier']})", []).append(letter)
+    first, *others = of
+    return "\n".join([first, *(f"({', '.join(of[name])}) {name}" for name in others)])
+
+
+def _write_title(figure: Figure, title: str, axes: Sequence[Axes], titles: int) -> None:
+    """Write the title of a trace above its columns, smaller where it is long."""
+    width, height = figure.get_size_inches()
+    first, last = axes[0].get_position(), axes[-1].get_position()
+    longest = max(map(len, title.split("\n")))
+    figure.text((first.x0 + last.x1) / 2, first.y1 + 0.15 / height, title, ha="center",
+                fontsize=6 * min(1.0, LABEL * width / titles / longest))  # fmt: skip
+
+
+def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
+    """Give a line of panels one range of y, its letter and models at the left, and its axis' words below."""
+    panel, figure = next(iter(line.values())), axes[0].get_figure(root=True)
+    assert figure is not None
+    low = min(axis.get_ylim()[0] for axis in axes if axis.axison)
+    for axis in axes:
+        axis.set_ylim(low, 100 + 0.06 * (100 - low))
+    axes[0].set_ylabel(f"{_called(panel['models'])}\n({letter}) SLO met (%)", fontsize=6, labelpad=1.5, linespacing=1.3)
+    width, height = figure.get_size_inches()
+    first, last, label = axes[0].get_position(), axes[-1].get_position(), _xlabel(panel, usual)
+    space = width * (last.x1 - first.x0)
+    figure.text((first.x0 + last.x1) / 2, first.y0 - 0.2 / height, label, ha="center", va="center",
+                fontsize=6 * min(1.0, LABEL * space / len(label)))  # fmt: skip
+
+
+def _called(models: str) -> str:
+    """How a line of panels is called: by its model set."""
+    name = models.partition("+models=")[0]
+    short = name if len(name) <= NAME else name[: NAME - 1] + "…"
+    return f"models: {short}" if len(short) <= CALLED else short
+
+
+def _xlabel(panel: Panel, usual: Panel) -> str:
+    """Name the axis, what stands still, and in what the setting is not that of the figure's first panel."""
+    facts = [f"{panel['count']} model{'s' * (panel['count'] > 1)}"] if panel["count"] else []
+    facts += [f"{panel['rate_rps']:.3g} req/s each"] if panel["axis"] == "models" else []
+    facts += [f"{panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"] if panel["gpus"] else []
+    facts += [f"SLO scale {panel['slo_scale']:g}"] if panel["slo_scale"] else []
+    facts += [f"SLO {panel['slo']}"] if panel["slo"] != usual["slo"] else []
+    own, others = panel["own"], usual["own"]
+    facts += [_setting(key, own.get(key)) for key in USUAL if own.get(key) != others.get(key)]
+    return f"{XLABEL[panel['axis']]} ({', '.join(facts)})"
+
+
+def _setting(key: str, value: Any) -> str:
+    """What a condition says of its setting, in words; None: it leaves it as usual."""
+    if value is None:
+        return USUAL[key]
+    if key == "pool_bytes":
+        return f"{value / 2**30:.4g} GiB a GPU for weights and KV"
+    return WORDS[key][value] if key in WORDS else f"placed as {Path(value).stem}"
+
+
+def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
+    """Put the legend on top; returns its height in inches."""
+    facts, frame = drawn.facts, drawn.frame
+    took: dict[str, set[int]] = {}
+    own: set[str] = set()
+    for panel in facts["panels"]:
+        here = frame[frame["condition"] == panel["condition"]].groupby("label")["gpus"].unique()
+        for label, counts in here.items():
+            took.setdefault(str(label), set()).update(map(int, counts))
+        own |= tidy.own_gpus({str(label): set(counts) for label, counts in here.items()}, panel["gpus"])
+    handles = []
+    for label, look in drawn.looks.items():
+        name = re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
+        name = tidy.with_gpus(name, took[label]) if label in own else name
+        handles.append(style.handle(name, look, line=label not in facts["controls"], **_marks(look)))
+    handles.append(Line2D([], [], color="#404040", linewidth=0.7, linestyle=CROSSES,
+                          label=f"crosses {100 * facts['level']:g} %"))  # fmt: skip
+    return style.legend(figure, handles, columns, fontsize=6, handlelength=2.0, columnspacing=0.9, labelspacing=0.25,
+                        handletextpad=0.4)  # fmt: skip
+
+
+# ------------------------------------------------------------------ a panel
+
+
+def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
+    size = MARKER * (1.4 if look.marker == "*" else 1.0)
+    return look.marks(hollow=hollow) | {"markersize": size, "markeredgewidth": 0.7 if hollow else 0.3}
+
+
+def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
+    """Curves with their intervals and crossings; controls are markers alone."""
+    facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
+    rows = crossings.of_panel(drawn.table, panel)
+    axis.axhline(100 * facts["level"], color="#808080", linewidth=0.5, zorder=1.5)
+    places = _places(frame, panel["axis"])
+    for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
+        own, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
+        x = np.array([places[at] for at in own["shown_x"]], np.float64)
+        y, low, high = (100 * own[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
+        hollow = own["infeasible"].to_numpy(bool)
+        if label not in facts["controls"]:
+            axis.fill_between(x, low, high, where=np.isfinite(low), color=look.color, alpha=0.15, linewidth=0)
+            axis.plot(x, y, color=look.color, linestyle=look.line, linewidth=0.9, zorder=z)
+            at = crossed(rows, panel, label, definition, facts["level"])
+            if at is not None:
+                axis.axvline(at, color=look.color, linewidth=0.7, linestyle=CROSSES, zorder=2)
+                axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
+        for which in (False, True):
+            some = hollow == which
+            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
+                      transform=_beside(axis, label, facts["controls"], frame))  # fmt: skip
+    lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
+    axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
+    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
+    _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
+    _break(axis, {x: place for x, place in places.items() if x != place})
+
+
+def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
+    """Controls stand left and right of an x that they share with others, or one would hide the other."""
+    mine = frame["label"] == label
+    if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
+        return axis.transData
+    shift = CONTROL_POINTS * (controls.index(label) - (len(controls) - 1) / 2 or 1.0)
+    return offset_copy(axis.transData, axis.get_figure(root=True), x=shift, units="points")
+
+
+def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
+    """Where each x stands on its axis: at itself, but GPUs that a system takes beyond those asked for after a break."""
+    several = frame.groupby("label")["shown_x"].transform("nunique") > 1
+    last = float((frame[several] if several.any() else frame)["shown_x"].max())
+    step = max(1.0, (last - float(frame["shown_x"].min())) / 4)
+    xs = sorted(map(float, frame["shown_x"].unique()))
+    beyond = [x for x in xs if x > last] if kind == "gpus" else []
+    return {x: last + step * (1 + beyond.index(x)) if x in beyond else x for x in xs}
+
+
+def _break(axis: Axes, beyond: Mapping[float, float]) -> None:
+    """Label what stands beyond the end of an axis, and break the axis before it."""
+    if not beyond:
+        return
+    end, (low, _) = max(axis.get_xticks()), axis.get_xlim()
+    axis.set_xlim(low, max(beyond.values()) + (end - low) / 12)
+    ticks = {x: f"{x:g}" for x in axis.get_xticks()} | {place: f"{x:g}" for x, place in beyond.items()}
+    axis.set_xticks(list(ticks), list(ticks.values()))
+    axis.text((end + min(beyond.values())) / 2, 0, "//", transform=axis.get_xaxis_transform(), ha="center", va="center",
+              fontsize=5, backgroundcolor="white", bbox={"color": "white", "pad": 0.2}, zorder=4)  # fmt: skip
+
+
+def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
+    """Four labels or so: GPUs in steps of 2; rates at powers of 2, scales at their own, on a logarithm."""
+    axis.xaxis.set_minor_locator(NullLocator())
+    if kind in {"gpus", "models"}:
+        space = (xs[-1] - xs[0]) / 20 or 1.0
+        axis.set_xlim(xs[0] - space, xs[-1] + space)
+        shown = [x for x in xs if (x - xs[0]) % 2 == 0] if kind == "gpus" else xs
+        axis.xaxis.set_major_locator(FixedLocator(shown))
+        return
+    axis.set_xscale("log", base=2)
+    axis.set_xlim(xs[0] / 1.2, xs[-1] * 1.2)
+    octaves = [2.0**k for k in range(-12, 20) if xs[0] / 1.1 <= 2.0**k <= xs[-1] * 1.1]
+    step = max(1, -(-len(octaves) // 4))
+    begin = next((k for k, x in enumerate(octaves) if len(f"{x:g}") <= TICK), 0)  # longer labels meet their neighbours
+    shown = octaves[begin::step] if kind in crossings.RATED else [xs[0], xs[len(xs) // 2], xs[-1]]
+    axis.xaxis.set_major_locator(FixedLocator(shown))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+# ------------------------------------------------------------------ the caption
+
+
+def _caption(drawn: Drawn, note: str) -> str:
+    table, facts = drawn.table, drawn.facts
+    told = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
+    return caption(table, facts, "mean and 95 % interval", *told, note=note)
+
+
+def _rates(panels: Sequence[Panel]) -> Iterator[str]:
+    """At which rate the panels stand that do not vary it."""
+    given = [p for p in panels if p["rate_rps"] is not None and p["axis"] != "models"]
+    for axis in dict.fromkeys(panel["axis"] for panel in given):
+        rates = (f"{p['rate_rps']:.3g} ({p['models']}, {p['trace']})" for p in given if p["axis"] == axis)
+        yield f"Over {XLABEL[axis]}: at {', '.join(rates)} req/s."
+
+
+def _bounds(facts: Facts) -> Iterator[str]:
+    """What the markers without a line are."""
+    names = facts["controls"]
+    if names:
+        found = any(panel["rates_rps"] for panel in facts["panels"])
+        at = f"at the highest rate that {facts['systems'][0]} holds and at the end" if found else "at the ends"
+        copy = " and the A/A copy" * any(name.endswith(" (A/A)") for name in names)
+        knows = "; static:oracle is static:rate whose plan knows the window" * ("static:oracle" in names)
+        yield f"Markers without a line: bounds{copy}, {at}{knows}."

@@ -1,0 +1,93 @@
+"""Where one system holds a higher rate than another: a coloured table of conditions and pairs of systems."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from harness.policy.types import UserError
+from harness.rows import estimate
+from harness.rows.crossings import STANDINGS
+from harness.rows.estimate import RATIO
+from harness.rows.statistics import Estimate
+from plots import style
+from plots.caption import Facts
+from plots.steps import caption_of_ratios, points, ratios
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+__all__ = ["draw", "points"]  # what is drawn are the ratios that steps have
+
+ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names
+
+
+class Fill(NamedTuple):
+    """How a cell is filled: told apart by colour, in grey by lightness and hatch."""
+
+    color: str
+    hatch: str
+
+
+FILLS: Mapping[str, Fill] = {
+    "ahead": Fill("#9ecae9", ""),
+    "behind": Fill("#f4b183", "////"),
+    "even": Fill("#f2f2f2", ""),
+    "open": Fill("#ffffff", "...."),
+}
+
+
+def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+    """Draw the table, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    own = ratios(table, facts)
+    if not own:
+        raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
+    names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("condition", "ratio"))
+    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
+    foot += 0.06
+    figure = Figure(figsize=(style.PAGE_IN, 1))
+    head = style.legend(figure, _handles(), len(FILLS), handlelength=1.8, columnspacing=1.6) + HEAD_IN
+    height = head + ROW_IN * len(names) + foot
+    figure.set_size_inches(style.PAGE_IN, height)
+    axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
+    for row in own:
+        _cell(axis, labels.index(row["ratio"]), names.index(row["condition"]), row)
+    axis.set_xlim(0, len(labels))
+    axis.set_ylim(len(names), 0)
+    axis.set_xticks([k + 0.5 for k in range(len(labels))], labels)
+    axis.set_yticks([k + 0.5 for k in range(len(names))], [textwrap.fill(name, 24) for name in names])
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0)
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(False)
+    style.write_foot(figure, text)
+    return figure
+
+
+def _handles() -> list[Patch]:
+    return [
+        Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
+              label="  ".join(STANDINGS[says]))
+        for says, fill in FILLS.items()
+    ]  # fmt: skip
+
+
+def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
+    """A ratio over its interval, on the colour and behind the sign of what it says."""
+    fill = FILLS[row["standing"]]
+    axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
+    text, bounds = textwrap.fill(row["note"], 20), ""
+    if row["mean"] is not None:
+        e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
+        text = estimate.text(e, RATIO, spread=False)
+        bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""
+    under = {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}  # no hatch behind the words
+    axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}", ha="center",
+              va="center", fontsize=5.2 if row["mean"] is None else 7, bbox=under)  # fmt: skip
+    if bounds:
+        axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=5.2, color="#303030", bbox=under)

@@ -1,0 +1,139 @@
+"""From a fair default to a paper's setting: the ratio of rates after each assumption, and after each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, NullFormatter
+
+from harness.policy.types import UserError
+from harness.rows import crossings
+from plots import style
+from plots.caption import Facts, asked, caption
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+# by where an assumption comes from; "": the start
+MARKERS: Mapping[str, str] = {"": "D", "paper states": "o", "released code": "s", "unknown": "^"}
+TOGETHER, ALONE, PAPER, EQUAL = style.BLUE, style.ORANGE, "#202020", "#909090"
+ROW_IN, HEAD_IN = 0.3, 0.26  # height of a step and of the legend
+ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from the middle of its step
+MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
+
+
+def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+    """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
+    return pd.DataFrame(ratios(table, facts))
+
+
+def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
+    """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
+    names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    rows = []
+    for claim in facts["claims"]:
+        pair = (claim["system"], claim["over"])
+        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
+            continue
+        definition = claim["definition"] or facts["definitions"][0]
+        for panel in crossings.concerned(facts["panels"], claim["on"]):
+            here = crossings.of_panel(table, panel)
+            if not {*pair} <= {*here["label"].unique().to_pylist()}:
+                continue
+            e, says, note = crossings.side_by_side(here, panel, pair, definition, facts["level"], facts["seeds"])
+            rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
+                         "step": names.index(panel["name"]), "ratio": " / ".join(pair), "paper": claim["paper"],
+                         "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
+                         "sign": e.sign if e else "=", "standing": says, "note": note})  # fmt: skip
+    return rows
+
+
+def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
+    """Draw the figure, two columns wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    shown = ratios(table, facts)
+    if all(row["mean"] is None for row in shown):
+        raise UserError("nothing to draw: no condition has a ratio")
+    names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
+    labels = list(dict.fromkeys(row["ratio"] for row in shown))
+    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
+    foot += 0.46
+    height = HEAD_IN + ROW_IN * len(names) + foot
+    figure = Figure(figsize=(style.PAGE_IN, height))
+    wide = 0.77 / len(labels)
+    for k, label in enumerate(labels):
+        axis = figure.add_axes((0.22 + k * wide, foot / height, wide - 0.025, ROW_IN * len(names) / height))
+        style.name_rows(axis, [f"+ {name}" if i else name for i, name in enumerate(names)])
+        axis.tick_params(labelleft=not k)
+        _panel(axis, [row for row in shown if row["ratio"] == label])
+        axis.set_xlabel(f"{label}, ratio of rates")
+    style.legend(figure, handles := _handles({row["origin"] for row in shown}), len(handles), handlelength=1.8,
+                 columnspacing=1.2)  # fmt: skip
+    style.write_foot(figure, text)
+    return figure
+
+
+def _handles(origins: set[str]) -> list[Line2D]:
+    return [
+        Line2D([], [], color=TOGETHER, marker="D", label="all steps so far"),
+        Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this alone"),
+        *(Line2D([], [], color="#606060", marker=MARKERS[x], linestyle="none", label=x)
+          for x in MARKERS if x and x in origins),
+        Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper"),
+        Line2D([], [], color=EQUAL, linewidth=0.9, label="equal"),
+    ]  # fmt: skip
+
+
+def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
+    """One ratio: the walk as steps, each change alone beside it, intervals as lines, and arrows where unbounded."""
+    stated = {x for row in own for x in (row["paper"] if isinstance(row["paper"], list) else [row["paper"]])}
+    papers = {x for x in stated if isinstance(x, int | float)}
+    means = [row["mean"] for row in own if row["mean"] is not None] + [1.0, *papers]
+    bounds = [x for row in own for x in (row["low"], row["high"]) if x]
+    left = max(min([*means, *bounds]), min(means) / FAR) / MARGIN
+    right = min(max([*means, *bounds]), max(means) * FAR) * MARGIN
+    axis.set_xscale("log")
+    axis.set_xlim(left, right)
+    axis.axvline(1.0, color=EQUAL, linewidth=0.9, zorder=0.5)
+    for paper in papers:
+        axis.axvline(paper, color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, zorder=0.5)
+    walk = [(row["mean"], _y(row)) for row in own if row["kind"] != "alone" and row["mean"] is not None]
+    axis.step(*zip(*walk, strict=True), where="post", color=TOGETHER, linewidth=1.1, zorder=2)
+    for row in own:
+        alone = row["kind"] == "alone"
+        y, color = _y(row), ALONE if alone else TOGETHER
+        if row["mean"] is None:
+            axis.text(left * 1.05, y, row["note"], fontsize=5, color=color, va="center")
+            continue
+        _interval(axis, y, row, (left, right), color)
+        axis.plot([row["mean"]], [y], marker=MARKERS[row["origin"]], color=color, zorder=3, markersize=4.0,
+                  markerfacecolor="white" if alone else color)  # fmt: skip
+    axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _y(row: Mapping[str, Any]) -> float:
+    """Where a ratio is drawn: in its step, all steps so far above this one alone."""
+    return float(row["step"] + ASIDE.get(row["kind"], 0.0))
+
+
+def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float, float], color: str) -> None:
+    """The interval as a line, with an arrow on a side on which it has no bound or leaves the panel."""
+    left, right = within
+    low = row["mean"] if row["n"] == 1 else left if row["low"] is None else max(row["low"], left)
+    high = row["mean"] if row["n"] == 1 else right if row["high"] is None else min(row["high"], right)
+    style.interval(axis, y, (low, high), color)
+    for end, edge, arrow in ((low, left, "<"), (high, right, ">")):
+        if end == edge:
+            axis.plot([end], [y], marker=arrow, markersize=3.2, color=color, clip_on=False, zorder=3)
+
+
+def caption_of_ratios(table: pa.Table, facts: Facts, note: str) -> str:
+    """Say what a reader must know of the runs, and how rates were chosen."""
+    what = f"Ratios of the rates at which {100 * facts['level']:g} % {facts['definitions'][0].upper()} is held."
+    return caption(table, facts, "mean and 95 % interval", what, *asked(table, facts), note=note)
