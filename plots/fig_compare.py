@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,12 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness.policy.types import UserError
-from harness.rows import tidy
+from harness.rows import record, tidy
 from harness.rows.record import SWEEP
 from plots import style
 
@@ -26,18 +24,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
+COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the papers' target
 HEIGHT_IN = 4.6
 ATTAINMENT = {"both": "TTFT and TPOT met", "ttft": "TTFT met", "tpot": "TPOT met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
-FOOTER = {b"judges", b"runs", b"key"}  # what the table of a comparison says of itself
 COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low", "high", "n", "infeasible"]
 
 
 def draws(folder: Path) -> bool:
-    """A comparison: a table of attainment with no layout of its own."""
-    path = folder / SWEEP
-    return path.is_file() and (pq.read_metadata(path).metadata or {}).keys() <= FOOTER | {b"ARROW:schema"}
+    """A comparison: a table of attainment that is no other study's."""
+    return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("study", COMPARISON) == COMPARISON
 
 
 def points(table: pa.Table) -> pd.DataFrame:
@@ -67,11 +64,11 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
     about = table.filter(table.column("skipped").is_null()).to_pandas()
     notes = " ".join(part for part in (_notes(frame), style.caps(table), style.departs(about), note) if part)
-    text = textwrap.fill(style.caption(about, frame["n"], notes), 92)
+    text, foot = style.foot(style.caption(about, frame["n"], notes), 92)
 
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
     top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
-    bottom = (0.36 + 0.085 * (1 + text.count("\n"))) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
+    bottom = (0.36 + foot) / HEIGHT_IN  # inches: the axis' words, then lines of the caption
     grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
@@ -88,7 +85,7 @@ def draw(table: pa.Table, note: str = "") -> Figure:
             _latency(axis, own["mean"].to_numpy(np.float64) * unit)
     axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=4.5, fontsize=6, color="#404040")
     figure.text(0.55, bottom - 0.24 / HEIGHT_IN, _rate_label(frame), ha="center", va="center", fontsize=7)
-    figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
+    style.write_foot(figure, text)
     return figure
 
 
@@ -177,7 +174,7 @@ def _rate_label(frame: pd.DataFrame) -> str:
 
 def _legend(figure: Figure, of: Mapping[str, style.Look], order: Sequence[str]) -> float:
     """Put the legend on top in as many columns as fit; returns its height in inches."""
-    handles = [Line2D([], [], linestyle=of[series].line, label=series, **of[series].marks()) for series in order]
+    handles = [style.handle(series, of[series]) for series in order]
     return style.legend(figure, handles, 4, handlelength=2.2, columnspacing=1.0, labelspacing=0.3)
 
 

@@ -1,14 +1,8 @@
-"""The lead of one system over another while constants of the machine are halved and doubled: a bar a constant.
-
-python -m plots.fig_tornado results/arena-chat-3f9c plots/out/tornado-3f9c
-"""
+"""The lead of one system over another while constants of the machine are halved and doubled: a bar a constant."""
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
+from harness.rows import record
 from harness.rows.record import SENSITIVITY, SWEEP
 from plots import style
 
@@ -40,12 +35,11 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     path = sweep / SENSITIVITY
     if not path.is_file():
         raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
-    facts = pq.read_metadata(path).metadata or {}
-    known = {key: json.loads(facts[key.encode()]) for key in ("first", "second", "definition", "rates")}
+    facts = record.footer(path)
     runs: pd.DataFrame = pq.read_table(sweep / SWEEP).to_pandas()
-    runs = runs[runs["label"].isin([known["first"], known["second"]]) & runs["rate_scale"].isin(known["rates"])]
+    runs = runs[runs["label"].isin([facts["first"], facts["second"]]) & runs["rate_scale"].isin(facts["rates"])]
     frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    return frame, known, runs
+    return frame, facts, runs
 
 
 def points(frame: pd.DataFrame, facts: Mapping[str, Any]) -> pd.DataFrame:
@@ -76,8 +70,8 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
         raise UserError("nothing to draw: no constant was varied")
     base, own = shown.iloc[0], shown.iloc[1:]
     names = list(dict.fromkeys(own["constant"]))
-    text = textwrap.fill(style.caption(runs, [int(base["n"])], f"{_notes(own)} {note}".strip()), 92)
-    foot = 0.52 + 0.085 * (1 + text.count("\n"))
+    text, foot = style.foot(style.caption(runs, [int(base["n"])], f"{_notes(own)} {note}".strip()), 92)
+    foot += 0.52
     height = HEAD_IN + BAR_IN * len(names) + foot
     figure = Figure(figsize=(style.COLUMN_IN, height))
     axis = figure.add_axes((0.34, foot / height, 0.63, BAR_IN * len(names) / height))
@@ -95,11 +89,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
         axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
         axis.xaxis.set_minor_formatter(lambda x, _: f"{x:g}")
     values = dict(zip(own["constant"], own["value"], strict=True))
-    axis.set_yticks(range(len(names)), [_label(name, values[name]) for name in names], fontsize=5.5)
-    axis.set_ylim(len(names) - 0.5, -0.5)
-    axis.grid(visible=False, axis="y")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.tick_params(axis="y", length=0)
+    style.name_rows(axis, [_label(name, values[name]) for name in names], fontsize=5.5)
     what = "ratio of rates at 99 %" if many else f"points of SLO attainment, rate scale {facts['rates'][0]:g}"
     axis.set_xlabel(f"{facts['first']} ahead of {facts['second']}\n({what})", fontsize=6.5)
     keys = dict.fromkeys(own["setting"])
@@ -107,7 +97,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
     handles += [Line2D([], [], color="#202020", linewidth=0.8, label="as it is"),
                 Line2D([], [], color="#202020", linewidth=0.8, linestyle=(0, (4, 2)), label="equal")]  # fmt: skip
     style.legend(figure, handles, 5, handlelength=1.4, columnspacing=1.0)
-    figure.text(0.01, 0.006, text, fontsize=5, color="#404040", va="bottom", linespacing=1.25)
+    style.write_foot(figure, text)
     return figure
 
 
@@ -119,8 +109,8 @@ def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
     color = _color(row.setting)
     axis.barh(y, row.mean - base, THICK, left=base, color="white" if row.note else color, linewidth=0.8,
               edgecolor="black" if turned else color)  # fmt: skip
-    ends = [x if np.isfinite(x) else row.mean for x in (row.low, row.high)]
-    axis.plot(ends, [y, y], color="#404040", linewidth=0.6, solid_capstyle="butt")
+    low, high = (x if np.isfinite(x) else row.mean for x in (row.low, row.high))
+    style.interval(axis, y, (low, high), "#404040", 0.6)
 
 
 def _notes(own: pd.DataFrame) -> str:
@@ -146,12 +136,3 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     frame, facts, runs = read(sweep)
     with style.theme():
         return style.save(draw(frame, facts, runs, note), stem, points(frame, facts), command)
-
-
-def main(arguments: Sequence[str]) -> None:
-    """SWEEP STEM."""
-    render(Path(arguments[0]), Path(arguments[1]), "python -m plots.fig_tornado " + " ".join(arguments))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -90,14 +90,14 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
 def _panel(axis: Axes, own: pd.DataFrame) -> None:
     """A bar a part with its interval; the model that loses most as a diamond."""
     axis.axvline(0.0, color="#202020", linewidth=0.7)
-    for k, row in enumerate(own.itertuples()):
-        if np.isnan(row.lost):
+    for k, (lost, low, high, most) in enumerate(own[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
+        if np.isnan(lost):
             continue
-        told = np.isfinite(row.low) and not row.low <= 0 <= row.high
-        axis.barh(k, row.lost, 0.6, color=LOST if told else "white", edgecolor=LOST, linewidth=0.8)
-        if np.isfinite(row.low):
-            style.interval(axis, k, (row.low, row.high), "#404040")
-        axis.plot([row.most], [k], "D", color=MOST, markersize=2.6, zorder=3)
+        told = bool(np.isfinite(low)) and not low <= 0 <= high
+        axis.barh(k, lost, 0.6, color=LOST if told else "white", edgecolor=LOST, linewidth=0.8)
+        if np.isfinite(low):
+            style.interval(axis, k, (low, high), "#404040")
+        axis.plot([most], [k], "D", color=MOST, markersize=2.6, zorder=3)
 
 
 def _caption(table: pa.Table, facts: Facts, note: str) -> str:

@@ -96,11 +96,11 @@ def side_by_side(
         for name in systems
         if name in unfit
     ]
-    gone = [name in unfit and unfit[name].every for name in systems]
-    if any(gone):
-        other = signs[0] if gone[1] else signs[1]
-        holds = not all(gone) and "<" not in other
-        return Standing(None, ("ahead" if gone[1] else "behind") if holds else "open", ", ".join(notes))
+    out = [name in unfit and unfit[name].every for name in systems]
+    if any(out):
+        other = signs[0] if out[1] else signs[1]
+        holds = not all(out) and "<" not in other
+        return Standing(None, ("ahead" if out[1] else "behind") if holds else "open", ", ".join(notes))
     lowest = max(min(curve) for side in sides for curve in side.values())
     goal = f"{100 * level:g} %"
     for sign, at, words in (("<", lowest, "neither holds"), (">", max(panel["xs"], default=math.inf), "both hold")):
