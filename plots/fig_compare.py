@@ -33,8 +33,8 @@ COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low",
 
 
 def draws(folder: Path) -> bool:
-    """A comparison: a table of attainment that is no other study's."""
-    return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("study", COMPARISON) == COMPARISON
+    """A comparison: a study that bench compare makes of its options."""
+    return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("study") == COMPARISON
 
 
 def points(table: pa.Table) -> pd.DataFrame:

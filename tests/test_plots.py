@@ -29,14 +29,18 @@ PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f
 
 def sweep(*runs: dict[str, Any]) -> pa.Table:
     """Made-up rows of attainment.parquet: a run is a few columns and its pooled values by definition."""
-    lines = []
+    return pa.Table.from_pylist(rows(*runs), schema=PLAIN).cast(tidy.TABLE_SCHEMA)
+
+
+def rows(*runs: dict[str, Any]) -> list[dict[str, Any]]:
+    lines: list[dict[str, Any]] = []
     for run in runs:
         about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
                  "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "replayed", "fidelity": "simulated",
                  "plan_origin": "trace"} | {k: v for k, v in run.items() if k != "values"}  # fmt: skip
-        about |= {"system": about["label"], "over": "pooled", "n": 100}
+        about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 100}
         lines += [{**about, "definition": name, "value": value} for name, value in run["values"].items()]
-    return pa.Table.from_pylist(lines, schema=PLAIN).cast(tidy.TABLE_SCHEMA)
+    return lines
 
 
 def values(both: float, ttft_s: float = 0.1, rate: float = 1.0) -> dict[str, float]:
@@ -75,9 +79,8 @@ def folder(path: Path, table: pa.Table) -> Path:
 
 
 FOOTERS: dict[str, dict[str, Any]] = {
-    "compare": {"judges": [], "runs": {}},
-    "paper": {"figure": "fig7", "judges": [], "runs": {}},
-    "fleet": {"fleet": "fig12", "judges": [], "runs": {}},
+    "compare": {"study": "comparison", "layout": "table", "runs": {}},
+    "study": {"study": "fig7", "layout": "lines", "runs": {}},
 }
 
 
