@@ -34,11 +34,14 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
         panels = crossings.concerned(facts["panels"], claim["on"])
         for loss in crossings.losses(table, panels, claim["system"], claim["over"], definition):
             panel, lost = loss.panel, loss.pooled.times(100.0)
-            unit = panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0
-            shares = crossings.by_model(crossings.of_panel(table, panel), claim["system"], definition)[loss.x][""]
+            here = crossings.of_panel(table, panel)
+            whole, offered_rps = (
+                np.mean([*crossings.by_model(here, claim["system"], name)[loss.x][""].values()])
+                for name in (definition, "offered_rps")
+            )
             rows.append({"part": part, "without": claim["over"], "condition": panel["condition"],
-                         "trace": panel["trace"], "x": loss.x, "shown_x": loss.x * unit,
-                         "whole": 100 * sum(shares.values()) / len(shares), "lost": lost.mean, "low": _end(lost.low),
+                         "trace": panel["trace"], "x": loss.x, "offered_rps": offered_rps,
+                         "whole": 100 * whole, "lost": lost.mean, "low": _end(lost.low),
                          "high": _end(lost.high), "n": lost.n, "model": loss.model,
                          "most": 100 * loss.most.mean})  # fmt: skip
     return pd.DataFrame(rows)
@@ -74,7 +77,9 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         axis.set_xlim(low - 0.06 * (high - low), high + 0.06 * (high - low))
         _panel(axis, own.set_index("part").reindex(parts))
         at = own.iloc[0]
-        axis.set_title(f"{at['trace'].partition('+')[0]}\n{at['shown_x']:.3g} req/s, {at['whole']:.1f} %", fontsize=6)
+        axis.set_title(
+            f"{at['trace'].partition('+')[0]}\n{at['offered_rps']:.3g} req/s, {at['whole']:.1f} %", fontsize=6
+        )
     left = NAMES_IN / style.PAGE_IN
     figure.text((1 + left) / 2, (foot + 0.12) / height, f"points of {facts['definitions'][0].upper()} attainment lost",
                 ha="center", fontsize=6.5)  # fmt: skip

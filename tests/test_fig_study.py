@@ -306,7 +306,7 @@ def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]
     for seed in range(3):
         run = {"condition": "busy", "x": 4.0, "label": label, "seed": seed}
         pooled = (small + large) / 2 - seed / 1000
-        yield {**run, "values": {"ttft": pooled}}
+        yield {**run, "values": {"ttft": pooled, "offered_rps": 6.0}}
         for model, met in (("small", small), ("large", large)):
             yield {**run, "over": "model", "model": model, "values": {"ttft": met}}
 
@@ -320,7 +320,7 @@ def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:
     points = parts.points(table, facts).set_index("part")
     lost = points.loc["eviction"]
     assert (lost["lost"], lost["most"], lost["model"]) == (pytest.approx(30.0), pytest.approx(50.0), "large")
-    assert (lost["whole"], lost["shown_x"], lost["n"]) == (pytest.approx(94.9), 6.0, 3)
+    assert (lost["whole"], lost["offered_rps"], lost["n"]) == (pytest.approx(94.9), 6.0, 3)
     assert points.loc["prism+way=cold", "lost"] == 0.0  # without words of its own it is called by its system
     with style.theme():
         figure = parts.draw(table, facts)
