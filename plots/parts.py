@@ -35,16 +35,20 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
         for loss in crossings.losses(table, panels, claim["system"], claim["over"], definition):
             panel, lost = loss.panel, loss.pooled.times(100.0)
             here = crossings.of_panel(table, panel)
-            whole, offered_rps = (
-                np.mean([*crossings.by_model(here, claim["system"], name)[loss.x][""].values()])
-                for name in (definition, "offered_rps")
-            )
+            whole = crossings.by_model(here, claim["system"], definition)[loss.x][""].values()
             rows.append({"part": part, "without": claim["over"], "condition": panel["condition"],
-                         "trace": panel["trace"], "x": loss.x, "offered_rps": offered_rps,
-                         "whole": 100 * whole, "lost": lost.mean, "low": _end(lost.low),
+                         "trace": panel["trace"], "x": loss.x, "offered_rps": _offered_rps(here, loss.x),
+                         "whole": 100 * sum(whole) / len(whole), "lost": lost.mean, "low": _end(lost.low),
                          "high": _end(lost.high), "n": lost.n, "model": loss.model,
                          "most": 100 * loss.most.mean})  # fmt: skip
     return pd.DataFrame(rows)
+
+
+def _offered_rps(rows: pa.Table, x: float) -> float:
+    """Requests a second that the runs of a panel were offered at x, in the mean."""
+    frame = rows.select(["x", "over", "definition", "value"]).to_pandas()
+    own = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
+    return float(own["value"].mean())
 
 
 def _end(points: float | None) -> float:

@@ -62,7 +62,7 @@ ARCHITECTURE = {
         "numpy pandas pyarrow scipy tomli_w",
     ),
     "validate": Box(
-        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads report run study",
+        "policy loop rows engines engines.costs engines.sim engines.servers traces workloads run study",
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
