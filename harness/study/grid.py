@@ -143,9 +143,9 @@ def _placed(spec: Spec, place: Mapping[str, Any], axis: str, xs: tuple[Any, ...]
 
 def _trace(spec: Spec, gpus: int, window_s: float) -> str:
     """The trace as runs of a set know it; a generator's as long as the window that is asked for."""
-    if not window_s:
-        return spec.trace
     name = resolve(replace(spec, gpus=gpus, rate_scale=1.0, slo="")).trace
+    if not window_s:
+        return name
     trace = load_trace(name)
     return name if trace.maker is None or trace.span_s >= window_s else f"{trace.maker}+span_s={window_s:g}"
 
