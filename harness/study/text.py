@@ -57,8 +57,9 @@ def lines(shown: Shown) -> Iterator[str]:
 
 def _blocks(shown: Shown) -> Iterator[str]:
     for row in sorted({panel["row"] for panel in shown.about["panels"]}):
+        if row:
+            yield ""
         yield from _block(shown, shown.panels(row))
-        yield ""
     yield from departures(shown.table)
 
 
