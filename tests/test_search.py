@@ -1,0 +1,300 @@
+"""Which x is run next: knees by octaves, bisection of a crossing, bracketing of the fewest; and nothing twice."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.rows import statistics
+from harness.rows.statistics import Estimate
+from harness.study.search import FLOOR, LEVEL, LOW, TOP, Ask, Range, between, following, grid, highest, rounded
+from harness.study.study import Sample
+from tests.cases import cases
+
+Attained = Callable[[str, float, int], float]  # of a system at an x with a seed
+KNEE, COMMON = Sample("knee", points=6), Sample("knee", each="panel")
+
+
+def rounds(
+    sample: Sample, bounds: Range, attained: Attained, *, systems: tuple[str, ...] = ("a",), seeds: int = 1
+) -> tuple[list[Ask], dict[str, dict[int, dict[float, dict[str, float]]]]]:
+    """Every round of a search until nothing is asked, and what was seen at last."""
+    curves: dict[str, dict[int, dict[float, dict[str, float]]]] = {name: {} for name in systems}
+    asked: list[Ask] = []
+    while any((ask := following(sample, bounds, curves)).xs.values()):
+        asked.append(ask)
+        for name, xs in ask.xs.items():
+            for x in xs:
+                for seed in range(1 if ask.first_seed else seeds):
+                    curves[name].setdefault(seed, {})[x] = {"ttft": attained(name, x, seed)}
+        if ask.last:
+            break
+    return asked, curves
+
+
+def order(sample: Sample, bounds: Range, attained: Attained, seeds: int = 1) -> list[float]:
+    """The x of one system in the order in which they are asked for."""
+    return [x for ask in rounds(sample, bounds, attained, seeds=seeds)[0] for x in ask.xs["a"]]
+
+
+# ------------------------------------------------------------------ given x
+
+
+def test_given_x_are_asked_once_and_of_all_seeds() -> None:
+    for sample in (Sample(), KNEE, COMMON):
+        asked, _ = rounds(sample, Range(LEVEL, (1.0, 2.0), 0.1), lambda *_: 0.5, systems=("a", "b"), seeds=2)
+        assert asked == [Ask({"a": (1.0, 2.0), "b": (1.0, 2.0)}, last=True)]
+
+
+# ------------------------------------------------------------------ around the knee
+
+
+def seen(holds: int, falls: int, lowest: float = 1.0) -> dict[float, dict[str, float]]:
+    """What a search saw of a system that holds `holds` octaves and is below 90 % after `falls`."""
+    return {
+        lowest * 2.0**k: {"ttft": 1.0 if k < holds else 0.95 if k < falls else 0.5, "tpot": 1.0}
+        for k in range(falls + 1)
+    }
+
+
+@given(st.integers(0, 6), st.integers(0, 3), st.integers(2, 14), st.sampled_from([0.25, 1.0, 2.0]))
+def test_rates_reach_from_the_lowest_to_the_fall(holds: int, more: int, least: int, lowest: float) -> None:
+    curve = seen(holds, holds + more, lowest)
+    rates = grid(curve, least)
+    assert len(rates) >= least
+    assert list(rates) == sorted(set(rates))
+    assert set(curve) <= set(rates)  # what was searched is not run in vain
+    assert (rates[0], rates[-1]) == (lowest, max(*curve, 4 * lowest))
+    assert set(rates) <= set(grid(curve, 2 * least))  # --full holds the default
+
+
+def test_rates_are_finer_around_the_knee() -> None:
+    assert grid(seen(3, 4), 6) == (1, 2, 4, 5.66, 8, 11.3, 16)
+    assert len(grid(seen(0, 0), 6)) == 9  # fell at once: quarters of the two octaves above
+
+
+def test_a_dip_at_a_low_rate_is_not_the_knee() -> None:
+    """A system that attains 98.4 to 99.3 % at the lowest rates, holds 99 % at 8, and has fallen at 16."""
+    shares = {0.5: 0.984, 1.0: 0.993, 2.0: 0.996, 4.0: 0.999, 8.0: 0.995, 16.0: 0.8}
+    dips = {rate: {"ttft": share, "tpot": 1.0} for rate, share in shares.items()}
+    assert highest(dips.items(), 0.99) == 8.0
+    assert {8.0, 11.3, 16.0} <= set(grid(dips, 6))
+    assert set(grid(dips, 6)) - set(shares) == {11.3}  # no rate is spent on the dip
+    worse = {rate: scores | {"tpot": 1.0 if rate <= 2 else 0.9} for rate, scores in dips.items()}
+    assert highest(worse.items(), 0.99) == 2.0  # by every definition
+    unlucky = [*dips.items(), *((rate, {"ttft": 0.9, "tpot": 1.0}) for rate in shares)]
+    assert highest(unlucky, 0.99) is None  # of the mean over seeds
+
+
+def test_each_system_is_followed_to_its_own_fall() -> None:
+    """Octaves by the first seed from the lowest rate, at least two of them; then each grid, of all seeds."""
+    asked, curves = rounds(KNEE, Range(LEVEL, (), 0.5), lambda name, x, _: float(x <= {"a": 4.0, "b": 0.1}[name]),
+                           systems=("a", "b"), seeds=2)  # fmt: skip
+    *search, last = asked
+    assert [ask.xs for ask in search] == [{"a": (0.5,), "b": (0.5,)}, {"a": (1.0,), "b": (1.0,)},
+                                          {"a": (2.0,), "b": (2.0,)}, {"a": (4.0,)}, {"a": (8.0,)}]  # fmt: skip
+    assert all(ask.first_seed and not ask.last for ask in search)
+    assert (last.first_seed, last.last) == (False, True)
+    assert last.xs["a"] == (0.5, 1, 2, 4, 5.66, 8)
+    assert last.xs["b"] == grid({x: {"ttft": 0.0} for x in (0.5, 1.0, 2.0)}, 6)
+    assert set(curves["a"][1]) == set(last.xs["a"])
+
+
+def test_a_system_that_never_falls_is_given_up_far_out() -> None:
+    asked, _ = rounds(KNEE, Range(LEVEL, (), 1.0), lambda *_: 1.0)
+    assert asked[-2].xs == {"a": (256.0,)}
+    assert asked[-1].xs["a"][-1] == 256.0
+
+
+def common(knees: Mapping[str, float]) -> tuple[list[float], tuple[float, ...]]:
+    """The octaves that are searched, and the rates that are run, of systems that fall as 1 / x behind their knees."""
+    asked, _ = rounds(COMMON, Range(LEVEL, (), 1.0), lambda name, x, _: min(1.0, knees[name] / x), systems=(*knees,))
+    *search, last = asked
+    assert all(ask.first_seed and len({*ask.xs.values()}) == 1 for ask in search)
+    (rates,) = {*last.xs.values()}
+    return [ask.xs[name][0] for ask in search for name in [next(iter(ask.xs))]], rates
+
+
+COMMONLY: list[tuple[dict[str, float], list[float], list[float] | None]] = [
+    ({"a": 3.0, "b": 5.0}, [1, 2, 4, 8], [2, 2.52, 3.17, 4, 5.04, 6.35, 8]),
+    ({"a": 3.9}, [1, 2, 4, 8], None),  # at 4 still above 90 %
+    ({"a": 2.0, "b": 2.0}, [1, 2, 4], [2, 2.3, 2.64, 3.03, 3.48, 4]),
+    ({"a": 1000.0}, [1, 2, 4, 8, 16, 32, TOP], [1, 2, 4, 8, 16, 32, TOP]),
+    ({"a": 0.3}, [1, 0.5, 0.25], None),
+    ({"a": 0.0}, [1, 0.5, 0.25, FLOOR], None),
+]
+
+
+@cases(("knees", "searched", "rates"), COMMONLY)
+def test_a_common_knee_is_found_by_doubling(
+    knees: dict[str, float], searched: list[float], rates: list[float] | None
+) -> None:
+    asked, run = common(knees)
+    assert asked == searched
+    assert rates is None or list(run) == pytest.approx(rates)
+    assert len(run) >= 6
+    assert list(run) == sorted(set(run))
+    assert max(run) <= max(asked)
+
+
+def test_common_rates_reach_from_all_met_to_none_met() -> None:
+    draw = random.Random(0)
+    for _ in range(200):
+        knees = {name: 2 ** draw.uniform(-2, 5) for name in "abc"}
+        _, rates = common(knees)
+        assert len(rates) >= 6
+        assert max(knees.values()) / rates[-1] < LOW
+        assert min(1.0, min(knees.values()) / rates[0]) >= LEVEL or rates[0] <= 1.0
+
+
+# ------------------------------------------------------------------ bisection
+
+
+def bisect(attained: Callable[[float], float], points: int, least: float = 1 / 64) -> list[float]:
+    return order(Sample("bisect", points=points), Range(LEVEL, (1.0, 4.0, 16.0), least), lambda _, x, __: attained(x))
+
+
+def test_bisection_by_hand() -> None:
+    assert bisect(lambda rate: 1.0 if rate <= 5 else 0.5, 6) == [1, 4, 16, 8, 5.65685, 4.75683]
+    assert bisect(lambda rate: 1.0, 5) == [1, 4, 16, 32, 64]  # holds all
+    assert bisect(lambda rate: 0.5, 5) == [1, 4, 16, 0.5, 0.25]  # holds none
+    assert bisect(lambda rate: 0.5, 9, least=0.4) == [1, 4, 16, 0.5, 0.4]  # below are too few requests
+
+
+@given(st.floats(0.05, 500.0), st.integers(4, 16))
+def test_bisection_closes_in_on_a_step(knee: float, points: int) -> None:
+    rates = bisect(lambda rate: 1.0 if rate <= knee else 0.9, points)
+    assert len(rates) == points
+    assert len(set(rates)) == points  # no rate is sampled twice
+    holds = max((rate for rate in rates if rate <= knee), default=None)
+    fails = min((rate for rate in rates if rate > knee), default=None)
+    if holds is not None and fails is not None:  # each sample since the first bracket halved it, on a logarithm
+        bracket = next(k for k in range(3, points + 1) if min(rates[:k]) <= knee < max(rates[:k]))
+        assert fails / holds <= 4.0 ** (0.5 ** (points - bracket)) * (1 + 1e-4)
+
+
+@given(
+    st.dictionaries(st.sampled_from([1.0, 4.0, 16.0]), st.floats(0, 1), min_size=3), st.randoms(), st.integers(3, 12)
+)
+def test_bisection_of_a_noisy_curve_ends_and_repeats_nothing(
+    first: dict[float, float], chance: Random, points: int
+) -> None:
+    noise = {**first}
+
+    def attained(rate: float) -> float:
+        return noise.setdefault(rate, chance.random())
+
+    rates = bisect(attained, points)
+    assert len(rates) == len(set(rates)) <= points
+    assert len(rates) == points or statistics.held(noise, LEVEL) is None  # it stops early only at the least rate
+    assert min(rates) >= 1 / 64
+
+
+NEXT: list[tuple[dict[float, float], float | None]] = [
+    ({1.0: 1.0, 4.0: 0.5}, 2.0),
+    ({1.0: 1.0, 2.0: 1.0, 4.0: 0.5, 64.0: 0.0}, 2.83),
+    ({1.0: 1.0, 2.0: 0.98, 4.0: 1.0, 8.0: 0.5}, 5.66),  # a dip: 2 and 4 pool to 0.99
+    ({1.0: 1.0, 2.0: 0.9, 4.0: 0.95, 8.0: 0.5}, 1.41),
+    ({1.0: 1.0, 4.0: 0.99}, None),  # it holds everywhere
+    ({1.0: 0.98, 4.0: 0.5}, None),  # it holds nowhere
+    ({1.0: 1.0, 1.2345: 1.0}, None),  # nor is there a rate beside the highest that differs by its digits alone
+    ({1.2345: 0.5, 4.0: 0.5}, None),
+]
+
+
+@cases(("curve", "next_"), NEXT)
+def test_the_next_rate_halves_the_bracket_of_the_fit(curve: dict[float, float], next_: float | None) -> None:
+    assert between(curve, LEVEL, min(curve), max(curve), digits=3) == next_
+
+
+def test_a_bracket_shrinks_to_its_root_with_each_step() -> None:
+    curve = {1.0: 1.0, 16.0: 0.0}
+    for _ in range(5):
+        x = between(curve, LEVEL, 1.0, 16.0)
+        assert x is not None
+        curve[x] = float(x <= 3.0)
+    low, high = max(x for x in curve if x <= 3.0), min(x for x in curve if x > 3.0)
+    assert math.log2(high / low) == pytest.approx(4 / 2**5, rel=0.1)
+
+
+def test_the_mean_over_seeds_is_bisected() -> None:
+    """One seed holds up to 2, the other up to 8: half of 99 % is none."""
+    sample, bounds = Sample("bisect", points=4), Range(LEVEL, (1.0, 16.0), 0.1)
+    rates = order(sample, bounds, lambda _, x, seed: float(x <= (2.0, 8.0)[seed]), seeds=2)
+    assert rates == [1, 16, 4, 2]
+    assert rounded(1.234567891) == 1.23457
+
+
+# ------------------------------------------------------------------ bracketing
+
+
+def bracketed(
+    attained: Callable[[int, int], float], least: int, most: int, seeds: int = 1
+) -> tuple[Estimate, list[float]]:
+    """The answer of a search for the fewest, and the counts that it sampled in order."""
+    bounds = Range(LEVEL, (float(least), float(most)), float(least))
+    asked, curves = rounds(Sample("bracket"), bounds, lambda _, x, seed: attained(round(x), seed), seeds=seeds)
+    plain = {seed: {x: shares["ttft"] for x, shares in curve.items()} for seed, curve in curves["a"].items()}
+    return statistics.fewest(plain, LEVEL).at, [x for ask in asked for x in ask.xs["a"]]
+
+
+@cases("least", [1, 4])
+def test_a_step_is_found_in_few_counts_and_none_twice(least: int) -> None:
+    for step in range(least, 33):
+        at, counts = bracketed(lambda n, _, step=step: 1.0 if n >= step else 0.5, least, 32)  # type: ignore[misc]
+        assert at.mean == step
+        assert at.sign == ("<" if step == least else "=")
+        assert len(counts) == len(set(counts)) <= 2 + math.ceil(math.log2(32 - least + 1))
+        assert all(least <= n <= 32 for n in counts)
+
+
+def test_what_the_most_cannot_do_costs_one_count() -> None:
+    at, counts = bracketed(lambda n, _: n / 100, 4, 32)
+    assert (at.mean, at.sign, counts) == (32, ">", [32])
+
+
+def test_the_answers_neighbours_are_sampled() -> None:
+    at, counts = bracketed(lambda n, _: 1.0 if n >= 11 else 0.5, 4, 32)
+    assert at.mean == 11
+    assert {10, 11, 12} <= set(counts)
+
+
+def test_a_lone_count_that_holds_by_luck_is_no_answer() -> None:
+    """Halving meets 10, which holds; the count above fails by more, so the search goes on above it."""
+    lucky: Mapping[int, float] = {10: 0.991, 11: 0.95}
+    at, counts = bracketed(lambda n, _: lucky.get(n, 1.0 if n >= 14 else 0.5), 4, 32)
+    assert {10, 11} <= set(counts)
+    assert at.mean == 14
+    assert len(counts) == len(set(counts))
+
+
+def test_the_mean_over_seeds_decides() -> None:
+    at, _ = bracketed(lambda n, seed: 1.0 if n >= 9 + 2 * seed else 0.98, 4, 32, seeds=3)  # 9, 11 and 13 alone
+    assert at.mean == 11  # (1 + 1 + 0.98) / 3 = 0.993; at 10 it is 0.987
+
+
+def test_under_noise_the_answer_is_sampled_and_holds() -> None:
+    for seed in range(200):
+        draw = random.Random(seed)
+        step, noise = draw.randint(4, 32), {n: draw.gauss(0, 0.01) for n in range(4, 33)}
+        curve: dict[float, float] = {}
+
+        def attained(n: int, _: int, step: int = step, noise: Mapping[int, float] = noise,
+                     curve: dict[float, float] = curve) -> float:  # fmt: skip
+            curve[float(n)] = min(1.0, max(0.0, (0.995 if n >= step else 0.97) + noise[n]))
+            return curve[float(n)]
+
+        at, counts = bracketed(attained, 4, 32)
+        assert len(counts) == len(set(counts))
+        if at.sign == ">":
+            assert statistics.fewest({0: curve}, LEVEL).at.sign == ">"
+        else:
+            assert curve[at.mean] >= LEVEL
+            assert at.mean in {4, 32} or {at.mean - 1, at.mean + 1} <= curve.keys()
+            assert at.mean == 4 or curve[at.mean - 1] < LEVEL or at.mean == 32
