@@ -1,0 +1,93 @@
+"""A made-up study's table: what claims, texts and figures read of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+
+from harness.study import measure
+from harness.study.study import Claim, Sample
+
+TRACE = "hyperbolic-like"
+
+
+def panel(key: str, row: int, axis: str, **facts: Any) -> dict[str, Any]:
+    """Facts of a panel as `grid.facts` has them."""
+    usual = {"kind": "", "origin": "", "source": "", "column": 0, "tier": "synthetic", "note": "", "models": "heavy8",
+             "own": {}, "given": True, "plan": "trace", "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
+             "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5, "rates_rps": (), "xs": (), "at": None,
+             "window_s": 600.0, "seen": [], "trace": TRACE, "name": key}  # fmt: skip
+    return {"condition": key, "row": row, "axis": axis} | usual | facts
+
+
+PANELS = [
+    panel("rates", 0, "rate_scale", at=4.0, given=False),
+    panel("SLOs", 1, "slo_scale", slo_scale=None, rate_rps=6.0, at=5.0),
+    panel("counts", 2, "gpus", gpus=None, rate_rps=1.5, xs=(2.0, 3.0, 4.0, 5.0)),
+]
+AT = {one["condition"]: {"condition": one["condition"]} for one in PANELS}
+CLAIMS = [
+    Claim("ratio", "prism", "static", on={"axis": "rate_scale", "trace": "hyper"}, paper=2.3),
+    Claim("ratio", "prism", "static", on=AT["rates"], paper=4.0),
+    Claim("ratio", "prism", "static", on={"axis": "rate_scale", "trace": "arena"}, paper=4.0),
+    Claim("crossing", "prism", on=AT["SLOs"], paper="reached"),
+    Claim("crossing", "static", on=AT["SLOs"], paper="never"),
+    Claim("fewest", "prism", on=AT["counts"], paper=4),
+    Claim("fewest", "prism", on=AT["counts"], paper=7, comparable=False, why="no rate is stated"),
+    Claim("fewest", "static", on=AT["counts"], paper="never"),
+]
+
+
+def about(
+    panels: Sequence[Mapping[str, Any]] = PANELS, claims: Sequence[Claim] = CLAIMS, **facts: Any
+) -> dict[str, Any]:
+    """Facts of a study as its table's metadata has them."""
+    usual = {
+        "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
+        "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"], "texts": {"prism": "prism", "static": "static"},
+        "controls": ["dedicated", "ideal", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
+        "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
+    }  # fmt: skip
+    stored = {"panels": list(panels), "claims": [asdict(one) for one in claims], "values": [None] * len(claims)}
+    return usual | stored | facts
+
+
+def cells() -> Iterator[dict[str, Any]]:
+    """Made-up scores: prism holds 4 x the rate of static, 99 % from SLO scale 2, 4 GPUs; static neither."""
+    for label, knee, infeasible in (("prism", 8.0, None), ("static", 2.0, "no room")):
+        for seed in range(3):
+            for x in (1.0, 2.0, 4.0, 8.0, 16.0):
+                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0 if x <= knee else 0.5}
+            for x in (1.0, 2.0, 5.0):
+                met = label == "prism" and x >= 2
+                yield {"condition": "SLOs", "x": x, "label": label, "seed": seed, "ttft": 1.0 if met else 0.8}
+            for x in (2.0, 3.0, 4.0, 5.0):
+                met = label == "prism" and x >= 4
+                none = infeasible if x == 2 else None
+                yield {"condition": "counts", "x": x, "label": label, "seed": seed, "infeasible": none, "gpus": int(x),
+                       "ttft": 1.0 if met else 0.0 if none else 0.8}  # fmt: skip
+    for seed in range(3):  # a GPU a model, whatever is asked
+        yield {"condition": "rates", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
+        yield {"condition": "counts", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
+    for label in ("ideal", "prism (A/A)"):
+        for seed in range(3):
+            for x in (1.0, 16.0):
+                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0}
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Rows of a study's table, as `measure.table_of` makes them; `ttft` is a point's attainment."""
+    schema = measure.schema()
+    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
+    out = []
+    for row in rows:
+        base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
+                "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 9,
+                "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
+        base |= {key: value for key, value in row.items() if key != "ttft"}
+        values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
+        out += [base | {"definition": name, "value": value} for name, value in values.items()]
+    return pa.Table.from_pylist(out, schema=plain).cast(schema)
