@@ -142,6 +142,11 @@ def _condition(study: Study, one: Condition) -> None:
             raise UserError(f'vary: "{key}" is {"along x" if key == axis else "set by the bench"}')
         for value in values:
             _settings("vary", {key: value})
+    if {"rate_rps", "rate_scale"} <= study.settings(one).keys():
+        raise UserError("rate_rps and rate_scale are both given")
+    traces = len(study.varied(one).get("trace", ("",)))
+    if study.titles and traces != len(study.titles):
+        raise UserError(f"titles are {len(study.titles)}, traces {traces}")
     _xs(study, one, axis)
     if study.cumulative and one.origin not in ORIGINS:
         raise UserError(f'origin is "{one.origin}"{meant(one.origin, ORIGINS)} ({", ".join(ORIGINS)})')
@@ -153,11 +158,13 @@ def _condition(study: Study, one: Condition) -> None:
 
 def _xs(study: Study, one: Condition, axis: str) -> None:
     """UserError where x are not what the axis or the sample needs."""
-    given = study.along_x(one, full=True) if axis != "models" else (*(one.at or study.at), *one.full)
-    if one.at_rps and (axis != "rate_scale" or one.at):
-        raise UserError("at_rps is given along rate_scale, instead of at")
-    numbers = (*one.at_rps, *(given if axis != "models" else ()))
-    if bad := [x for x in numbers if type(x) not in {int, float} or not x > 0]:
+    given = (*(one.at or study.at), *one.full)
+    if one.at_rps and (axis != "rate_scale" or one.at or one.full):
+        raise UserError("at_rps is given along rate_scale, instead of at and full")
+    if axis == "models":
+        if (bad := next((x for x in given if not isinstance(x, str)), None)) is not None:
+            raise UserError(f"at: {bad!r} is not the name of a model set")
+    elif bad := [x for x in (*one.at_rps, *given) if type(x) not in {int, float} or not x > 0]:
         raise UserError(f"at: {bad[0]!r} is not a number above 0")
     if axis == "gpus" and any(x != int(x) for x in given):
         raise UserError(f"at is {list(given)}: GPUs are whole numbers")
@@ -178,9 +185,8 @@ def _one_more_each(study: Study) -> None:
             raise UserError(f'condition "{one.name}": {again[1]} is changed by "{changed[again]}" already')
         changed.update(dict.fromkeys(keys, one.name))
         names = study.contestants(one)
-        if all(study.spec_of(one, name) == study.spec_of(base, name) for name in names) and study.settings(
-            one
-        ) == study.settings(base):
+        beside = [(*map(each.get, BESIDE), each.get("rate_scale") == HELD) for each in map(study.settings, (base, one))]
+        if beside[0] == beside[1] and all(study.spec_of(one, name) == study.spec_of(base, name) for name in names):
             raise UserError(f'condition "{one.name}": it changes nothing of the {START}')
         if not one.source:
             raise UserError(f'condition "{one.name}": the key "source" is missing')
@@ -206,6 +212,11 @@ def _claim(study: Study, claim: Claim) -> None:
     axes = {study.axis(one) for one in study.condition}
     if (axis := claim.on.get("axis")) is not None and axis not in axes:
         raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
+    if not any(name in {None, one.name} and axis in {None, study.axis(one)} for one in study.condition):
+        raise UserError(f'condition "{name}" is not along "{axis}"')
+    rules = _rules(study)
+    if (rule := claim.on.get("slo")) is not None and rule not in rules:
+        raise UserError(f'slo is "{rule}"{meant(str(rule), rules)} ({", ".join(rules)})')
     if unknown := next((key for key in claim.on if key not in ON), None):
         raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
     if isinstance(claim.paper, str) and claim.paper not in {"reached", "never"}:
@@ -214,3 +225,9 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError(f"paper is {list(claim.paper)}, not a number or two, the smaller first")
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
+
+
+def _rules(study: Study) -> dict[str, None]:
+    """The SLO rules of a study's panels."""
+    each = (study.varied(one).get("slo", (study.settings(one).get("slo", study.slo),)) for one in study.condition)
+    return dict.fromkeys(str(rule) for rules in each for rule in rules)

@@ -21,6 +21,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec, asked, from_dict
+from harness.toml import Count, Natural, NonNegative
 
 STUDIES = Path(__file__).parent / "studies"
 ORIGINS = ("paper states", "released code", "unknown")
@@ -47,20 +48,22 @@ class Sample:
     """
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
-    points: int = 0  # knee: at least so many of each curve; bisect: at most
+    points: Natural = 0  # knee: at least so many of each curve; bisect: at most
     each: Literal["seed", "system", "panel"] = "system"  # what is sampled by itself
-    digits: int = 6  # significant digits of an x that is searched
-    below: float = 0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
+    digits: Count = 6  # significant digits of an x that is searched
+    below: NonNegative = (
+        0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
     """How much is run."""
 
-    seeds: int = 5
-    points: int = 0  # instead of the sample's
-    window_s: float = 0.0  # of synthetic traces; 0: the trace's span
-    replayed_s: float = 0.0  # of replayed traces; 0: all that a seed replays
+    seeds: Count = 5
+    points: Natural = 0  # instead of the sample's
+    window_s: NonNegative = 0.0  # of synthetic traces; 0: the trace's span
+    replayed_s: NonNegative = 0.0  # of replayed traces; 0: all that a seed replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Study:
     slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
     base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
     cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
-    requests: int = 0  # the seeds of a point hold at least so many together
+    requests: Natural = 0  # the seeds of a point hold at least so many together
     warmup_s: float | None = None  # of windows that are not the trace's own
     bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
@@ -209,34 +212,39 @@ class Study:
 
     def of_traces(self, traces: Sequence[str]) -> Study:
         """The study on other traces, a column of panels each."""
-
-        def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
-            return {key: value for key, value in mapping.items() if key != "trace"}
-
-        conditions = tuple(replace(c, spec=plain(c.spec), vary=plain(c.vary)) for c in self.condition)
-        return replace(self, spec=plain(self.spec), vary={"trace": tuple(traces), **plain(self.vary)},
-                       condition=conditions, titles=())  # fmt: skip
+        plain = self._without("trace")
+        return replace(plain, vary={"trace": tuple(traces), **plain.vary}, titles=())
 
     def of_models(self, models: Sequence[str]) -> Study:
-        """The study with a part of the model sets that it varies, or with another one where it varies none."""
-        sets = {name for one in self.condition for name in self.sets(one)}
-        varied = any("models" in {**self.vary, **one.vary} or self.axis(one) == "models" for one in self.condition)
-        if not varied:
+        """The study with a part of its model sets, or with others where all of its conditions have the same one."""
+        sets = dict.fromkeys(name for one in self.condition for name in self.sets(one))
+        if len(sets) < 2:
+            plain = self._without("models")
             if len(models) > 1:
-                return replace(self, vary={**self.vary, "models": tuple(models)})
-            return replace(self, spec={**self.spec, "models": models[0]})
+                return replace(plain, vary={**plain.vary, "models": tuple(models)})
+            return replace(plain, spec={**plain.spec, "models": models[0]})
         if unknown := next((name for name in models if name not in sets), None):
-            have = ", ".join(sorted(sets))
-            raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({have})')
-        vary = {key: value for key, value in self.vary.items() if key != "models"}
-        left = []
-        for one in self.condition:
-            mine = tuple(name for name in self.sets(one) if name in models)
-            if mine and self.axis(one) != "models":
-                left.append(replace(one, vary={**one.vary, "models": mine}))
-            elif mine:
-                left.append(one)
-        return replace(self.restricted(left), vary=vary)
+            raise UserError(f'{self.name} has no model set "{unknown}"{meant(unknown, sets)} ({", ".join(sets)})')
+        parts = ((one, tuple(name for name in self.sets(one) if name in models)) for one in self.condition)
+        left = self.restricted(self._of_sets(one, mine) for one, mine in parts if mine)
+        return replace(left, vary={key: value for key, value in self.vary.items() if key != "models"})
+
+    def _of_sets(self, condition: Condition, sets: tuple[str, ...]) -> Condition:
+        """A condition with a part of its model sets."""
+        if self.axis(condition) == "models":
+            return replace(condition, at=sets, full=())
+        if "models" in self.varied(condition):
+            return replace(condition, vary={**condition.vary, "models": sets})
+        return condition
+
+    def _without(self, field_: str) -> Study:
+        """The study without a field of specs."""
+
+        def plain(mapping: Mapping[str, Any]) -> dict[str, Any]:
+            return {key: value for key, value in mapping.items() if key != field_}
+
+        conditions = tuple(replace(c, spec=plain(c.spec), vary=plain(c.vary)) for c in self.condition)
+        return replace(self, spec=plain(self.spec), vary=plain(self.vary), condition=conditions)
 
     def restricted(self, conditions: Iterable[Condition]) -> Study:
         """The study with these conditions, and the claims that are about some of them."""
