@@ -47,7 +47,8 @@ def about(
     """Facts of a study as its table's metadata has them."""
     usual = {
         "study": "fig7", "layout": "lines", "paper": "A paper, figure 7", "level": 0.99, "slo": "P95",
-        "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"], "texts": {"prism": "prism", "static": "static"},
+        "definitions": ["ttft", "tpot"], "titles": [], "systems": ["prism", "static"],
+        "texts": {"prism": "prism", "static": "static"},
         "controls": ["dedicated", "ideal", "prism (A/A)"], "seeds": 3, "sample": asdict(Sample()), "fuller": "",
         "notes": ["hyperbolic-like: windows cut to 600 of 7200 s."], "judges": [], "runs": {}, "key": "x",
     }  # fmt: skip

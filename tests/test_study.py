@@ -1,0 +1,474 @@
+"""Studies as data: those that come with the bench, parts of them, and a line for each mistake in a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.engines.costs import shapes
+from harness.policy.types import GIB, UserError
+from harness.study import grid, load
+from harness.study.load import study
+from harness.study.study import AA, CONTROLS, ORIGINS, START, Claim, Condition, Scope
+from tests.cases import cases
+from workloads.models import model_set
+
+POOL = round(67.28 * GIB)
+
+# ------------------------------------------------------------------ those that come with the bench
+
+
+def test_every_file_is_a_study_with_claims() -> None:
+    assert load.names() == [
+        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "prism-regimes",
+    ]  # fmt: skip
+    for name in load.names():
+        asked = study(name)
+        assert asked.name == name
+        assert asked.claim
+        assert asked.paper
+        assert asked.of(full=True) == asked
+
+
+def test_figure_7_is_as_large_as_promised() -> None:
+    fig7 = study("fig7")
+    assert fig7.first == "prism"
+    assert {"muxserve:plusplus", "elastic", "static:rate", "static:equal", "qlm"} < set(fig7.systems)
+    assert len([one for one in fig7.systems if "quotas" in one]) == 1  # MuxServe++ with quotas and without
+    quick = [one for one in fig7.condition if fig7.axis(one) == "rate_scale" and not one.extra]
+    have = [(one.spec["models"], one.vary.get("gpus", one.spec.get("gpus")), one.spec.get("assign", "released"),
+             one.spec.get("pool_bytes")) for one in quick]  # fmt: skip
+    assert have == [
+        ("light8", 1, "released", POOL),
+        ("heavy8", 2, "released", POOL),
+        ("heavy8", 2, "shuffled", POOL),
+        ("prism18", (2, 3), "released", POOL),
+        ("heavy8", 2, "released", None),  # processes inside the engines' share
+    ]
+    assert [(fig7.axis(one), one.spec["models"]) for one in fig7.condition if one.extra] == [
+        ("rate_scale", "light8"), ("rate_scale", "heavy8"), ("gpus", "prism18"),
+    ]  # fmt: skip
+    drift = next(one for one in fig7.condition if one.name == "drift")
+    assert drift.window_s >= 1800
+    assert next(one for one in fig7.condition if fig7.axis(one) == "gpus").at == tuple(range(2, 9))
+    rated = [one for one in fig7.condition if fig7.axis(one) == "rate_scale"]
+    assert all(len(one.at_rps) == 3 for one in rated)
+    assert all(min(one.at_rps) < 1 for one in rated if not one.extra)
+    assert fig7.requests >= 700
+    assert fig7.full is not None
+    assert (fig7.quick.seeds, fig7.full.seeds) == (5, 12)
+    assert (fig7.quick.points, fig7.full.points) >= (5, 8)
+    assert {claim.paper for claim in fig7.claim} == {2.3, 3.5, "reached", "never", 4, 5}
+    assert {claim.on["condition"] for claim in fig7.claim if claim.over} == {"heavy8", "light8 on 2 GPUs"}
+    assert {claim.on["condition"] for claim in fig7.of(full=False).claim} == {"heavy8", "SLO scale"}  # no extra ones
+    unrated = [claim for claim in fig7.claim if not claim.comparable]  # the paper's third row states no rate
+    assert unrated == [claim for claim in fig7.claim if claim.on["condition"] == "GPUs"]
+    assert all("no request rate" in claim.why for claim in unrated)
+
+
+@cases(("full", "most"), [(False, 3_500), (True, 20_000)])
+def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
+    fig7 = study("fig7").of(full)
+    scope, runs = fig7.scope(full), 0
+    for one in fig7.condition:
+        panels = sum(1 for _ in grid.places(fig7, one, full))
+        rated = fig7.axis(one) == "rate_scale"
+        along = scope.points if rated else len(fig7.along_x(one, full))
+        bounds = 2 * (len(CONTROLS) + rated)  # at two places, with the A/A copy
+        runs += panels * (along * len(fig7.contestants(one)) + bounds) * scope.seeds
+    assert most / 2 < runs < most
+
+
+def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
+    one, eight = study("pdmux"), study("pdmux-70b")
+    (rate, _) = one.condition
+    assert (one.spec["gpu"], one.slo, rate.spec["models"], rate.spec["gpus"]) == (
+        "h200", "absolute:ttft=1,tpot=0.06", "codellama-34b", 1,
+    )  # fmt: skip
+    chunks = {name.partition("tau=")[2] for name in one.systems} - {""}
+    assert chunks >= {"512", "1024"}  # about the size that the claim is of; 2048 is the default
+    assert {text.partition("tau=")[2] for text in one.systems.values()} >= {"512", "1024", "2048"}
+    assert (eight.spec["gpu"], eight.slo) == ("a100-80g", "absolute:ttft=10,tpot=0.1")
+    assert [(c.spec["models"], c.spec["gpus"], c.spec["slo_scale"]) for c in eight.condition[:2]] == [
+        ("llama-3.3-70b-tp8", 8, 1.0), ("llama-3.1-8b-tp2", 2, 0.5),
+    ]  # fmt: skip
+    untested = [claim for claim in eight.claim if not claim.comparable]
+    assert [claim.paper for claim in untested] == [3.06, 1.62, 2.6, 1.3]
+    assert all("Tool&Agent" in claim.why for claim in untested)
+    assert ["LooGLE" in claim.why for claim in one.claim if not claim.comparable] == [True]
+    assert all("itl" in asked.definitions for asked in (one, eight))
+
+
+def test_aegaeon_is_compared_where_the_paper_does() -> None:
+    asked = study("aegaeon")
+    assert set(asked.systems) == {"aegaeon", "aegaeon:prefill-first", "aegaeon:decode-first", "serverlessllm",
+                                  "serverlessllm:plus", "muxserve:plusplus"}  # fmt: skip
+    assert [asked.axis(one) for one in asked.condition] == ["models", "models", "rate_scale", "slo_scale", "models"]
+    assert [one.spec.get("process", "") for one in asked.condition] == ["", "", "", "", "model"]
+    sizes = [[int(x.partition("=")[2]) for x in asked.along_x(one, full=True)] for one in asked.condition[:2]]
+    assert [(min(x), max(x)) for x in sizes] == [(16, 80), (16, 54)]
+    assert asked.condition[2].spec["models"] == "aegaeon+models=40"
+    along = asked.along_x(asked.condition[2])
+    assert [0.05 * x for x in along][:: len(along) - 1] == pytest.approx([0.05, 0.7])
+    assert asked.along_x(asked.condition[3]) == (0.3, 0.5, 1.0)
+    assert all(one.spec["gpus"] == 16 for one in asked.condition)
+    assert (asked.level, asked.slo) == (0.9, "absolute:ttft=10,tpot=0.1")
+    assert asked.spec == {"host": "vllm-eager"}  # fitted to its artifact's latency.csv
+    assert asked.spec_of(asked.condition[0], "aegaeon").gpu == "h100"
+    stated = [((2.0, 2.5), "qos"), ((65, 75), "qos"), (32, "qos")]  # 7 models a GPU, rounded, of 10
+    assert [(c.paper, c.definition) for c in asked.claim[::2]] == stated
+    assert asked.only(systems=("static",)).condition[1].among == ()
+    assert asked.condition[4].at == asked.condition[0].at
+    part = asked.only(models=("aegaeon+models=40", "aegaeon+models=32"))
+    assert [(one.name, part.along_x(one) if part.axis(one) == "models" else None) for one in part.condition] == [
+        ("models at 0.1 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
+        ("models at 0.5 req/s", ("aegaeon+models=32", "aegaeon+models=40")),
+        ("rate of 40 models", None), ("SLO scale", None), ("one process a model", ("aegaeon+models=32",)),
+    ]  # fmt: skip
+    fewer = asked.only(models=("aegaeon+models=54",))
+    assert [one.name for one in fewer.condition] == ["models at 0.5 req/s"]
+    assert fewer.claim == ()  # claims go with their conditions
+    other = study("pdmux").only(models=("light8",))  # its only set
+    assert {other.sets(one) for one in other.condition} == {("light8",)}
+
+
+def test_figure_12_and_the_ablations_of_prism_as_data() -> None:
+    fleet, parts = study("fig12"), study("prism-ablations")
+    assert list(fleet.systems)[:2] == ["prism", "muxserve:plusplus"]
+    assert (fleet.at, fleet.level, fleet.definitions, fleet.sample.rule) == ((4, 32), 0.99, ("ttft",), "bracket")
+    assert {one.paper for one in fleet.claim} == {16, 20, 32, (2.0, 8.0)}
+    assert {one.paper for one in parts.claim if one.what == "value"} == {(0.0, 0.7), 1.3, (0.0, 1.5)}
+    assert {one.over for one in parts.claim if one.what == "difference"} == set(parts.systems) - {"prism"}
+    assert fleet.spec["pool_bytes"] == parts.spec["pool_bytes"] == POOL
+    figures = " ".join(one.says for one in parts.claim)
+    assert all(f"figure {k}" in figures for k in (8, 9, 10, 11))
+
+
+def test_prisms_bridge_names_the_origin_of_each_step() -> None:
+    prism = study("prism-bridge")
+    assert [(one.label, one.paper) for one in prism.claim] == [("prism / static", 3.5), ("prism / muxserve++", 2.3)]
+    assert all(one.origin in ORIGINS and one.source for one in prism.condition)
+    assert prism.quick.seeds >= 5
+    assert min(prism.at) < 1.0
+    steps = prism.steps()
+    specs = {name: prism.spec_of(steps[0], name) for name in prism.systems}
+    assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "shuffled", "rotate")}
+    specs = {name: prism.spec_of(steps[len(prism.condition)], name) for name in prism.systems}
+    assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs.values()} == {
+        ("window", "released", "replicate", "turns", "sglang-eager-2024")
+    }
+    assert {spec.pool_bytes for spec in specs.values()} == {POOL}
+    assert specs["static"].label == "static:equal"
+
+
+def test_prisms_regimes_have_a_condition_each() -> None:
+    prism = study("prism-regimes")
+    assert prism.quick.seeds >= 5
+    assert {one.system for one in prism.claim} == {"prism", "elastic"}
+    assert all(one.paper is None for one in prism.claim)
+    assert prism.steps() == prism.condition
+
+
+def test_prism58_is_what_its_header_says() -> None:
+    members = model_set("prism58").members
+    gib = [shapes.weight_bytes(one.shape, 1) / GIB for one in members]
+    assert len(members) == len({one.name for one in members}) == 58
+    assert sum(gib) == pytest.approx(596, abs=0.5)
+    assert sum(gib) / 67.28 == pytest.approx(8.9, abs=0.05)
+    small = [one.shape.name for one in members if one.tp == 1 and one.shape.name != "qwen-2.5-14b"]
+    assert sorted(small) == sorted(3 * [one.shape.name for one in model_set("prism18").members])
+    assert [one.tp for one in members if one.tp > 1] == [4, 4, 4]
+    assert all(one.tp in shapes.degrees(one.shape) and one.tp <= 8 for one in members)
+    assert all(one.stream is None for one in members)
+
+
+# ------------------------------------------------------------------ parts of one
+
+
+def test_a_part_of_a_study_keeps_the_claims_that_are_about_it() -> None:
+    part = study("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
+    quick = part.of(full=False)
+    assert [(one.name, quick.axis(one), quick.sets(one)) for one in quick.condition] == [
+        ("heavy8", "rate_scale", ("heavy8",)), ("heavy8, streams shuffled", "rate_scale", ("heavy8",)),
+        ("SLO scale", "slo_scale", ("heavy8",)), ("processes inside 0.90", "rate_scale", ("heavy8",)),
+    ]  # fmt: skip
+    assert {quick.varied(one)["trace"] for one in quick.condition} == {("sample",)}
+    assert [claim.on["condition"] for claim in part.claim if claim.over] == ["heavy8", "heavy8"]  # light8 went
+    assert (part.quick.seeds, part.full and part.full.seeds) == (1, 1)
+    assert list(part.systems) == ["static"]
+
+
+UNKNOWN = {
+    "study": (lambda: study("fig77"), r'no study "fig77"; did you mean fig7\?'),
+    "file": (lambda: study("nowhere.toml"), r"nowhere\.toml: No such file"),
+    "set": (lambda: study("fig7").only(models=("light9",)), r'fig7 has no model set "light9"; did you mean light8\?'),
+    "condition": (lambda: study("fig7").only(["heavy"]), r'fig7 has no condition "heavy"; did you mean heavy8\?'),
+    "twice": (lambda: study("fig7").only(systems=("static", "static")), 'system "static" is listed twice'),
+}
+
+
+@cases(("ask", "says"), UNKNOWN)
+def test_what_there_is_not_is_named(ask, says: str) -> None:  # type: ignore[no-untyped-def]  # a table of lambdas
+    with pytest.raises(UserError, match=says):
+        ask()
+
+
+def test_a_study_goes_on_with_a_system_that_is_under_every_condition() -> None:
+    aegaeon = study("aegaeon")
+    left = aegaeon.without({"aegaeon"})
+    assert left is not None
+    assert left.first == "serverlessllm"  # prefill first and decode first are under one condition only
+    assert set(left.systems) == set(aegaeon.systems) - {"aegaeon"}
+    assert all("aegaeon" not in one.among for one in left.condition)
+    assert aegaeon.without({"aegaeon", "serverlessllm", "serverlessllm:plus", "muxserve:plusplus"}) is None
+
+
+def test_a_copy_runs_on_seeds_of_its_own() -> None:
+    asked = study("fig7")
+    plain, copy = (asked.spec_of(asked.condition[0], name) for name in ("prism", "prism" + AA))
+    assert (copy.seed - plain.seed, copy.system) == (500, "prism")
+
+
+# ------------------------------------------------------------------ a file
+
+MINE = """
+paper = "A test"
+definitions = ["ttft", "tpot"]
+slo = "absolute:ttft=2,tpot=0.1"
+controls = true
+requests = 100
+warmup_s = 10.0
+titles = ["one"]
+bounds = ["dedicated"]
+
+[systems]
+chunked = "chunked"
+theirs = "static"
+
+[sample]
+rule = "bisect"
+points = 5
+
+[quick]
+seeds = 2
+window_s = 50.0
+
+[full]
+seeds = 3
+points = 8
+
+[spec]
+trace = "sample"
+gpus = 1
+
+[[condition]]
+name = "rates"
+vary = { gpus = [1, 2] }
+at_rps = [1.0, 8.0]
+spec = { models = "llama-3.1-8b*3", pool_bytes = 64961380352, assign = "shuffled" }
+
+[[condition]]
+name = "scales"
+along = "slo_scale"
+at = [1.0, 2.0]
+full = [1.5]
+spec = { models = "llama-3.1-8b*3", rate_rps = 2.0, plan = "trace" }
+
+[[condition]]
+name = "counts"
+along = "gpus"
+at = [1, 2]
+extra = true
+among = ["chunked", "theirs"]
+spec = { models = "llama-3.1-8b*5", slo_scale = 2.0 }
+
+[[claim]]
+what = "ratio"
+on = { condition = "rates" }
+definition = "ttft"
+system = "chunked"
+over = "theirs"
+paper = 2.3
+
+[[claim]]
+what = "fewest"
+on = { axis = "gpus" }
+system = "chunked"
+paper = 4
+"""
+STEPS = """
+paper = "A test"
+definitions = ["ttft"]
+slo = "absolute:ttft=10,tpot=1"
+along = "rate_rps"
+at = [1.0, 8.0]
+cumulative = true
+layout = "steps"
+
+[systems]
+ours = "chunked"
+theirs = "static"
+
+[spec]
+trace = "sample"
+models = "llama-3.2-1b*4"
+gpus = 1
+
+[[condition]]
+name = "larger steps"
+spec = { chunk_tokens = 4096 }
+origin = "paper states"
+source = "a section"
+
+[[condition]]
+name = "equal parts"
+systems = { theirs = "static:equal" }
+origin = "unknown"
+source = "nothing says so"
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    (path := folder / "mine.toml").write_text(text)
+    return str(path)
+
+
+def test_a_file_is_a_study(tmp_path: Path) -> None:
+    mine = study(written(tmp_path, MINE))
+    assert (mine.name, mine.systems) == ("mine", {"chunked": "chunked", "theirs": "static"})
+    assert (mine.quick, mine.full) == (Scope(2, window_s=50.0), Scope(3, points=8))
+    rates, scales, counts = mine.condition
+    assert (rates.spec["assign"], rates.spec["pool_bytes"]) == ("shuffled", round(60.5 * GIB))
+    assert (mine.along_x(scales), mine.along_x(scales, full=True)) == ((1.0, 2.0), (1.0, 1.5, 2.0))
+    assert counts == Condition("counts", {"models": "llama-3.1-8b*5", "slo_scale": 2.0}, among=("chunked", "theirs"),
+                               along="gpus", at=(1, 2), extra=True)  # fmt: skip
+    assert mine.claim[1] == Claim("fewest", "chunked", on={"axis": "gpus"}, paper=4)
+    quick = mine.of(full=False)
+    assert ([one.name for one in quick.condition], mine.of(full=True)) == (["rates", "scales"], mine)
+    assert [panel.key for panel in grid.panels(quick, full=False)] == ["rates / 1", "rates / 2", "scales"]
+
+
+def test_steps_add_up_in_their_order_and_stand_alone(tmp_path: Path) -> None:
+    asked = study(written(tmp_path, STEPS))
+
+    def walk(names: list[str] | None) -> list[tuple[str, str, str | None, int]]:
+        part = asked.only(names)
+        specs = ((one, part.spec_of(one, "theirs"), part.spec_of(one, "ours")) for one in part.steps())
+        return [(one.kind, one.name, theirs.preset, ours.chunk_tokens) for one, theirs, ours in specs]
+
+    assert walk(None) == [
+        ("base", START, None, 2048),
+        ("cumulative", "larger steps", None, 4096),
+        ("cumulative", "equal parts", "equal", 4096),
+        ("alone", "larger steps", None, 4096),
+        ("alone", "equal parts", "equal", 2048),
+    ]
+    assert walk(["equal parts"]) == [
+        ("base", START, None, 2048),
+        ("cumulative", "equal parts", "equal", 2048),
+        ("alone", "equal parts", "equal", 2048),
+    ]
+
+
+# ------------------------------------------------------------------ mistakes
+
+MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands there instead, and what is said
+    ('paper = "A test"', 'paper = "A test"\nrows = 2', 'unknown key "rows"'),
+    ("warmup_s", "warmups", 'unknown key "warmups"; did you mean warmup_s?'),
+    ("[[condition]]", "[[condition", "mine.toml"),
+    ('definitions = ["ttft", "tpot"]', 'definitions = ["ttfd"]', 'definitions: "ttfd" is none; did you mean ttft?'),
+    ('definitions = ["ttft", "tpot"]', "definitions = []", "definitions is empty"),
+    ('slo = "absolute:ttft=2,tpot=0.1"', 'slo = "P59"', "P59"),
+    ("seeds = 2", "seads = 2", 'quick: unknown key "seads"; did you mean seeds?'),
+    ("seeds = 2", "seeds = 0", "quick.seeds is 0, not at least 1"),
+    ('rule = "bisect"', 'rule = "bisects"', 'sample.rule is "bisects"; did you mean bisect?'),
+    ("points = 5", "points = 5\nbelow = -4.0", "sample.below is -4.0"),
+    ('titles = ["one"]', 'titles = ["one", "two"]', 'condition "rates": titles are 2, traces 1'),
+    ("gpus = 1\n", "gpsu = 1\n", 'spec: unknown key "gpsu"; did you mean gpu?'),
+    ("gpus = 1\n", "seed = 1\n", 'spec: "seed" is set by the bench'),
+    ('along = "gpus"', 'along = "gpu"', 'condition "counts": along is "gpu"; did you mean gpus?'),
+    ('name = "counts"', 'name = "rates"', 'condition "rates" is listed twice'),
+    ('name = "counts"\n', "", "condition 3: name is missing"),
+    ("at = [1, 2]", "at = [1, 2]\nslo = 2", 'condition 3: unknown key "slo"'),
+    ("at = [1.0, 2.0]\nfull = [1.5]\n", "", 'condition "scales": no x: at is empty, and slo_scale is not searched'),
+    ("at_rps = [1.0, 8.0]", "at_rps = [0.0]", 'condition "rates": at: 0.0 is not a number above 0'),
+    ("at_rps = [1.0, 8.0]", 'at_rps = ["1"]', 'condition 1: item 1 of at_rps is "1", not a number'),
+    ("at_rps = [1.0, 8.0]", "at_rps = [1.0]\nat = [1.0]", "at_rps is given along rate_scale, instead of at and full"),
+    ("at_rps = [1.0, 8.0]", "at_rps = [1.0]\nfull = [2.0]", "at_rps is given along rate_scale, instead of at and full"),
+    ("at = [1.0, 2.0]", 'at = ["a"]', "condition \"scales\": at: 'a' is not a number above 0"),
+    ("at = [1, 2]", "at = [1.5, 2]", 'condition "counts": at is [1.5, 2]: GPUs are whole numbers'),
+    ('rule = "bisect"', 'rule = "bracket"', 'condition "rates": at is [], not the least and the most that are tried'),
+    ("rate_rps = 2.0", "rate_rps = [2.0, 3.0]", "spec: rate_rps is [2.0, 3.0], not a number above 0"),
+    ("rate_rps = 2.0", "rate_rps = 0.0", "spec: rate_rps is 0.0, not a number above 0"),
+    ("rate_rps = 2.0", "rate_rps = 2.0, rate_scale = 1.0", "rate_rps and rate_scale are both given"),
+    ("pool_bytes = 64961380352", 'pool_bytes = "60"', 'condition "rates": spec: pool_bytes is'),
+    ('assign = "shuffled"', 'assign = "shufled"', "did you mean shuffled?"),
+    ('plan = "trace"', 'plan = "traces"', "did you mean trace?"),
+    ('plan = "trace"', 'process = "two"', 'process is "two"'),
+    ("vary = { gpus = [1, 2] }", "vary = { gpus = [] }", "vary.gpus is empty"),
+    ("vary = { gpus = [1, 2] }", "vary = { rate_scale = [1.0] }", 'vary: "rate_scale" is along x'),
+    ("vary = { gpus = [1, 2] }", "vary = { seed = [1] }", 'vary: "seed" is set by the bench'),
+    ('among = ["chunked", "theirs"]', 'among = ["theirs"]', "among is without chunked, the study's first system"),
+    ('among = ["chunked", "theirs"]', 'among = ["chunked", "qlm"]', 'condition "counts": no system "qlm"'),
+    ('among = ["chunked", "theirs"]', 'systems = { their = "x" }', 'no system "their"; did you mean theirs?'),
+    ('among = ["chunked", "theirs"]', 'origin = "unknown"', "origin is of the steps of a cumulative study"),
+    ("[[claim]]", "[[claims]]", 'unknown key "claims"; did you mean claim?'),
+    ("paper = 2.3", 'paper = "always"', 'claim 1: paper is "always", not a number, reached or never'),
+    ("paper = 2.3", "paper = [3, 2]", "claim 1: paper is [3.0, 2.0], not a number or two, the smaller first"),
+    ("paper = 2.3", "papre = 2.3", 'claim 1: unknown key "papre"; did you mean paper?'),
+    ("paper = 2.3", "paper = 2.3\ncomparable = false", 'claim 1: comparable is false, and the key "why" is missing'),
+    ("paper = 2.3", 'paper = 2.3\ncomparable = "no"', 'claim 1: comparable is "no", not true or false'),
+    (
+        'on = { condition = "rates" }',
+        'on = { condition = "rate" }',
+        'claim 1: no condition "rate"; did you mean rates?',
+    ),
+    ('on = { condition = "rates" }', 'on = { slos = "x" }', 'claim 1: on: unknown key "slos"; did you mean slo?'),
+    ('on = { axis = "gpus" }', 'on = { axis = "gpu" }', 'claim 2: no condition along "gpu"; did you mean gpus?'),
+    ('on = { axis = "gpus" }', 'on = { slo = "4xP95" }', 'claim 2: slo is "4xP95" (absolute:ttft=2,tpot=0.1)'),
+    (
+        'on = { axis = "gpus" }',
+        'on = { axis = "gpus", condition = "rates" }',
+        'claim 2: condition "rates" is not along',
+    ),
+    ('along = "gpus"\nat = [1, 2]', 'along = "models"\nat = [1, 2]', "at: 1 is not the name of a model set"),
+    ('definition = "ttft"', 'definition = "both"', 'claim 1: definition is "both" (ttft, tpot)'),
+    ('system = "chunked"\nover', 'system = "qlm"\nover', 'claim 1: system is "qlm"'),
+    ('over = "theirs"', 'over = "thers"', 'claim 1: over is "thers"; did you mean theirs?'),
+    ('over = "theirs"\n', "", 'claim 1: a ratio is over another system: the key "over" is missing'),
+    ('what = "fewest"', 'what = "value"', 'claim 2: the key "shape" is missing'),
+    ('what = "fewest"', 'what = "few"', 'claim 2: what is "few"; did you mean fewest?'),
+]
+OF_STEPS: list[tuple[str, str, str]] = [
+    ("chunk_tokens = 4096", "chunk_token = 4096", 'condition "larger steps": spec: unknown key "chunk_token"'),
+    ("chunk_tokens = 4096", 'chunk_tokens = "x"', 'condition "larger steps": spec: chunk_tokens is'),
+    ("chunk_tokens = 4096", "chunk_tokens = 2048", 'condition "larger steps": it changes nothing of the fair default'),
+    ('origin = "unknown"', 'origin = "unkown"', 'condition "equal parts": origin is "unkown"; did you mean unknown?'),
+    ('source = "a section"\n', "", 'condition "larger steps": the key "source" is missing'),
+    ('systems = { theirs = "static:equal" }', "spec = { chunk_tokens = 512 }",
+     'condition "equal parts": chunk_tokens is changed by "larger steps" already'),
+    *((f"[[{word}]]", f"[[{key}]]", f"[[{key}]] is of {whose} former file: a study has [[condition]] and [[claim]]")
+      for word, key, whose in (
+          ("condition", "row", "a figure's"), ("condition", "step", "a bridge's"), ("condition", "regime", "regimes'"),
+          ("condition", "workload", "a fleet's"), ("condition", "part", "an ablation's"),
+          ("condition", "ratio", "a bridge's"), ("condition", "activation", "an ablation's"))),
+]  # fmt: skip
+
+
+@cases(("text", "old", "new", "says"), [(MINE, *one) for one in MISTAKES] + [(STEPS, *one) for one in OF_STEPS])
+def test_a_mistake_names_file_and_key_in_one_line(tmp_path: Path, text: str, old: str, new: str, says: str) -> None:
+    assert old in text
+    with pytest.raises(UserError) as error:
+        study(written(tmp_path, text.replace(old, new)))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith("mine.toml: ") or str(error.value).startswith(str(tmp_path))
+
+
+def test_a_system_is_listed_once(tmp_path: Path) -> None:
+    text = MINE.replace('[systems]\nchunked = "chunked"\ntheirs = "static"\n', "")
+    with pytest.raises(UserError, match=r'mine\.toml: system "static" is listed twice'):
+        study(written(tmp_path, 'systems = ["static", "static"]\n' + text))
+    with pytest.raises(UserError, match=r"mine\.toml: systems is empty"):
+        study(written(tmp_path, "systems = []\n" + text))
