@@ -31,9 +31,8 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict
-from harness.study import compare
+from harness.study.compare import comparison
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
-from harness.study.rates import LEVEL, LOW, knee
 from tests.cases import cases
 from workloads.base import DRAWN, RARE
 from workloads.build import build

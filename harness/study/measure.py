@@ -106,6 +106,7 @@ class _Counted:
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
         self.phases: dict[str, tuple[int, int]] = {}
+        self._worked: bool | None = None  # in this step; None: no phase has begun
 
     def say(self, line: str) -> None:
         """See Teller."""
@@ -114,15 +115,15 @@ class _Counted:
     def progress(self, what: str, done: int, total: int) -> None:
         """See Teller."""
         self.phases.setdefault(what, (done, total))
+        self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
 
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
         """Say a step's seconds once it is done, unless there was nothing to do."""
-        before, begun = dict(self.phases), perf_counter()
+        self._worked, begun = None, perf_counter()
         yield
-        new = {what: phase for what, phase in self.phases.items() if what not in before}
-        if not new or any(done < total for done, total in new.values()):
+        if self._worked is not False:
             self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
 
 
@@ -167,10 +168,11 @@ class _Work:
         grid = Grid(self.study, self.full, self.judged())
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
+        measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
-            total = len({point.spec.folder for point in points})
+            total = len(measured.about["runs"])
             self.teller.say(f"{total} of {total} points current, nothing to do")
-        return self.scored(grid, points)
+        return measured
 
     @cached_property
     def panels(self) -> tuple[Panel, ...]:

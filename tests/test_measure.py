@@ -1,0 +1,711 @@
+"""Studies on the sample in the simulator: sampled, scored into one table, held against claims; nothing made twice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.report import explain
+from harness.rows import record, statistics, tidy
+from harness.rows.statistics import Crossing, Estimate
+from harness.run import slo, sweep
+from harness.run.execute import execute
+from harness.run.resolve import resolve
+from harness.run.setup import Failed
+from harness.run.spec import Spec, from_dict
+from harness.study import claims, load
+from harness.study.measure import Measured, measure
+from harness.study.study import AA, CONTROLS, HELD, Condition, Study
+from harness.study.text import Shown, lines
+from tests.cases import cases
+from tests.test_sweep import SYSTEM, files
+
+
+class Heard:
+    """A teller that remembers, and stops after so many runs."""
+
+    def __init__(self, most: float = math.inf) -> None:
+        self.said: list[str] = []
+        self.ran = 0
+        self.most = most
+
+    def say(self, line: str) -> None:
+        self.said.append(line)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self.ran += done < total
+        if self.ran > self.most:
+            raise KeyboardInterrupt
+
+
+def study(folder: Path, text: str) -> Study:
+    """A study from a file."""
+    (path := folder / "mine.toml").write_text(text)
+    return load.study(str(path))
+
+
+def told(measured: Measured) -> list[str]:
+    return [" ".join(line.split()) for line in lines(Shown(measured.table, measured.about, measured.folder))]
+
+
+def runs_of(measured: Measured, name: str) -> set[str]:
+    """The runs of a condition, but for bounds."""
+    keys = {one["condition"] for one in measured.about["panels"] if one["name"] == name}
+    rows = measured.table.select(["condition", "run", "label"]).to_pylist()
+    return {row["run"] for row in rows if row["condition"] in keys and row["label"] in measured.about["systems"]}
+
+
+def spec_of(measured: Measured, run: str) -> dict[str, Any]:
+    spec: dict[str, Any] = record.meta(measured.folder.parent / run)["spec"]
+    return spec
+
+
+# ------------------------------------------------------------------ lines: knees, scales, counts
+
+LINES = """
+paper = "A test"
+systems = ["chunked", "static"]
+definitions = ["ttft", "tpot"]
+slo = "P95"
+controls = true
+requests = 100
+warmup_s = 10.0
+sample = { rule = "knee" }
+quick = { seeds = 1, points = 6, window_s = 50.0, replayed_s = 50.0 }
+full = { seeds = 3, points = 12, window_s = 60.0, replayed_s = 60.0 }
+spec = { trace = "sample", host = "vllm-graph" }
+
+[[condition]]
+name = "rates"
+spec = { models = "llama-3.1-8b*3", gpus = 1, slo_scale = 2.0 }
+
+[[condition]]
+name = "scales"
+along = "slo_scale"
+at = [1.0, 2.0]
+full = [1.5]
+spec = { models = "llama-3.1-8b*3", gpus = 1, rate_scale = "held" }
+
+[[condition]]
+name = "counts"
+along = "gpus"
+at = [1, 2]
+spec = { models = "llama-3.1-8b*5", slo_scale = 2.0, rate_scale = 1.0 }
+
+[[claim]]
+what = "ratio"
+on = { condition = "rates" }
+definition = "ttft"
+system = "chunked"
+over = "static"
+paper = 2.3
+"""
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """The lines, run once."""
+    folder = tmp_path_factory.mktemp("lines")
+    return measure(study(folder, LINES), folder / "out", workers=1)
+
+
+def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
+    panels = {one["condition"]: one for one in shown.about["panels"]}
+    assert list(panels) == ["rates", "scales", "counts"]
+    assert "Windows cut to 50 of 60 s." in shown.about["notes"]
+    assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
+    scores = tidy.curves(claims.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
+    assert len(scores) >= 6
+    assert scores[min(scores)] == 1.0
+    assert scores[max(scores)] < 0.9
+    rows = claims.of_panel(shown.table, panels["counts"]).to_pylist()
+    hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
+    assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
+    by_condition = [one["condition"] for one in shown.table.select(["condition"]).to_pylist()]
+    assert by_condition == sorted(by_condition)
+
+
+def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
+    rows = claims.of_panel(shown.table, shown.about["panels"][0])
+    xs = {name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
+          for name in ("chunked", *CONTROLS, "chunked" + AA)}  # fmt: skip
+    assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
+    assert shown.about["controls"] == [*CONTROLS, "chunked" + AA]
+    seeds = {row["label"]: row["seed"] for row in rows.to_pylist()}
+    assert seeds["chunked" + AA] - seeds["chunked"] == 500
+
+
+def test_conditions_share_runs_and_systems_that_read_no_slo_are_scored_again(shown: Measured) -> None:
+    rates, scales, counts = (runs_of(shown, name) for name in ("rates", "scales", "counts"))
+    assert len(scales) == 2  # a system has one run for every SLO scale
+    assert not counts & rates
+    held = {spec_of(shown, run)["rate_scale"] for run in scales}
+    assert held <= {row["x"] for row in claims.of_panel(shown.table, shown.about["panels"][0]).to_pylist()}
+
+
+def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
+    rows = [r for r in shown.table.to_pylist() if (r["label"], r["condition"]) == ("static", "scales")]
+    (run,) = {r["run"] for r in rows}  # one for every SLO scale
+    folder = shown.folder.parent / run
+    judges = {one.under.rule: one for one in slo.rulings(folder)}
+    assert set(judges) >= {"1xP95", "2xP95"}
+    spec, table = from_dict(record.meta(folder)["spec"]), record.read(folder)
+    scored = [r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"]
+    assert len(scored) == 4
+    for row in scored:
+        limits = slo.limits(folder, judges[row["slo"]].under)
+        line = next(explain.misses(table, spec.window_s or math.inf, limits, row["definition"], ""))
+        missed, offered = map(int, line.split()[:3:2])
+        assert 1 - missed / offered == pytest.approx(row["value"])
+
+
+def test_a_second_call_does_nothing(shown: Measured) -> None:
+    kept, heard = files(shown.folder.parent), Heard()
+    again = measure(shown.study, shown.folder.parent, workers=1, teller=heard)
+    assert not heard.ran
+    total = len(shown.about["runs"])
+    assert heard.said[-1] == f"{total} of {total} points current, nothing to do"
+    assert files(shown.folder.parent) == kept
+    assert again.table.equals(shown.table)
+    assert told(again) == told(shown)
+
+
+@pytest.mark.slow
+def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
+    full = measure(shown.study, shown.folder.parent, full=True)
+    assert full.folder != shown.folder
+    assert full.seeds == 3
+    assert {row["x"] for row in claims.of_panel(full.table, full.about["panels"][1]).to_pylist()} == {1.0, 1.5, 2.0}
+
+
+FAILS = (SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in")
+
+
+def test_a_system_that_fails_leaves_the_study(tmp_path: Path) -> None:
+    (path := tmp_path / "bad.py").write_text(FAILS)
+    asked = study(tmp_path, LINES).only(["counts"])
+    for systems in ((str(path), "chunked"), ("chunked", str(path))):  # whoever stands first
+        heard = Heard()
+        left = measure(asked.only(systems=systems), tmp_path / "out", workers=1, teller=heard)
+        assert left.failed["bad"].startswith("ValueError at bad.py:30 (planted), t = -10 s, Woke(key='start')")
+        assert left.about["systems"] == ["chunked"]
+        assert set(left.table["label"].to_pylist()) == {"chunked", *CONTROLS}
+        assert len(heard.said) == len(set(heard.said))
+        assert not list((tmp_path / "out").glob("bad-*"))
+    alone = measure(asked.only(systems=("chunked",)), tmp_path / "out", workers=1)
+    assert (alone.folder, alone.table, alone.failed) == (left.folder, left.table, {})
+    with pytest.raises(Failed, match=r"^bad: ValueError"):
+        measure(asked.only(systems=(str(path),)), tmp_path / "out", workers=1)
+
+
+# ------------------------------------------------------------------ lines: rates by bisection
+
+BISECTED = """
+paper = "A test"
+systems = ["chunked", "static:equal"]
+definitions = ["ttft", "tpot"]
+slo = "absolute:ttft=2,tpot=0.1"
+controls = true
+requests = 40
+warmup_s = 10.0
+sample = { rule = "bisect" }
+quick = { seeds = 2, points = 5, window_s = 40.0 }
+full = { seeds = 3, points = 8, window_s = 40.0 }
+spec = { trace = "sample" }
+
+[[condition]]
+name = "both"
+vary = { gpus = [1, 2] }
+at_rps = [1.0, 8.0]
+spec = { models = "llama-3.1-8b*3", slo_scale = 1.0, pool_bytes = 64961380352, assign = "shuffled" }
+
+[[condition]]
+name = "narrow"
+at_rps = [1.0, 8.0]
+spec = { models = "llama-3.1-8b*5", gpus = 1, slo_scale = 1.0 }
+
+[[claim]]
+what = "ratio"
+on = { condition = "narrow" }
+definition = "ttft"
+system = "chunked"
+over = "static:equal"
+paper = 2.3
+"""
+
+
+def test_rates_by_bisection_of_every_seed(tmp_path: Path) -> None:
+    asked = study(tmp_path, BISECTED)
+    found = measure(asked, tmp_path / "out", workers=1)
+    assert [p["condition"] for p in found.about["panels"]] == ["both / 1", "both / 2", "narrow"]
+    rows = found.table.to_pandas()
+    rows = rows[(rows["definition"] == "ttft") & (rows["over"] == "pooled")]
+    unit_rps = {p["condition"]: p["unit_rps"] for p in found.about["panels"]}
+    for (panel, label), own in rows.groupby(["condition", "label"], observed=True):
+        if label in found.about["controls"]:
+            continue
+        by_x = own.groupby("x")
+        assert set(by_x["seed"].nunique()) == {2}  # every rate is run with every seed
+        fits = own["infeasible"].isna()
+        assert fits.all() == fits.any() == (panel != "narrow")  # five models do not fit on a GPU
+        assert len(by_x) == (5 if fits.all() else 2)  # and are asked at the fixed rates alone
+        assert {1.0, 8.0} <= {round(x * unit_rps[str(panel)], 4) for x in by_x.groups}
+        if fits.all():
+            assert by_x["n"].sum().min() >= 40  # requests of a point
+            mean = by_x["value"].mean().to_dict()
+            holds = statistics.held(mean, 0.99)
+            fails = min((x for x in mean if holds is None or x > holds), default=None)
+            assert holds is not None
+            assert fails is None or fails / holds < 8  # nearer than the fixed rates
+    runs = {row["run"] for row in found.table.to_pylist() if row["condition"].startswith("both")}
+    specs = {run: spec_of(found, run) for run in {row["run"] for row in found.table.to_pylist()}}
+    assert {specs[run]["pool_bytes"] for run in runs} == {64961380352}
+    assert {specs[run]["assign"] for run in runs} == {"shuffled"}
+    assert not any("assign" in spec or "pool_bytes" in spec for run, spec in specs.items() if run not in runs)
+    assert measure(asked, tmp_path / "out", workers=1).table.equals(found.table)
+    said = told(found)
+    assert any("1 and 2 GPUs, pool_bytes: 64961380352, assign: shuffled)" in line for line in said)
+    assert sum(line.startswith("static:equal does not fit (sample, llama-3.1-8b*5") for line in said) == 1
+    assert any(line.startswith("chunked / static:equal") and "does not fit" in line for line in said)
+    assert found.about["fuller"] == "3 seeds, 8 rates"
+
+
+# ------------------------------------------------------------------ lines: over the number of models
+
+SIZES = """
+paper = "A test"
+systems = ["chunked", "dedicated", "static"]
+vary = { trace = ["aegaeon-like+span_s=30", "aegaeon-like+span_s=30+lengths=sharegpt-ox2"] }
+titles = ["one", "two"]
+definitions = ["qos", "token"]
+controls = true
+requests = 10
+warmup_s = 5.0
+level = 0.9
+slo = "absolute:ttft=10,tpot=0.1"
+quick = { seeds = 1, window_s = 20.0, replayed_s = 20.0 }
+
+[[condition]]
+name = "sizes"
+along = "models"
+at = ["aegaeon+models=3", "aegaeon+models=10"]
+full = ["aegaeon+models=5"]
+spec = { gpus = 2, slo_scale = 1.0, rate_scale = 4.0 }
+
+[[condition]]
+name = "rates"
+among = ["chunked", "static"]
+at = [2.0, 4.0]
+spec = { models = "aegaeon+models=3", gpus = 2, slo_scale = 1.0, process = "model", sharing = "turns" }
+
+[[claim]]
+what = "crossing"
+on = { condition = "sizes", column = 2 }
+definition = "qos"
+system = "static"
+paper = [4, 9]
+why = "the models do not fit"
+"""
+
+
+def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
+    found = measure(study(tmp_path, SIZES), tmp_path / "out", workers=1)
+    panels = {panel["condition"]: panel for panel in found.about["panels"]}
+    first, second, third, _ = panels
+    assert [(one["row"], one["column"]) for one in panels.values()] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert "aegaeon+models" not in first  # sets along x share a panel
+    assert (panels[first]["axis"], panels[first]["count"], panels[first]["gpus"]) == ("models", None, 2)
+    assert panels[first]["rate_rps"] == pytest.approx(0.4)  # of each model: as the generator means it
+    rows = found.table.to_pandas()
+    xs = rows.groupby(["condition", "label"], observed=True)["x"].unique().map(sorted).to_dict()
+    assert xs[first, "chunked"] == [3.0, 10.0]
+    assert xs[third, "static"] == [2.0, 4.0]
+    assert xs[first, "ideal"] == xs[first, "chunked"]  # controls stand at the ends
+    here = claims.crossing(claims.of_panel(found.table, panels[second]), panels[second], "static", "qos", 0.9)
+    assert here == Crossing(Estimate(3.0, None, None, 1), 10.0, 0.0)  # ten do not fit: three hold, not between
+    (verdict,) = claims.verdicts(found.table, found.about)
+    assert verdict.panel is not None
+    assert (verdict.panel["condition"], verdict.says) == (second, "differs")
+    said = told(found)
+    assert "where it differs: the models do not fit" in said
+    assert any(line.startswith("models at which each system holds 90 %") for line in said)
+    assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
+    processes = [{spec_of(found, run)["process"] for run in runs_of(found, name)} for name in ("sizes", "rates")]
+    assert processes == [{"own"}, {"model"}]
+    assert any("(SLO 1x, 2 GPUs, process: model, sharing: turns)" in line for line in said)
+    runs = [run for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None]
+    kept = [record.read(run)["token_ns"] for run in runs]
+    assert all(len(tokens) and not tokens.null_count for tokens in kept)
+
+
+# ------------------------------------------------------------------ a fleet
+
+FLEET = """
+paper = "A test"
+systems = ["static", "chunked"]
+bounds = ["dedicated"]
+definitions = ["ttft"]
+along = "gpus"
+at = [1, 3]
+sample = { rule = "bracket" }
+vary = { slo = ["5xP95", "absolute:ttft=5,tpot=1"] }
+layout = "fleet"
+quick = { seeds = 2 }
+spec = { models = "llama-3.1-8b*5", warmup_s = 5.0, trace = "sample", rate_scale = 1.0 }
+
+[[condition]]
+name = "sample"
+
+[[claim]]
+what = "fewest"
+on = { slo = "5xP95" }
+system = "static"
+paper = 2
+
+[[claim]]
+what = "fewest"
+on = { slo = "5xP95" }
+system = "static"
+over = "chunked"
+paper = [0.5, 2.0]
+"""
+
+
+def test_a_small_fleet(tmp_path: Path) -> None:
+    found = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
+    at: dict[tuple[str, str], Estimate] = {}
+    for panel in found.about["panels"]:
+        rows = claims.of_panel(found.table, panel)
+        for name in found.about["systems"]:
+            count = claims.fewest(rows, name, "", "ttft", 0.99)
+            assert count is not None
+            assert count.mean >= 2  # five of 15 GiB do not fit one GPU
+            curves = tidy.curves(rows, name, "ttft", "x")
+            assert sorted(curves) == [0, 1]
+            assert 1 <= len(curves[0]) <= 3
+            at[panel["slo"], name] = count
+        taken = tidy.curves(rows, "dedicated", "ttft", "x")
+        assert {x for curve in taken.values() for x in curve} == {5.0}  # a GPU a model, whatever is asked
+    assert at["absolute:ttft=5,tpot=1", "static"].mean <= at["5xP95", "static"].mean
+    one, two = claims.verdicts(found.table, found.about)
+    assert one.here == at["5xP95", "static"]
+    assert one.says == claims.judged(2, one.here)
+    assert two.here is not None
+    assert 1 / 3 <= two.here.mean <= 3
+    said = told(found)
+    assert any(line.startswith("GPUs at which each system reaches 99 % (sample (synthetic) at") for line in said)
+    assert any(line.startswith("static / chunked, GPUs for 99 % TTFT") for line in said)
+    heard = Heard()
+    assert measure(found.study, tmp_path / "out", workers=1, teller=heard).table.equals(found.table)
+    assert not heard.ran
+
+
+# ------------------------------------------------------------------ parts
+
+PARTS = """
+paper = "A test"
+systems = ["static:rate", "static:equal"]
+definitions = ["ttft"]
+slo = "5xP95"
+by_model = true
+layout = "parts"
+at = [1.0, 2.0]
+quick = { seeds = 2 }
+spec = { models = "llama-3.1-8b*5", gpus = 2, warmup_s = 5.0, trace = "sample" }
+
+[[condition]]
+name = "sample"
+
+[[claim]]
+what = "difference"
+system = "static:rate"
+over = "static:equal"
+subject = "sizes by rate"
+says = "it helps"
+paper = [0.0, 1.0]
+
+[[claim]]
+what = "value"
+system = "static:rate"
+shape = "llama-3.1-8b"
+paper = [0.0, 0.8]
+"""
+
+
+def test_a_part_that_is_switched_off(tmp_path: Path) -> None:
+    found = measure(study(tmp_path, PARTS), tmp_path / "out", workers=1)
+    difference, value = claims.claims_of(found.about)
+    losses = list(claims.losses(found.table, found.about, difference))
+    assert [loss.x for loss in losses] == [1.0, 2.0]
+    for loss in losses:
+        assert loss.pooled.n == 2
+        assert loss.most.mean >= loss.pooled.mean - 1e-12  # what loses most loses no less than all together
+    said = told(found)
+    assert any(line.startswith("sizes by rate ") for line in said)
+    assert "the paper, of sizes by rate: it helps" in said
+    (line,) = (line for line in said if line.startswith("activation of llama-3.1-8b, TP 1"))
+    assert " 0.74 s agrees " in line  # 0.7 s, and 15 GiB over eight PCIe links, gathered over NVLink
+    assert value.shape == "llama-3.1-8b"
+
+
+# ------------------------------------------------------------------ ratios
+
+# Serves all while the forecast is at most `most_rps` for all models together, and drops all beyond: so it holds any
+# level up to that rate and none above.
+CAPPED = '''
+"""Serves up to a rate of the forecast."""
+
+from dataclasses import dataclass
+
+from harness.policy.actions import Admit, Drop, Load, Run
+from harness.policy.events import Arrived, Woke
+from harness.policy.fields import number
+from harness.policy.types import Batch, Cluster, Inst
+
+
+@dataclass
+class Capped:
+    cluster: Cluster
+    most_rps: float = number(1.0, 0, 1000)
+    presets = {}
+    hears = frozenset({Arrived, Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Drop"})
+    options = {"kv": "paged"}
+
+    def on(self, event, view):
+        if event == Woke("start"):
+            for name in self.cluster.models:
+                batch = Batch(Inst(name, (0,)))
+                yield Load(batch.inst)
+                yield Run(batch)
+        if isinstance(event, Arrived):
+            rid = event.request.id
+            over = sum(one.rate_rps for one in self.cluster.plan.values()) > self.most_rps
+            yield Drop(rid) if over else Admit(rid, Batch(Inst(event.request.model, (0,))))
+'''
+RATIO = """
+paper = "A test"
+definitions = ["both"]
+slo = "absolute:ttft=10,tpot=1"
+along = "rate_rps"
+at = [1.0, 8.0]
+sample = { rule = "bisect", each = "seed", points = 7, digits = 3, below = 4.0 }
+layout = "matrix"
+quick = { seeds = 2 }
+
+[spec]
+trace = "sample"
+models = "llama-3.2-1b*4"
+gpus = 1
+plan = "trace"
+window_s = 30.0
+warmup_s = 5.0
+
+[systems]
+ours = "{ours}"
+theirs = "{theirs}"
+
+[[claim]]
+what = "ratio"
+system = "ours"
+over = "theirs"
+{paper}
+
+[[condition]]
+name = "alone"
+"""
+
+
+@pytest.fixture
+def capped(tmp_path: Path) -> Path:
+    (path := tmp_path / "capped.py").write_text(CAPPED)
+    return path
+
+
+def pair(tmp_path: Path, ours: str, theirs: str, rest: str = "", paper: str = "") -> Study:
+    text = RATIO.replace("{ours}", ours).replace("{theirs}", theirs).replace("{paper}", paper)
+    return study(tmp_path, text + rest)
+
+
+def beside(measured: Measured) -> claims.Verdict:
+    (verdict,) = claims.verdicts(measured.table, measured.about)
+    return verdict
+
+
+def rate(measured: Measured, name: str) -> Estimate:
+    (panel,) = measured.about["panels"]
+    crossing = claims.crossing(claims.of_panel(measured.table, panel), panel, name, "both", 0.99)
+    assert crossing is not None
+    return crossing.at
+
+
+def test_a_system_against_itself_is_1(tmp_path: Path, capped: Path) -> None:
+    twins = beside(measure(pair(tmp_path, f"{capped}+most_rps=4.0", f"{capped}+most_rps=4"), tmp_path / "out"))
+    assert (twins.here, twins.says) == (Estimate(1.0, 1.0, 1.0, 2), "even")
+
+
+def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
+    tmp_path: Path, capped: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0")
+    found = measure(asked, tmp_path / "out", workers=1)
+    ours = beside(found)
+    assert ours.here is not None
+    assert ours.here.mean == pytest.approx(3.0, rel=0.1)
+    assert ours.says == "ahead"
+    assert rate(found, "ours").mean == pytest.approx(6.0, rel=0.07)
+    assert rate(found, "theirs").mean == pytest.approx(2.0, rel=0.07)
+    assert ours.here.mean == pytest.approx(rate(found, "ours").mean / rate(found, "theirs").mean)
+    said = told(found)
+    assert said[1] == "condition ours req/s theirs req/s ours / theirs"
+    assert said[2].endswith(f" + {ours.text}")
+    turned = beside(measure(pair(tmp_path, f"{capped}+most_rps=2.0", f"{capped}+most_rps=6.0"), tmp_path / "out"))
+    assert turned.here is not None
+    assert turned.here.mean == pytest.approx(1 / ours.here.mean)
+    assert turned.says == "behind"
+    monkeypatch.setattr(sweep, "execute", None)
+    again = measure(asked, tmp_path / "out", workers=1)
+    assert again.folder == found.folder
+    assert again.table.equals(found.table)
+
+
+def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: Path, capped: Path) -> None:
+    found = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
+    below = rate(found, "theirs")
+    assert below.mean == pytest.approx(0.6, rel=0.07)
+    assert below.sign == "="
+    bound = beside(measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "out"))
+    assert bound.here is not None
+    assert (bound.here.sign, bound.here.high, bound.says) == (">", None, "ahead")
+    assert bound.here.low is not None
+    assert bound.here.low > 1.0
+    assert bound.text.startswith(">")
+
+
+def test_beyond_the_rates_is_said(tmp_path: Path, capped: Path) -> None:
+    above = beside(measure(pair(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "out"))
+    assert (above.here, above.says, above.text) == (None, "open", "both hold 99 % at 8 req/s")
+    below = beside(measure(pair(tmp_path, f"{capped}+most_rps=0.2", f"{capped}+most_rps=0.1"), tmp_path / "out"))
+    assert (below.here, below.says, below.text) == (None, "open", "neither holds 99 % at 0.25 req/s")
+
+
+def test_what_has_no_room_is_said(tmp_path: Path) -> None:
+    def measured(ours: str, theirs: str) -> Measured:
+        asked = pair(tmp_path, ours, theirs).only(models=("nemo-12b*4",))  # 91 GiB of weights on one GPU
+        return measure(asked, tmp_path / "out", workers=1)
+
+    found = measured("dedicated", "static")
+    assert (beside(found).here, beside(found).says, beside(found).text) == (None, "ahead", "theirs is infeasible")
+    assert any(" infeasible + theirs is infeasible" in line for line in told(found))
+    assert (beside(measured("static", "dedicated"))[3:5]) == ("ours is infeasible", "behind")
+    assert (beside(measured("static", "static:equal"))[3:5]) == ("ours is infeasible, theirs is infeasible", "open")
+
+
+def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:
+    """Beyond the paper's 2 in an open field; under another condition ours has no room."""
+    rest = '\n[[condition]]\nname = "narrow"\nsystems = { ours = "static" }\nspec = { models = "nemo-12b*4" }\n'
+    asked = pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=2.0", rest, "paper = 2.0")
+    found = measure(asked, tmp_path / "out", workers=1)
+    assert "ours / theirs, 2 in the paper, of 2 conditions: beyond the interval: alone." in told(found)
+    assert [v.says for v in claims.verdicts(found.table, found.about)] == ["differs", "does not fit"]
+
+
+STEPS = """
+[[condition]]
+name = "larger steps"
+spec = { chunk_tokens = 4096 }
+origin = "paper states"
+source = "a section"
+
+[[condition]]
+name = "equal parts"
+systems = { theirs = "{capped}+most_rps=6.0" }
+origin = "unknown"
+source = "nothing says so"
+"""
+
+
+def test_a_walk_from_the_fair_default(tmp_path: Path, capped: Path) -> None:
+    text = RATIO.replace('\n[[condition]]\nname = "alone"\n', STEPS).replace('"matrix"', '"steps"\ncumulative = true')
+    for key, value in {"ours": f"{capped}+most_rps=6.0", "theirs": f"{capped}+most_rps=2.0", "capped": str(capped),
+                       "paper": "paper = 2.0"}.items():  # fmt: skip
+        text = text.replace(f"{{{key}}}", value)
+    found = measure(study(tmp_path, text), tmp_path / "out", workers=1)
+    said = told(found)
+    holds = "fair default, + larger steps, only larger steps"
+    assert f"ours / theirs, 2 in the paper, of 5 conditions: beyond the interval: {holds}." in said
+    assert "equal parts: unknown, nothing says so" in said
+    stated = [v for v in claims.verdicts(found.table, found.about) if v.rule != "-"]
+    assert [v.panel and v.panel["kind"] for v in stated] == ["base", "cumulative"]
+
+
+# ------------------------------------------------------------------ the same bytes, however it is run
+
+
+def test_workers_and_a_kill_change_no_byte(tmp_path: Path) -> None:
+    asked = study(tmp_path, LINES).only(["scales", "counts"])
+    asked = replace(asked, condition=tuple(
+        replace(one, spec={**one.spec, "rate_scale": 1.0}) for one in asked.condition))  # fmt: skip
+    one = measure(asked, tmp_path / "one", workers=1)
+    with pytest.raises(KeyboardInterrupt):
+        measure(asked, tmp_path / "two", workers=1, teller=Heard(most=3))
+    assert not list((tmp_path / "two").glob("mine-*"))
+    two = measure(asked, tmp_path / "two", workers=2)
+    assert files(tmp_path / "one") == files(tmp_path / "two")
+    assert (one.folder.name, one.table) == (two.folder.name, two.table)
+
+
+@cases("at", [HELD, 1.0])
+def test_a_rate_is_held_or_given(at: float | str) -> None:
+    condition = Condition(
+        "one", {"rate_scale": at, "models": "light8", "trace": "sample"}, along="slo_scale", at=(1.0,)
+    )
+    asked = Study("mine", {"static": "static"}, (condition,))
+    assert asked.spec_of(condition, "static").rate_scale == 1.0  # until it is searched
+
+
+# ------------------------------------------------------------------ migrations
+
+MOVES = '''
+"""A system of a test: its one model goes to GPU 1 after 10 s, comes back after 20 s, is away from 30 to 40 s."""
+
+from harness.policy.actions import Admit, Evict, Load, Run, Wake
+from harness.policy.events import Woke
+from harness.policy.types import Batch, Inst
+
+
+class Moves:
+    presets = {}
+    hears = frozenset({Woke})
+    uses = frozenset({"Load", "Run", "Admit", "Evict", "Evict.drain", "Wake"})
+    options = {"kv": "paged"}
+
+    def __init__(self, cluster):
+        self.name = next(iter(cluster.models))
+
+    def on(self, event, view):
+        here, there = Inst(self.name, (0,)), Inst(self.name, (1,))
+        match event.key:
+            case "start":
+                yield from (Load(here), Run(Batch(here)), Run(Batch(there)), Admit(self.name, Batch(here)))
+                yield from (Wake(10.0 * k, str(k)) for k in range(1, 5))
+            case "1":  # a second copy first
+                yield from (Load(there), Evict(here), Admit(self.name, Batch(there)))
+            case "2":  # out, and in elsewhere at once
+                yield from (Evict(there, drain=False), Load(here), Admit(self.name, Batch(here)))
+            case "3":
+                yield Evict(here)
+            case "4":
+                yield Load(here)
+'''
+
+
+def test_migrations_are_counted_and_swaps_are_none(tmp_path: Path) -> None:
+    (path := tmp_path / "moves.py").write_text(MOVES)
+    spec = resolve(Spec(str(path), trace="sample", models="llama-3.2-1b", gpus=2, slo="", control_s=0.0, drain_s=64.0))
+    stats = record.meta(execute(spec, tmp_path, ""))["stats"]
+    assert (stats["loads"], stats["evicts"], stats["migrations"]) == (3, 3, 2)
