@@ -23,13 +23,14 @@ import pytest
 from click.testing import CliRunner, Result
 
 from harness.cli.app import COMMANDS, load, main
-from harness.cli.compare import contestants
+from harness.cli.compare import compared
 from harness.loop import engine
 from harness.loop.system import ROOT, names
 from harness.policy.types import UserError
 from harness.rows import record
 from harness.run.spec import Spec
-from harness.study.compare import AA, AA_SEED
+from harness.study import load as studies
+from harness.study.study import AA, AA_SEED
 from tests.cases import cases
 from tests.test_check import broken
 from tests.test_sweep import SYSTEM, files
@@ -72,10 +73,12 @@ def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path
 
 
 def test_all_is_every_system_that_is_not_listed() -> None:
-    entries = contestants("static,all", controls=False, trace="sample")
-    assert [entry.label for entry in entries] == ["static", *(name for name in names() if name != "static")]
+    def listed(systems: str) -> list[str]:
+        return list(compared(systems, {"trace": "sample"}, (1.0,), 1, "5xP95", None, controls=False).systems)
+
+    assert listed("static,all") == ["static", *(name for name in names() if name != "static")]
     with pytest.raises(UserError, match=r'system "\w+" is listed twice'):
-        contestants("all,all", controls=False, trace="sample")
+        listed("all,all")
 
 
 def test_scaling_none_needs_no_search_and_has_one_rate(tmp_path: Path) -> None:
@@ -159,10 +162,37 @@ def test_wrong_words_keep_clicks_lines_and_get_a_suggestion() -> None:
         assert says in result.stderr
 
 
+@cases("former", ["reproduce fig7", "fleet fig12", "bridge prism", "regimes prism", "ablate prism"])
+def test_a_former_command_names_what_stands_for_it(former: str) -> None:
+    result = bench(*former.split())
+    assert result.exit_code == 2
+    assert result.stderr.startswith(f"error: bench {former.split(maxsplit=1)[0]} is bench study ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_studies_are_listed_and_a_dry_run_runs_nothing(tmp_path: Path) -> None:
+    listed = {line.split()[0]: line for line in ok("study").splitlines()}
+    assert {"study", *studies.names()} == set(listed)
+    assert "Prism, arXiv 2505.04021, figure 12" in listed["fig12"]
+    said = ok("study", "fig12", "--dry-run", "--only", "equal rates; hyperbolic", "--seeds", "2", "-o", tmp_path)
+    assert {line.split(" / ")[0] for line in said.splitlines() if " / " in line} == {"hyperbolic", "equal rates"}
+    assert re.search(r"^\d+ runs, about \d+ s on one core", said, re.MULTILINE)
+    assert not list(tmp_path.iterdir())
+    for args, says in (
+        (("fig77",), 'no study "fig77"; did you mean fig7?'),
+        (("fig12", "--only", "equal"), 'fig12 has no condition "equal"; did you mean equal rates?'),
+        (("fig12", "--only", " ; "), '--only " ; " names nothing'),
+        (("fig12", "--table", "x.toml"), "--table is of --engine"),
+    ):
+        result = bench("study", *args, "--dry-run", "-o", tmp_path)
+        assert (result.exit_code, says in result.stderr) == (2, True)
+
+
 @cases(
     ("typed", "offered"),
     [
         ("bench com", "compare"),
+        ("bench study prism-b", "prism-bridge"),
         ("bench compare --systems st", "static"),
         ("bench compare --systems static,ch", "static,chunked"),
         ("bench compare --trace aren", "arena-chat"),

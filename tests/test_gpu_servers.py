@@ -1,4 +1,4 @@
-"""`make gpu-servers`: what it would run, read by our own command line; and what of a figure an engine runs. No GPU."""
+"""`make gpu-servers`: what it would run, read by our own command line; and what of a study an engine runs. No GPU."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import pytest
 
 from harness.cli.app import load
 from harness.engines.servers import host
-from harness.study.figure import figure
-from harness.study.on_servers import part
+from harness.policy.types import UserError
+from harness.study.load import study
+from harness.study.on_engine import counts, part
 
 ROOT = Path(__file__).resolve().parent.parent
 SMI = """#!/bin/sh
@@ -50,7 +51,7 @@ def test_every_command_is_one_that_our_command_line_takes(card: str) -> None:
     assert run.returncode == 0, run.stderr
     lines = [shlex.split(line) for line in run.stdout.splitlines() if "-m harness " in line]
     asked = [words[words.index("harness") + 1 :] for words in lines]
-    assert [words[0] for words in asked] == ["calibrate", "validate", "reproduce"]
+    assert [words[0] for words in asked] == ["calibrate", "validate", "study"]
     for name, *words in asked:
         command = load(name)
         found = command.make_context(name, list(words)).params
@@ -67,19 +68,24 @@ def test_it_installs_the_pinned_vllm_and_then_kvcached(card: str) -> None:
     assert {"torch==2.11.0", "vllm==0.24.0"} <= set(pins)
 
 
-def test_a_figure_on_servers_is_its_rows_and_systems_that_they_can_run(
+def test_a_study_on_servers_is_its_conditions_and_systems_that_they_can_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "nvidia0").touch()
     monkeypatch.setattr(host, "DEVICES", tmp_path)
-    whole = figure("fig7")
-    found, notes = part(whole, "vllm", None, 1)
-    assert {row.gpus for row in found.rows} <= {(1,)}
-    assert found.engine == "vllm"
-    assert {"static:rate", "static:equal"} <= set(found.systems)
+    whole = study("fig7")
+    here, notes = part(whole, "vllm", None, 1)
+    assert {gpus for one in here.condition for gpus in counts(here, one)} == {1}
+    assert (here.spec["engine"], here.base_engine) == ("vllm", "sim")
+    assert {"static:rate", "static:equal"} <= set(here.systems)
     assert all(
         any(f"skipped: {name} on vllm: no " in note for note in notes)
-        for name in set(whole.systems) - set(found.systems)
+        for name in set(whole.systems) - set(here.systems)
     )
-    wide = [i for i, row in enumerate(whole.rows, 1) if min(row.gpus) > 1]
-    assert [f"skipped: row {i} needs 2 GPUs, there are 1" for i in wide] == [n for n in notes if "row" in n]
+    wide = [f'skipped: condition "{one.name}" needs 2 GPUs, there are 1' for one in whole.condition
+            if min(counts(whole, one)) > 1]  # fmt: skip
+    assert wide == [note for note in notes if "condition" in note]
+    with pytest.raises(UserError, match="aegaeon: no condition runs on 1 GPUs"):
+        part(study("aegaeon"), "vllm", None, 1)
+    two, _ = part(whole, "vllm", None, 2)
+    assert {gpus for one in two.condition for gpus in counts(two, one)} == {1, 2}

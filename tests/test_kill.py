@@ -22,16 +22,11 @@ pytestmark = pytest.mark.slow
 
 # A comparison with its SLO bases, its runs and its table: 5 + 4 run folders and one of the sweep.
 COMPARE = """
-from dataclasses import replace
 from pathlib import Path
-from harness.study import compare as comparison
-from tests.test_sweep import TINY
-
-def entries():
-    return [comparison.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", "chunked")]
+from tests.test_sweep import compared
 
 def compare(out, workers, rule="5xP95"):
-    return comparison.compare(entries(), Path(out), rates=[1.0, 2.0], seeds=1, rule=rule, workers=workers)
+    return compared(Path(out), "static", "chunked", rates=(1.0, 2.0), rule=rule, workers=workers)
 """
 
 # Kills itself when a function of `os`, or the Parquet writer's write, is called for the n-th time.

@@ -26,8 +26,9 @@ from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.spec import Spec, as_dict
 from harness.study.bases import slo_target
-from harness.study.figure import HERE, figure
-from harness.study.sentences import departures
+from harness.study.load import study
+from harness.study.study import STUDIES
+from harness.study.text import departures
 from plots import style
 from tests.cases import cases
 from workloads.models import shape
@@ -213,19 +214,23 @@ def test_a_run_says_where_its_engine_is_not_the_papers(
     assert ("processes take turns on a GPU" in set(rows["machine"].to_pylist())) == (sharing == "turns")
 
 
-def test_a_figure_names_them(tmp_path: Path) -> None:
-    """A figure's TOML may name what a spec has; a value that a spec refuses is told with the file."""
-    text = (HERE / "aegaeon.toml").read_text("utf-8")
-    path = tmp_path / "mine.toml"
-    path.write_text('process = "model"\npcie_gbps = 25.0\n' + text, "utf-8")
-    found = figure(str(path))
-    assert (found.process, found.pcie_gbps, found.process_bytes) == ("model", 25.0, None)
-    path.write_text('sharing = "turns"\n' + text.replace('process = "model"', 'sharing = "fluid"', 1), "utf-8")
-    shared = figure(str(path))
-    assert (shared.sharing, [row.sharing for row in shared.rows if row.sharing]) == ("turns", ["fluid"])
-    path.write_text(text.replace('process = "model"', 'sharing = "slow"', 1), "utf-8")
-    with pytest.raises(UserError, match=r'mine.toml: row \d+: sharing is "slow"'):
-        figure(str(path))
-    path.write_text('process = "two"\n' + text, "utf-8")
-    with pytest.raises(UserError, match=r'mine.toml: process is "two"'):
-        figure(str(path))
+def test_a_study_names_them(tmp_path: Path) -> None:
+    """A study's TOML may name what a spec has; a value that a spec refuses is told with the file."""
+    text = (STUDIES / "aegaeon.toml").read_text("utf-8")
+    (path := tmp_path / "mine.toml").write_text(
+        text.replace("[spec]\n", '[spec]\nprocess = "model"\npcie_gbps = 25.0\n')
+    )
+    named = study(str(path))
+    specs = [named.spec_of(one, "aegaeon") for one in named.condition]
+    assert {(spec.process, spec.pcie_gbps, spec.process_bytes) for spec in specs} == {("model", 25.0, None)}
+    path.write_text(
+        text.replace("[spec]\n", '[spec]\nsharing = "turns"\n').replace('process = "model"', 'sharing = "fluid"')
+    )
+    shared = study(str(path))
+    assert [shared.spec_of(one, "aegaeon").sharing for one in shared.condition] == 4 * ["turns"] + ["fluid"]
+    path.write_text(text.replace('process = "model"', 'sharing = "slow"'))
+    with pytest.raises(UserError, match=r'mine.toml: condition "one process a model": spec: sharing is "slow"'):
+        study(str(path))
+    path.write_text(text.replace("[spec]\n", '[spec]\nprocess = "two"\n'))
+    with pytest.raises(UserError, match=r'mine.toml: spec: process is "two"'):
+        study(str(path))

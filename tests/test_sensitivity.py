@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from matplotlib.patches import Rectangle
 
 from harness.engines import machine
 from harness.engines.costs.constants import CONSTANTS
@@ -32,10 +29,8 @@ from harness.run.spec import Spec, as_dict, from_dict
 from harness.study import sensitivity_text
 from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
-from harness.study.sensitivity import Found, Row, lead_of, read, schema
-from plots import fig_tornado, style
+from harness.study.sensitivity import Found, Row, lead_of, read
 from tests.test_cli import bench, ok
-from tests.test_plots import sweep, values
 from tests.test_sweep import files
 
 # Loads the weights for each request and evicts them after it; a request comes when the last one has ended.
@@ -412,58 +407,3 @@ def test_alead_of_that_chance_explains_has_no_order() -> None:
     assert "is never told from chance" in sensitivity_text.sentence(none)
     alone = found(Estimate(0.1, None, None, 1), swap=(Estimate(-0.1, None, None, 1), Estimate(0.1, None, None, 1)))
     assert [alone.order(row.lead) for row in alone.rows if row.lead] == [0, 0]  # one seed tells nothing
-
-
-LINES: list[dict[str, Any]] = [
-    {"constant": "", "setting": "as it is", "mean": 0.1, "low": 0.09, "high": 0.11},
-    {"constant": "swap", "setting": "x 0.5", "mean": 0.12, "low": 0.11, "high": 0.13},
-    {"constant": "swap", "setting": "x 2", "mean": -0.05, "low": -0.06, "high": -0.04},
-    {"constant": "process", "setting": "x 0.5", "mean": 0.1, "low": 0.09, "high": 0.11},
-    {"constant": "process", "setting": "x 2", "mean": 0.9, "low": 0.9, "high": 0.9, "note": "b is infeasible"},
-    {"constant": "sharing", "setting": "turns", "mean": 0.05, "low": None, "high": None},
-    {"constant": "net", "setting": "", "note": "one node"},
-]
-
-
-def folder(path: Path) -> Path:
-    runs = sweep(*({"label": x, "rate_scale": 2.0, "seed": k, "values": values(0.9)} for x in "ab" for k in range(3)))
-    record.write_table(path / record.SWEEP, runs, {})
-    lines = [{"means": "m", "value": "0.7 s", "source": "s", "n": 3, "sign": "=", "note": ""} | line for line in LINES]
-    about = {"first": "a", "second": "b", "definition": "both", "rates": [2.0]}
-    record.write_table(path / record.SENSITIVITY, pa.Table.from_pylist(lines, schema=schema()), about)
-    return path
-
-
-def test_the_tornado_is_the_same_bytes_twice_and_its_csv_its_points(tmp_path: Path) -> None:
-    made = folder(tmp_path / "sweep")
-    one, two = (fig_tornado.render(made, tmp_path / x / "f", "bench sensitivity x") for x in ("one", "two"))
-    for a, b in zip(one, two, strict=True):
-        assert a.read_bytes() == b.read_bytes()
-    assert one[2].read_text().splitlines()[0] == "# bench sensitivity x"
-    points = pd.read_csv(one[2], comment="#", keep_default_na=False)
-    assert list(points["constant"]) == ["", "process", "process", "swap", "swap", "sharing"]  # by falling swing
-    assert float(points["mean"][2]) == pytest.approx(90.0)
-
-
-def test_the_tornado_says_what_it_shows(tmp_path: Path) -> None:
-    with style.theme():
-        figure = fig_tornado.draw(*fig_tornado.read(folder(tmp_path)))
-        figure.draw_without_rendering()
-    axis, caption = figure.axes[0], " ".join(figure.texts[0].get_text().split())
-    assert [label.get_text().split("\n") for label in axis.get_yticklabels()] == [
-        ["process", "0.7 s"], ["swap", "0.7 s"], ["sharing", "0.7 s"],
-    ]  # fmt: skip
-    assert all(label.get_window_extent().x0 >= 0 for label in axis.get_yticklabels())
-    assert axis.get_xlabel() == "a ahead of b\n(points of SLO attainment, rate scale 2)"
-    assert "Hollow: process x 2: b is infeasible." in caption
-    assert "2 x h100" in caption
-    assert "3 seeds" in caption
-    black = [bar for bar in axis.patches if isinstance(bar, Rectangle) and bar.get_edgecolor() == (0.0, 0.0, 0.0, 1.0)]
-    assert [bar.get_width() for bar in black] == [pytest.approx(-15.0)]  # the one that turns the order
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["x 0.5", "x 2", "turns", "as it is", "equal"]
-
-
-def test_nothing_to_draw_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="bench sensitivity makes it"):
-        fig_tornado.render(tmp_path, tmp_path / "f", "x")

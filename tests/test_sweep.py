@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -31,8 +31,10 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict
-from harness.study.compare import comparison
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
+from harness.study.compare import comparison
+from harness.study.measure import Measured, measure
+from harness.study.study import AA_SEED
 from tests.cases import cases
 from workloads.base import DRAWN, RARE
 from workloads.build import build
@@ -210,13 +212,13 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
     assert core <= found
     others = {f"harness/{x}.py" for x in ("cli/app", "rows/tidy", "check/new", "check/laws")}
     others |= {f"harness/run/{x}.py" for x in ("resolve", "sources", "sweep", "placement", "slo")}
-    others |= {f"harness/study/{x}.py" for x in ("figure", "reproduce")}
+    others |= {f"harness/study/{x}.py" for x in ("study", "measure")}
     others |= {f"harness/report/{x}.py" for x in ("table", "explain")}
     assert not found & (others | {"systems/chunked.py", "systems/dedicated.py", "harness/engines/costs/fit.py"})
 
 
 def test_the_sources_of_a_score_are_what_it_imports() -> None:
-    files = [ROOT / f"harness/study/{name}.py" for name in ("compare", "reproduce")]
+    files = [ROOT / f"harness/study/{name}.py" for name in ("measure", "sensitivity")]
     for file in files:
         found = {str(path.relative_to(ROOT)) for path in closure(file)}
         assert {f"harness/run/{x}.py" for x in ("score", "slo", "spec")} <= found
@@ -445,17 +447,15 @@ def test_an_entry_that_fails_leaves_the_comparison_as_if_it_had_not_been_asked_f
     path = tmp_path / "late.py"
     text = (SYSTEM % "").replace("import Woke", "import Arrived, Woke").replace("{Woke}", "{Woke, Arrived}")
     path.write_text(text.replace("if event ==", "if view.now_s > 5: 1 / 0\n        if event =="))
-    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in ("static", str(path))]
-    left, alone = (
-        compare.compare(some, tmp_path / name, rates=[1.0, 2.0], seeds=1, rule="absolute:ttft=1,tpot=1", workers=1)
-        for name, some in (("both", entries), ("one", entries[:1]))
-    )
+    rates, rule = (1.0, 2.0), "absolute:ttft=1,tpot=1"
+    left = compared(tmp_path / "both", "static", str(path), rates=rates, rule=rule)
+    alone = compared(tmp_path / "one", "static", rates=rates, rule=rule)
     assert list(left.failed) == ["late"]
-    assert [entry.label for entry in left.entries] == ["static"]
+    assert left.about["systems"] == ["static"]
     assert (left.folder.name, left.table) == (alone.folder.name, alone.table)
     assert files(tmp_path / "both") == files(tmp_path / "one")
     with pytest.raises(Failed, match=r"^late: "):
-        compare.compare(entries[1:], tmp_path / "both", rates=[1.0], seeds=1, rule="5xP95", workers=1)
+        compared(tmp_path / "both", str(path))
 
 
 def test_a_worker_that_dies_is_named(tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ def test_bases_are_the_same_for_every_system_rate_seed_and_gpu_count() -> None:
     for other in ({"models": "light8"}, {"trace": "arena-like"}, {"gpu": "a100-80g"}, {"host": "none"}):
         assert base_specs(replace(TINY, **other)) != one  # type: ignore[arg-type]
     assert [spec.seed for spec in one] == list(TUNING_SEEDS)
-    assert not set(TUNING_SEEDS) & set(range(compare.AA_SEED + 100))
+    assert not set(TUNING_SEEDS) & set(range(AA_SEED + 100))
     assert all(
         (spec.system, spec.rate_scale, spec.workload, spec.slo) == ("dedicated", 1.0, "base", "") for spec in one
     )
@@ -614,62 +614,17 @@ def test_a_run_of_other_sources_takes_what_its_requests_take_alone_with_it(tmp_p
     assert not (folder / record.SOLO).exists()
 
 
-# ------------------------------------------------------------------ the knee
-
-
-def falls(knees: Mapping[str, float]) -> tuple[Callable[[float], dict[str, float]], list[float]]:
-    """Systems that attain 1 up to their knee and then 1 / rate beyond it, and the rates that were asked."""
-    asked: list[float] = []
-
-    def attained(rate: float) -> dict[str, float]:
-        asked.append(rate)
-        return {name: min(1.0, at / rate) for name, at in knees.items()}
-
-    return attained, asked
-
-
-@cases(
-    ("knees", "asked", "grid"),
-    [
-        ({"a": 3.0, "b": 5.0}, [1, 2, 4, 8], [2, 2.52, 3.17, 4, 5.04, 6.35, 8]),
-        ({"a": 3.9}, [1, 2, 4, 8], None),  # at 4 still above 90 %
-        ({"a": 2.0, "b": 2.0}, [1, 2, 4], [2, 2.3, 2.64, 3.03, 3.48, 4]),
-        ({"a": 1000.0}, [1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64]),
-        ({"a": 0.3}, [1, 0.5, 0.25], None),
-        ({"a": 0.0}, [1, 0.5, 0.25, 0.125], None),
-    ],
-)
-def test_the_knee_is_found_by_doubling(
-    knees: dict[str, float], asked: Sequence[float], grid: Sequence[float] | None
-) -> None:
-    attained, seen = falls(knees)
-    rates = knee(attained)
-    assert seen == list(asked)
-    if grid is not None:
-        assert list(rates) == pytest.approx(list(grid))
-    assert len(rates) >= 6
-    assert list(rates) == sorted(set(rates))
-    assert max(rates) <= max(asked)
-
-
-def test_the_grid_reaches_from_all_met_to_none_met() -> None:
-    draw = random.Random(0)
-    for _ in range(200):
-        knees = {name: 2 ** draw.uniform(-2, 5) for name in "abc"}
-        attained, _ = falls(knees)
-        rates = knee(attained)
-        assert len(rates) >= 6
-        assert max(attained(rates[-1]).values()) < LOW
-        low = min(attained(rates[0]).values())
-        assert low >= LEVEL or rates[0] <= 1.0
-
-
 # ------------------------------------------------------------------ comparison
 
+SETTING = {"trace": "sample", "models": "llama-3.2-1b*3", "gpus": 1}
 
-def compared(out: Path, *labels: str, rates: Sequence[float] | None = (1.0,), seeds: int = 2) -> compare.Compared:
-    entries = [compare.Entry(name, replace(TINY, system=name, drain_s=None)) for name in labels]
-    return compare.compare(entries, out, rates=rates, seeds=seeds, rule="5xP95", workers=1)
+
+def compared(
+    out: Path, *systems: str, rates: Sequence[float] = (1.0,), rule: str = "5xP95", workers: int = 1, **options: Any
+) -> Measured:
+    """A comparison of systems: one seed at several rates, two at one."""
+    asked = comparison(systems, SETTING, rates=rates, seeds=1 if len(rates) > 1 else 2, rule=rule)
+    return measure(asked, out, workers=workers, **options)
 
 
 def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> None:
@@ -689,14 +644,13 @@ def test_a_comparison_is_one_tidy_table_and_its_bytes_hold(tmp_path: Path) -> No
 
 
 def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
-    entry = [compare.Entry("static", replace(TINY, drain_s=None))]
     heard = Heard()
-    five = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="5xP95", workers=1)
+    five = compared(tmp_path, "static")
     runs = {path.name for path in record.runs(five.folder)}
-    six = compare.compare(entry, tmp_path, rates=[1.0], seeds=1, rule="6xP95", workers=1, teller=heard)
+    six = compared(tmp_path, "static", rule="6xP95", teller=heard)
     assert {path.name for path in record.runs(six.folder)} == runs
     assert six.folder != five.folder
-    assert [step for step in heard.steps if step[0] == "runs"] == [("runs", 1, 1)]
+    assert [step for step in heard.steps if step[0] == "runs"] == [("comparison", 2, 2)]
 
 
 def test_estimates_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:

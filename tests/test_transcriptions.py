@@ -18,7 +18,7 @@ from scipy.stats import spearmanr
 from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config
 from harness.policy.types import GIB, KEPT_PAGES, MIB
-from harness.study.figure import figure
+from harness.study.load import study
 from systems import aegaeon, muxserve, prism_released
 from systems.aegaeon import Aegaeon
 from systems.muxserve import MuxServe
@@ -253,22 +253,23 @@ def test_constants_of_kvcached() -> None:
 
 def test_the_paper_of_figure_7() -> None:
     """Prism, arXiv 2505.04021, section 7.2: the numbers of its text, in the order of Hyperbolic and Arena-Chat."""
-    ratios = [(one.system, one.over, one.paper) for one in figure("fig7").claims if one.over]
+    claims = study("fig7").claim
+    ratios = [(one.system, one.over, one.paper) for one in claims if one.over]
     assert ratios == 2 * [("prism", "muxserve:plusplus", 2.3), ("prism", "static:rate", 3.5)]  # of two sets of eight
-    counts = [(one.trace, one.paper) for one in figure("fig7").claims if one.axis == "gpus" and one.system == "prism"]
+    counts = [(one.on["trace"], one.paper) for one in claims if one.what == "fewest" and one.system == "prism"]
     assert counts == [("hyperbolic", 4), ("arena", 5)]
 
 
 def test_the_grids_of_aegaeons_figures() -> None:
     """Aegaeon, aegaeon/plots/plot_e2e.py: plot_by_models, plot_by_rates, and the SLO scales of --spec."""
-    paper = figure("aegaeon")
+    paper = study("aegaeon")
     assert paper.slo == "absolute:ttft=10,tpot=0.1"
     assert paper.level == 0.9
-    slow, fast, rates, strict, processes = paper.rows
-    for row, models in ((slow, range(16, 81, 4)), (fast, range(16, 55, 2))):
-        found = [int(name.rpartition("=")[2]) for name in row.sets]
+    slow, fast, rates, strict, processes = paper.condition
+    for condition, models in ((slow, range(16, 81, 4)), (fast, range(16, 55, 2))):
+        found = [int(name.rpartition("=")[2]) for name in paper.sets(condition)]
         assert set(found) <= set(models)
         assert {models[0], models[-1]} <= set(found)
-    assert [x for x in rates.along(full=True) if x <= 14] == list(range(1, 15))  # of 0.05 requests/s
-    assert set(strict.slo_scale) == {0.3, 0.5, 1.0}
-    assert processes.models == slow.models  # ours: the first row under another assumption
+    assert [x for x in paper.along_x(rates, full=True) if x <= 14] == list(range(1, 15))  # of 0.05 requests/s
+    assert set(strict.at) == {0.3, 0.5, 1.0}
+    assert processes.at == slow.at  # ours: the first condition under another assumption

@@ -22,7 +22,7 @@ from harness.rows.statistics import Estimate
 from harness.run.spec import Spec
 from harness.study import tune
 from harness.study.bases import TUNING_SEEDS
-from harness.study.compare import AA_SEED
+from harness.study.study import AA_SEED
 from tests.cases import cases
 
 RECORD = tomllib.loads(command.TUNED.read_text("utf-8"))
