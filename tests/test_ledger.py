@@ -17,92 +17,87 @@ from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Inst, UserError
 from harness.rows import record
 from harness.run.teller import Silent
-from harness.study import ablation, claims, figure, ledger, weaving
-from harness.study.ledger import Held, Ledger, Row
+from harness.study import claims, ledger, load, weaving
+from harness.study.ledger import Ledger, Line, Source
+from harness.study.measure import activation_s, measure
 from tests.test_sweep import files
 from workloads.models import shape
 
-FIGURE = """
+LINES = """
 paper = "A test, figure 1"
 systems = ["chunked", "static"]
-traces = ["sample"]
 definitions = ["ttft"]
 slo = "absolute:ttft=2,tpot=0.1"
-host = "vllm-graph"
+controls = true
 requests = 1
 warmup_s = 5.0
-quick = { seeds = 2, rates = 2, window_s = 20.0, replayed_s = 20.0 }
-full = { seeds = 2, rates = 2, window_s = 20.0, replayed_s = 20.0 }
+quick = { seeds = 2, window_s = 20.0, replayed_s = 20.0 }
+spec = { trace = "sample", host = "vllm-graph", models = "llama-3.1-8b*3", slo_scale = 1.0 }
 
-[[row]]
-axis = "rate_scale"
-models = "llama-3.1-8b*3"
-gpus = 1
-slo_scale = 1.0
-rate_scale = [1.0, 64.0]
+[[condition]]
+name = "rates"
+at = [1.0, 64.0]
+spec = { gpus = 1 }
 
-[[row]]
-axis = "rate_scale"
-models = "llama-3.1-8b*3"
-gpus = 2
-slo_scale = 1.0
-rate_scale = [1.0]
-full = true
+[[condition]]
+name = "more"
+at = [1.0]
+extra = true
+spec = { gpus = 2 }
 
 [[claim]]
-axis = "rate_scale"
-definition = "ttft"
+what = "crossing"
+on = { condition = "rates" }
 system = "chunked"
-row = 1
 paper = "reached"
 
 [[claim]]
-axis = "rate_scale"
-definition = "ttft"
+what = "crossing"
+on = { condition = "rates" }
 system = "chunked"
-row = 1
 paper = "never"
 
 [[claim]]
-axis = "rate_scale"
-definition = "ttft"
+what = "ratio"
+on = { condition = "rates" }
 system = "static"
 over = "chunked"
-row = 1
 paper = 7.0
 comparable = false
 why = "no rate | is stated"
 
 [[claim]]
-axis = "rate_scale"
-definition = "ttft"
+what = "crossing"
+on = { condition = "more" }
 system = "chunked"
-row = 2
 paper = "reached"
 """
 
-ABLATED = """
+PARTS = """
 paper = "A test, section 2"
-base = "prism"
+systems = ["prism", "prism+evict=never"]
+definitions = ["ttft"]
 slo = "absolute:ttft=2,tpot=0.1"
-seeds = 1
+by_model = true
+layout = "parts"
+at = [1.0]
+quick = { seeds = 1 }
+spec = { trace = "sample", models = "llama-3.1-8b*2", gpus = 1, warmup_s = 5.0, window_s = 20.0 }
 
-[spec]
-models = "llama-3.1-8b*2"
-gpus = 1
-warmup_s = 5.0
-window_s = 20.0
+[[condition]]
+name = "sample"
 
-[[workload]]
-trace = "sample"
-
-[[part]]
-system = "prism+evict=never"
-off = "eviction"
+[[claim]]
+what = "difference"
+system = "prism"
+over = "prism+evict=never"
+subject = "eviction"
 says = "it helps"
 paper = [0.4, 1.0]
 
-[[activation]]
+[[claim]]
+what = "value"
+system = "prism"
 shape = "llama-3.1-8b"
 paper = [0.0, 0.7]
 why = "the copy comes on top"
@@ -111,51 +106,48 @@ why = "the copy comes on top"
 FLEET = """
 paper = "A test, figure 3"
 systems = ["static:rate"]
-definition = "ttft"
-gpus = [1, 2]
-slos = ["absolute:ttft=2,tpot=0.1"]
-seeds = 1
+definitions = ["ttft"]
+along = "gpus"
+at = [1, 2]
+sample = { rule = "bracket" }
+slo = "absolute:ttft=2,tpot=0.1"
+layout = "fleet"
+quick = { seeds = 1 }
+spec = { trace = "sample", models = "llama-3.2-1b*2", warmup_s = 5.0, window_s = 20.0 }
 
-[spec]
-models = "llama-3.2-1b*2"
-warmup_s = 5.0
-window_s = 20.0
-
-[[workload]]
-trace = "sample"
+[[condition]]
+name = "sample"
 
 [[claim]]
+what = "fewest"
 system = "static:rate"
-slo = "absolute:ttft=2,tpot=0.1"
 paper = 2
 """
 
-BRIDGE = """
+STEPS = """
 paper = "A test, figure 4"
-definition = "ttft"
+definitions = ["ttft"]
 slo = "absolute:ttft=2,tpot=0.1"
-seeds = 1
-rates_rps = [1.0, 400.0]
-bisections = 0
+along = "rate_rps"
+at = [1.0, 400.0]
+sample = { rule = "bisect", each = "seed", points = 2 }
+cumulative = true
+layout = "steps"
+quick = { seeds = 1 }
+spec = { trace = "sample", models = "llama-3.2-1b*2", gpus = 1, warmup_s = 5.0, window_s = 10.0 }
 
 [systems]
 mine = "chunked"
 theirs = "static"
 
-[spec]
-trace = "sample"
-models = "llama-3.2-1b*2"
-gpus = 1
-warmup_s = 5.0
-window_s = 10.0
-
-[[ratio]]
-first = "mine"
+[[claim]]
+what = "ratio"
+system = "mine"
 over = "theirs"
 paper = 40.0
 why = "theirs has a lane a model"
 
-[[step]]
+[[condition]]
 name = "one process a model"
 spec = { process = "model" }
 origin = "unknown"
@@ -204,19 +196,21 @@ def written(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def test_every_experiment_with_claims_is_a_source() -> None:
+def test_every_study_with_claims_is_a_source() -> None:
     assert list(ledger.sources()) == [
-        "aegaeon", "fig7", "pdmux", "pdmux-70b", "fig12", "ablate-prism", "bridge-prism", "weaver"
+        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "weaver"
     ]  # fmt: skip
 
 
-def test_a_figure_as_rows(tmp_path: Path) -> None:
-    path = written(tmp_path, "mine.toml", FIGURE)
-    held = ledger.of_figure(path, tmp_path / "out", 1, Silent())
-    reached, never, ratio, full = held.rows
-    assert {row.paper for row in held.rows} == {"A test, figure 1"}
+def test_a_study_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written(tmp_path, "mine.toml", LINES)
+    monkeypatch.chdir(tmp_path)  # a study's runs are in a folder of its name
+    held = ledger.of_study("mine.toml", tmp_path / "out", 1, Silent())
+    assert path
+    reached, never, ratio, full = held.lines
+    assert {line.paper for line in held.lines} == {"A test, figure 1"}
     assert (reached.claim, reached.says, reached.here) == (
-        "chunked, rate (req/s) for 99 % TTFT", "reached", "reached by 2 of 2 seeds"
+        "chunked, rate for 99 % TTFT", "reached", "reached by 2 of 2 seeds"
     )  # fmt: skip
     assert "sample" in reached.conditions
     assert "llama-3.1-8b*3, 1 x h100, vllm-graph, SLO 1 x absolute:ttft=2,tpot=0.1, 2 seeds" in reached.conditions
@@ -225,44 +219,41 @@ def test_a_figure_as_rows(tmp_path: Path) -> None:
     assert (ratio.claim, ratio.says) == ("static / chunked, rate at 99 % TTFT", "7x")
     assert (ratio.verdict, ratio.why) == ("not comparable", "no rate | is stated")
     assert (full.verdict, full.why, full.here) == ("not run", ledger.FULL, "-")
-    assert full.conditions == "sample, llama-3.1-8b*3, 2 x h100, vllm-graph"
-    assert ledger.ends((3, 2, 8)) == (2, 8)
+    assert full.conditions == "sample, llama-3.1-8b*3, more"
     before = files(tmp_path / "out")
-    assert ledger.of_figure(path, tmp_path / "out", 1, Silent()) == held
+    assert ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()) == held
     assert files(tmp_path / "out") == before
 
 
-def test_an_ablation_a_fleet_and_a_bridge_as_rows(tmp_path: Path) -> None:
-    part, activation = ledger.of_ablation(written(tmp_path, "a.toml", ABLATED), tmp_path / "out", 1, Silent()).rows
+def test_parts_a_fleet_and_steps_as_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def lines_of(text: str) -> tuple[Line, ...]:
+        written(tmp_path, "mine.toml", text)
+        return ledger.of_study("mine.toml", tmp_path / "out", 1, Silent()).lines
+
+    part, activation = lines_of(PARTS)
     assert part.claim == "eviction, the model that gains most"
-    assert (part.says, part.verdict) == ("40 - 100 points", "differs")
+    assert (part.says, part.verdict) == ("40-100 points", "differs")
     assert (activation.conditions, activation.here, activation.verdict) == (
         "idle links of a whole node", "0.74 s", "differs"
     )  # fmt: skip
     assert (part.why, activation.why) == (ledger.UNKNOWN, "the copy comes on top")
-    (count,) = ledger.of_fleet(written(tmp_path, "f.toml", FLEET), tmp_path / "out", 1, Silent()).rows
+    (count,) = lines_of(FLEET)
     assert (count.says, count.here, count.verdict, count.why) == ("2", "≤1", "differs", ledger.UNKNOWN)
-    assert "llama-3.2-1b*2, 1 to 2 GPUs, 99 % TTFT, one seed" in count.conditions
-    ends = ledger.of_bridge(written(tmp_path, "b.toml", BRIDGE), tmp_path / "out", 1, Silent()).rows
-    assert [row.says for row in ends] == ["40x", "40x"]
+    assert "llama-3.2-1b*2, 1 to 2 x h100" in count.conditions
+    assert "one seed" in count.conditions
+    ends = lines_of(STEPS)
+    assert [line.says for line in ends] == ["40x", "40x"]
     assert "fair default" in ends[0].conditions
     assert "all assumptions of the bridge" in ends[1].conditions
-    assert [(row.verdict, row.why) for row in ends] == [("differs", "theirs has a lane a model")] * 2
-
-
-def test_a_ratio_of_a_bridge_is_judged_by_the_one_rule() -> None:
-    row = {"paper": 3.0, "mean": 2.0, "low": 1.0, "high": 2.5, "n": 4, "sign": "=", "note": ""}
-    assert ledger._of_ratio(row) == ("differs", claims.RULES["value, interval"])
-    assert ledger._of_ratio({**row, "high": 3.5})[0] == "agrees"
-    none = {**row, "mean": None}
-    assert ledger._of_ratio({**none, "note": "theirs is infeasible"}) == ("does not fit", "-")
-    assert ledger._of_ratio({**none, "note": "neither holds 99 % at 1 req/s"}) == ("open", "-")
+    assert [(line.verdict, line.why) for line in ends] == [("differs", "theirs has a lane a model")] * 2
 
 
 @pytest.mark.usefixtures("lengths")
 def test_weavers_claims_as_rows_and_what_is_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = ledger.of_weaver(tmp_path / "out", 1, Silent())
-    value, between, lacks = held.rows
+    value, between, lacks = held.lines
     assert value.paper == "Weaver, USENIX ATC 2025, section 2.3"
     assert (value.verdict, between.verdict, between.why) == ("differs", "agrees", "")
     assert (lacks.verdict, lacks.why, lacks.here) == (ledger.UNTESTED, "lacks OpenRouter's token counts", "-")
@@ -270,7 +261,7 @@ def test_weavers_claims_as_rows_and_what_is_measured_is_kept(tmp_path: Path, mon
     assert ledger.of_weaver(tmp_path / "out", 1, Silent()) == held
 
 
-ROW = Row("P", "static / chunked", "llama-3.1-8b*3", "2x", "a | b", "agrees", "ours is <it>", "~line\nbreak")
+ROW = Line("P", "static / chunked", "llama-3.1-8b*3", "2x", "a | b", "agrees", "ours is <it>", "~line\nbreak")
 
 
 def test_markdown_keeps_cells_in_their_columns() -> None:
@@ -283,10 +274,10 @@ def test_markdown_keeps_cells_in_their_columns() -> None:
     assert ledger.counted([ROW, ROW._replace(verdict="differs")]) == "1 agrees, 1 differs"
 
 
-def sourced(monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Held | UserError]) -> None:
+def sourced(monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Source | UserError]) -> None:
     """Let the sources be these."""
 
-    def answer(one: Held | UserError, *_: object) -> Held:
+    def answer(one: Source | UserError, *_: object) -> Source:
         if isinstance(one, UserError):
             raise one
         return one
@@ -295,15 +286,15 @@ def sourced(monkeypatch: pytest.MonkeyPatch, said: Mapping[str, Held | UserError
 
 
 def test_a_source_that_cannot_run_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sourced(monkeypatch, {"broken": UserError("no trace"), "fine": Held((ROW,), {"mine": "its policy raised"})})
+    sourced(monkeypatch, {"broken": UserError("no trace"), "fine": Source((ROW,), {"mine": "its policy raised"})})
     found = ledger.ledger(None, tmp_path)
     assert found == Ledger((ROW,), {"broken": "no trace", "fine, mine": "its policy raised"})
-    assert ledger.ledger(["fine", "fine"], tmp_path).rows == (ROW,)
+    assert ledger.ledger(["fine", "fine"], tmp_path).lines == (ROW,)
 
 
 def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    sourced(monkeypatch, {"fine": Held((ROW,), {}), "broken": UserError("no trace")})
+    sourced(monkeypatch, {"fine": Source((ROW,), {}), "broken": UserError("no trace")})
     result = bench("claims")
     assert result.exit_code == 2
     assert "broken: no trace" in result.stderr
@@ -322,7 +313,7 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
     result = bench("claims", "--only", "fig8")
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert 'no claims of "fig8"; did you mean fig7? (there are: aegaeon, fig7, ' in result.stderr
+    assert 'no claims of "fig8"; did you mean fig7? (there are: aegaeon, fig12, ' in result.stderr
 
 
 # ------------------------------------------------------------------ the same verdicts, counted otherwise
@@ -333,7 +324,8 @@ def test_an_unknown_name_is_one_line_with_a_suggestion() -> None:
 def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     """Attainment from the rows of runs, an activation from bytes and links, and TP2's loss from two steps."""
     out = tmp_path / "out"
-    reached, never, *_ = ledger.of_figure(written(tmp_path, "mine.toml", FIGURE), out, 1, Silent()).rows
+    measured = measure(load.study(written(tmp_path, "mine.toml", LINES)), out, workers=1)
+    reached, never, *_ = claims.verdicts(measured.table, measured.about)
     held = dict[int, list[float]]()  # by seed
     for path in sorted(out.rglob("requests.parquet")):
         spec = record.meta(path.parent)["spec"]
@@ -345,18 +337,18 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     assert all(len(shares) == 2 for shares in held.values())
     some = [max(shares) >= 0.99 for shares in held.values()]
     assert len(some) == 2
-    assert reached.verdict == ("agrees" if all(some) else "open" if any(some) else "differs")
-    assert never.verdict == ("differs" if all(some) else "open" if any(some) else "agrees")
+    assert reached.says == ("agrees" if all(some) else "open" if any(some) else "differs")
+    assert never.says == ("differs" if all(some) else "open" if any(some) else "agrees")
 
-    activated = ablation.activations(ablation.ablation("prism"))
-    (said,) = (one for one in activated if "llama-3.1-8b" in one.what)
+    parts = load.study("prism-ablations")
+    (claim,) = (one for one in parts.claim if one.shape == "llama-3.1-8b")
     weights = 16_060_522_496  # 8.03 billion parameters of 2 bytes
     over_pcie_s, over_nvlink_s = weights / 8 / 54e9, weights * 7 / 8 / 340e9  # eight links side by side, then gathered
     seconds = 0.7 + max(over_pcie_s, over_nvlink_s)
-    assert said.here == f"{seconds:.2f} s"
-    assert (said.paper, said.says) == ("0 - 0.7 s", "agrees" if seconds <= 0.7 else "differs")
+    assert activation_s(parts, claim) == pytest.approx(seconds, rel=1e-3)
+    assert claim.paper == (0.0, 0.7)
 
-    value, between, _ = ledger.of_weaver(out, 1, Silent()).rows
+    value, between, _ = ledger.of_weaver(out, 1, Silent()).lines
     config = Config((Served("m", shape("llama-3.1-8b"), 1, degrees=(2,)),), gpu="a100-40g", gpus=2, host=weaving.HOST)
     profile = cluster(config).profile
     step_s = [profile.step_s(Inst("m", place), 16, 16 * (1024 + 64)) for place in ((0,), (0, 1))]
@@ -366,7 +358,8 @@ def test_three_claims_come_out_the_same_by_hand(tmp_path: Path) -> None:
     assert between.verdict == ("agrees" if 0 <= loss <= 1 else "differs")
 
 
-def test_rows_that_only_full_runs_are_told_apart() -> None:
-    fig7 = figure.figure("fig7")
-    left = [one for one in fig7.claims if one.row and fig7.rows[one.row - 1].extra]
-    assert len(left) == len(fig7.claims) - len(fig7.of(full=False).claims) > 0
+def test_claims_that_only_full_runs_are_told_apart() -> None:
+    fig7 = load.study("fig7")
+    extra = {one.name for one in fig7.condition if one.extra}
+    left = [one for one in fig7.claim if one.on["condition"] in extra]
+    assert len(left) == len(fig7.claim) - len(fig7.of(full=False).claim) > 0

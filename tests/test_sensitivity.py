@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -323,9 +324,14 @@ def test_the_ratio_of_knees(tmp_path: Path) -> None:
 
 def test_alead_of_over_rates_is_the_ratio_of_crossings_of_each_seed() -> None:
     """By seed, ours cross 0.99 at 2 and 4 of the rates 1, 2, 4; theirs at 1 and 2."""
-    ours, theirs = [1.0, 1.0, 0.99, 1.0, 0.5, 0.99], [0.99, 1.0, 0.5, 0.99, 0.2, 0.2]
-    lead = lead_of(ours, theirs, (1.0, 2.0, 4.0), 2)
-    assert lead.mean == pytest.approx(2.0)
+    ours = {0: {1.0: 1.0, 2.0: 0.99, 4.0: 0.5}, 1: {1.0: 1.0, 2.0: 1.0, 4.0: 0.99}}
+    theirs = {0: {1.0: 0.99, 2.0: 0.5, 4.0: 0.2}, 1: {1.0: 1.0, 2.0: 0.99, 4.0: 0.2}}
+    assert lead_of(ours, theirs).mean == pytest.approx(2.0)
+
+
+def test_a_lead_at_one_rate_is_a_difference_paired_by_seed() -> None:
+    lead = lead_of({0: {2.0: 0.9}, 1: {2.0: 0.7}}, {0: {2.0: 0.4}, 1: {2.0: math.nan}})
+    assert lead == statistics.paired({0: 0.9, 1: 0.7}, {0: 0.4, 1: 0.0})
 
 
 # ------------------------------------------------------------------ which are varied
@@ -378,7 +384,8 @@ def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     args = ("--systems", "static,prism", "--rate-scale", "2", "--seeds", "3", "-o", tmp_path)
     said = ok("sensitivity", *args, "--dry-run")
     changes = len(settings([Spec("static"), Spec("prism")])[0])
-    assert f"{2 * 3 * changes} runs under {changes} changes, about " in said
+    assert f"then {changes} changes, each with the runs of two systems at one rate (--knee: at all)" in said
+    assert re.search(r"^6 runs, about \d+ s on one core", said, re.MULTILINE)
     assert re_line(said, "net ")
     assert not list(tmp_path.iterdir())
 

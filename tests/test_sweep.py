@@ -218,7 +218,7 @@ def test_the_sources_of_a_run_are_what_it_imports() -> None:
 
 
 def test_the_sources_of_a_score_are_what_it_imports() -> None:
-    files = [ROOT / f"harness/study/{name}.py" for name in ("measure", "sensitivity")]
+    files = [ROOT / f"harness/study/{name}.py" for name in ("measure", "varying")]
     for file in files:
         found = {str(path.relative_to(ROOT)) for path in closure(file)}
         assert {f"harness/run/{x}.py" for x in ("score", "slo", "spec")} <= found
@@ -650,7 +650,7 @@ def test_another_rule_scores_the_same_runs(tmp_path: Path) -> None:
     six = compared(tmp_path, "static", rule="6xP95", teller=heard)
     assert {path.name for path in record.runs(six.folder)} == runs
     assert six.folder != five.folder
-    assert [step for step in heard.steps if step[0] == "runs"] == [("comparison", 2, 2)]
+    assert [step for step in heard.steps if step[0] == "comparison"] == [("comparison", 2, 2)]
 
 
 def test_estimates_grow_with_the_rate_and_learn_from_stored_runs(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def _extra(asked: Study, claim: Claim) -> bool:
 
 def _not_run(asked: Study, claim: Claim) -> Line:
     condition = next(one for one in asked.condition if one.name == claim.on["condition"])
-    traces = "; ".join(asked.varied(condition).get("trace", ()))
+    traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     about = {"level": asked.level, "definitions": asked.definitions}
     where = f"{traces}, {'; '.join(asked.sets(condition))}, {condition.name}"
     what = claims.claim_text(claim, about, asked.axis(condition))
