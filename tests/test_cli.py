@@ -294,8 +294,8 @@ def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None
 def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     text = ok(*COMPARE, "--dry-run", "-o", tmp_path / "out")
     assert [line.split()[:5] for line in text.splitlines()[1:3]] == [
-        ["static", "2", "1,2", "2", "4"],
-        ["chunked", "2", "1,2", "2", "4"],
+        ["static", "2", "rate_scale", "1,2", "4"],
+        ["chunked", "2", "rate_scale", "1,2", "4"],
     ]
     assert "about" in text
     assert not (tmp_path / "out").exists()

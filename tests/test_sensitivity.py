@@ -27,10 +27,11 @@ from harness.run.resolve import _timed as timed
 from harness.run.resolve import resolve
 from harness.run.setup import Setup, load_models
 from harness.run.spec import Spec, as_dict, from_dict
-from harness.study import sensitivity_text
+from harness.study import sensitivity as sensitivity_text
 from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
-from harness.study.sensitivity import Found, Row, lead_of, read
+from harness.study.sensitivity import Found, Row, read
+from harness.study.varying import lead_of
 from tests.test_cli import bench, ok
 from tests.test_sweep import files
 

@@ -83,11 +83,11 @@ def measure(
     """
     failed: dict[str, str] = {}
     left: Study | None = study.of(full)
-    counted = _Counted(teller or Silent())
+    counted = _Counted(teller or Silent(), quiet=study.layout == "table")
     while left is not None:
         work = _Work(left, out, full, stem or study.name, target, workers, counted)
         try:
-            if not failed and study.layout != "table":
+            if not failed:
                 work.announce()
             return replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
@@ -101,16 +101,17 @@ def measure(
 
 
 class _Counted:
-    """A teller that remembers how much of a phase stood before."""
+    """A teller that remembers how much of a phase stood before; a quiet one has no lines, but progress."""
 
-    def __init__(self, teller: Teller) -> None:
-        self._teller = teller
+    def __init__(self, teller: Teller, *, quiet: bool) -> None:
+        self._teller, self._quiet = teller, quiet
         self.phases: dict[str, tuple[int, int]] = {}
         self._worked: bool | None = None  # in this step; None: no phase has begun
 
     def say(self, line: str) -> None:
         """See Teller."""
-        self._teller.say(line)
+        if not self._quiet:
+            self._teller.say(line)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """See Teller."""
