@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rows import statistics
+from harness.rows import crossings, statistics
+from harness.rows.crossings import STANDINGS, of_counts, standing
 from harness.rows.statistics import Estimate
 from harness.study import claims
-from harness.study.claims import RULES, SAYS, STANDINGS, Verdict, by_number, judged, judged_reach, of_counts, standing
+from harness.study.claims import RULES, SAYS, Verdict, by_number, judged, judged_reach
 from harness.study.study import Claim
 from tests.cases import cases
 from tests.study_table import AT, PANELS, about, panel, table
@@ -149,12 +150,12 @@ def test_each_claim_stands_on_the_panels_that_it_is_about() -> None:
 
 
 def test_crossings_are_in_requests_per_second() -> None:
-    rows = claims.of_panel(TABLE, PANELS[0])
-    c = claims.crossing(rows, PANELS[0], "prism", "ttft", 0.99)
+    rows = crossings.of_panel(TABLE, PANELS[0])
+    c = crossings.crossing(rows, PANELS[0], "prism", "ttft", 0.99)
     assert c is not None
     assert c.at.mean == pytest.approx(1.5 * (8 + 8 / 50))  # 8 + 1/50 of 8, x 1.5
     assert c.fails == 24.0
-    assert claims.crossing(rows, PANELS[0], "qlm", "ttft", 0.99) is None
+    assert crossings.crossing(rows, PANELS[0], "qlm", "ttft", 0.99) is None
 
 
 def test_what_some_seeds_reach_is_open() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.report import explain
-from harness.rows import record, statistics, tidy
+from harness.rows import crossings, record, statistics, tidy
 from harness.rows.statistics import Crossing, Estimate
 from harness.run import slo, sweep
 from harness.run.execute import execute
@@ -118,11 +118,11 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
     assert list(panels) == ["rates", "scales", "counts"]
     assert "Windows cut to 50 of 60 s." in shown.about["notes"]
     assert set(tidy.CAPS) <= set(shown.table["definition"].to_pylist())  # for the caption
-    scores = tidy.curves(claims.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
+    scores = tidy.curves(crossings.of_panel(shown.table, panels["rates"]), "static", "ttft", "x")[0]
     assert len(scores) >= 6
     assert scores[min(scores)] == 1.0
     assert scores[max(scores)] < 0.9
-    rows = claims.of_panel(shown.table, panels["counts"]).to_pylist()
+    rows = crossings.of_panel(shown.table, panels["counts"]).to_pylist()
     hollow = {(x["x"], x["infeasible"] is not None) for x in rows if x["label"] == "static"}
     assert hollow == {(1.0, True), (2.0, False)}  # 75 GiB of weights
     by_condition = [one["condition"] for one in shown.table.select(["condition"]).to_pylist()]
@@ -130,7 +130,7 @@ def test_a_curve_reaches_from_all_met_to_the_fall(shown: Measured) -> None:
 
 
 def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
-    rows = claims.of_panel(shown.table, shown.about["panels"][0])
+    rows = crossings.of_panel(shown.table, shown.about["panels"][0])
     xs = {name: sorted({x for curve in tidy.curves(rows, name, "ttft", "x").values() for x in curve})
           for name in ("chunked", *CONTROLS, "chunked" + AA)}  # fmt: skip
     assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
@@ -144,7 +144,7 @@ def test_conditions_share_runs_and_systems_that_read_no_slo_are_scored_again(sho
     assert len(scales) == 2  # a system has one run for every SLO scale
     assert not counts & rates
     held = {spec_of(shown, run)["rate_scale"] for run in scales}
-    assert held <= {row["x"] for row in claims.of_panel(shown.table, shown.about["panels"][0]).to_pylist()}
+    assert held <= {row["x"] for row in crossings.of_panel(shown.table, shown.about["panels"][0]).to_pylist()}
 
 
 def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
@@ -179,7 +179,7 @@ def test_full_is_another_table_of_more_seeds(shown: Measured) -> None:
     full = measure(shown.study, shown.folder.parent, full=True)
     assert full.folder != shown.folder
     assert full.seeds == 3
-    assert {row["x"] for row in claims.of_panel(full.table, full.about["panels"][1]).to_pylist()} == {1.0, 1.5, 2.0}
+    assert {row["x"] for row in crossings.of_panel(full.table, full.about["panels"][1]).to_pylist()} == {1.0, 1.5, 2.0}
 
 
 FAILS = (SYSTEM % "").replace("for name in", "raise ValueError('planted')\n            for name in")
@@ -268,7 +268,7 @@ def test_rates_by_bisection_of_every_seed(tmp_path: Path) -> None:
     assert not any("assign" in spec or "pool_bytes" in spec for run, spec in specs.items() if run not in runs)
     assert measure(asked, tmp_path / "out", workers=1).table.equals(found.table)
     said = told(found)
-    assert any("1 and 2 GPUs, pool_bytes: 64961380352, assign: shuffled)" in line for line in said)
+    assert any(line.startswith("both: rate (req/s)") and "1 and 2 GPUs" in line for line in said)
     assert sum(line.startswith("static:equal does not fit (sample, llama-3.1-8b*5") for line in said) == 1
     assert any(line.startswith("chunked / static:equal") and "does not fit" in line for line in said)
     assert found.about["fuller"] == "3 seeds, 8 rates"
@@ -325,18 +325,18 @@ def test_a_study_over_the_number_of_models(tmp_path: Path) -> None:
     assert xs[first, "chunked"] == [3.0, 10.0]
     assert xs[third, "static"] == [2.0, 4.0]
     assert xs[first, "ideal"] == xs[first, "chunked"]  # controls stand at the ends
-    here = claims.crossing(claims.of_panel(found.table, panels[second]), panels[second], "static", "qos", 0.9)
+    here = crossings.crossing(crossings.of_panel(found.table, panels[second]), panels[second], "static", "qos", 0.9)
     assert here == Crossing(Estimate(3.0, None, None, 1), 10.0, 0.0)  # ten do not fit: three hold, not between
     (verdict,) = claims.verdicts(found.table, found.about)
     assert verdict.panel is not None
     assert (verdict.panel["condition"], verdict.says) == (second, "differs")
     said = told(found)
     assert "where it differs: the models do not fit" in said
-    assert any(line.startswith("models at which each system holds 90 %") for line in said)
+    assert any(line.startswith("sizes: models at which each system holds 90 %") for line in said)
     assert any("static, models for 90 % QOS" in line and "4-9" in line for line in said)
     processes = [{spec_of(found, run)["process"] for run in runs_of(found, name)} for name in ("sizes", "rates")]
     assert processes == [{"own"}, {"model"}]
-    assert any("(SLO 1x, 2 GPUs, process: model, sharing: turns)" in line for line in said)
+    assert any(f"(SLO 1x, 2 GPUs, {tidy.machine(panels[third]['own'])})" in line for line in said)
     runs = [run for run in record.runs(tmp_path / "out") if record.meta(run)["infeasible"] is None]
     kept = [record.read(run)["token_ns"] for run in runs]
     assert all(len(tokens) and not tokens.null_count for tokens in kept)
@@ -379,9 +379,9 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     found = measure(study(tmp_path, FLEET), tmp_path / "out", workers=1)
     at: dict[tuple[str, str], Estimate] = {}
     for panel in found.about["panels"]:
-        rows = claims.of_panel(found.table, panel)
+        rows = crossings.of_panel(found.table, panel)
         for name in found.about["systems"]:
-            count = claims.fewest(rows, name, "", "ttft", 0.99)
+            count = crossings.fewest(rows, name, "", "ttft", 0.99)
             assert count is not None
             assert count.mean >= 2  # five of 15 GiB do not fit one GPU
             curves = tidy.curves(rows, name, "ttft", "x")
@@ -397,7 +397,7 @@ def test_a_small_fleet(tmp_path: Path) -> None:
     assert two.here is not None
     assert 1 / 3 <= two.here.mean <= 3
     said = told(found)
-    assert any(line.startswith("GPUs at which each system reaches 99 % (sample (synthetic) at") for line in said)
+    assert any(line.startswith("sample: GPUs at which each system reaches 99 % (sample") for line in said)
     assert any(line.startswith("static / chunked, GPUs for 99 % TTFT") for line in said)
     heard = Heard()
     assert measure(found.study, tmp_path / "out", workers=1, teller=heard).table.equals(found.table)
@@ -538,7 +538,7 @@ def beside(measured: Measured) -> claims.Verdict:
 
 def rate(measured: Measured, name: str) -> Estimate:
     (panel,) = measured.about["panels"]
-    crossing = claims.crossing(claims.of_panel(measured.table, panel), panel, name, "both", 0.99)
+    crossing = crossings.crossing(crossings.of_panel(measured.table, panel), panel, name, "both", 0.99)
     assert crossing is not None
     return crossing.at
 

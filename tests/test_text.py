@@ -12,7 +12,8 @@ import pytest
 
 from harness.report.text_table import laid
 from harness.rows import tidy
-from harness.study.claims import SAYS, of_panel
+from harness.rows.crossings import of_panel
+from harness.study.claims import SAYS
 from harness.study.study import START, Claim
 from harness.study.text import Shown, lines, offered_rps
 from tests.cases import cases
@@ -32,7 +33,7 @@ def said(rows: pa.Table = TABLE, facts: dict[str, Any] | None = None, *, markdow
 # ------------------------------------------------------------------ crossings
 
 TOLD = """
-rate (req/s) at which each system holds 99 % (SLO 5x, 2 GPUs)
+rates: rate (req/s) at which each system holds 99 % (SLO 5x, 2 GPUs)
 trace models system 99 % TTFT fails at 99 % TPOT | at TTFT % TPOT % loads evicts moved
 hyperbolic-like heavy8 prism 12.2 [12.2, 12.2] 24.0 >24.0 | 6 100.0 100.0 7 6 2
 hyperbolic-like heavy8 1.5 static >5 5 ≤2 >5 | 4 80.0 100.0 7 6 2
@@ -129,7 +130,7 @@ def test_a_fleet_tells_the_count_of_each_seed() -> None:
             if row["condition"] == "counts"]  # fmt: skip
     facts = about(FLEET[:1], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
     told = said(table(rows), facts)
-    assert told[0] == "GPUs at which each system reaches 99 % (hyperbolic-like (synthetic) at 1.5 req/s)"
+    assert told[0] == "counts: GPUs at which each system reaches 99 % (hyperbolic-like (synthetic) at 1.5 req/s)"
     assert told[1].startswith("trace models req/s system 99 % TTFT fails at each seed |")
     by_system = {name: next(line for line in told if f" {name} " in line) for name in ("prism", "static", "dedicated")}
     assert " prism 4 3 3 to 4 | " in by_system["prism"]  # of the mean over seeds; the first seed alone takes 3
