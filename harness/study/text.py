@@ -60,6 +60,9 @@ def _blocks(shown: Shown) -> Iterator[str]:
         if row:
             yield ""
         yield from _block(shown, shown.panels(row))
+    if shown.about["layout"] == "fleet":
+        spent = cpu_s(shown.folder, shown.about)
+        yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
     yield from departures(shown.table)
 
 
