@@ -92,7 +92,7 @@ WRONG = {
     "ends": column("state", "[{'done': 'unfinished'}.get(s, s) for s in x]"),
     "tokens": column("made_tokens", "[max(0, n - 1) for n in x]"),
     "stamps": column("admit_ns", "[None if a is None else a + 10**10 for a in x]"),
-    "waits": column("held_ns", "[n + 100 for n in x]"),
+    "waits": column("admission_ns", "[n + 100 for n in x]"),
     "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
     "        return replace(event, request=event.request._replace(arrival_s=1e6)) if type(event) is Arrived else event",
     "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"

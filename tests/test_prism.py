@@ -206,7 +206,7 @@ def test_who_wants_a_model_that_is_out_waits_for_its_weights_and_not_for_the_pol
     (row,) = [row for batch in engine.rows() for row in batch.to_pylist() if row["model"] == "m2"]
     load_s = engine.cluster.profile.load_s(Inst("m2", (0,)), "parallel")  # it begins at once
     assert row["load_ns"] / 1e9 == pytest.approx(load_s, abs=2e-9)
-    assert (row["held_ns"], row["kv_ns"], row["turn_ns"]) == (0, 0, 0)
+    assert (row["admission_ns"], row["kv_ns"], row["queue_ns"]) == (0, 0, 0)
 
 
 def test_nobody_is_evicted_while_there_is_room() -> None:

@@ -181,7 +181,7 @@ def test_the_verdict_leaves_controls_out() -> None:
 
 
 def test_why_names_the_cause_of_most_misses() -> None:
-    causes = {"missed_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_load": {"b": {1.0: [0.3, 0.5]}}}
+    causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
     assert sentences.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
     assert sentences.why(of, shown(of, "a"), "both", 0.99) is None

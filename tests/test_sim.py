@@ -19,6 +19,7 @@ from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived
 from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
+from harness.rows.record import WAITS as CAUSES
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from tests.cases import cases
@@ -26,7 +27,7 @@ from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape
 
-WAITS = [f"{c}_ns" for c in ("held", "host", "load", "kv", "move", "turn", "solo", "slow")]
+WAITS = [f"{c}_ns" for c in CAUSES]
 
 
 @cases("first", range(0, 30, 15))
@@ -56,6 +57,11 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     t = pa.Table.from_batches(list(sim.rows()), SCHEMA)
     total = sum(t.column(w).to_numpy() for w in WAITS)
     np.testing.assert_array_equal(total, t.column("done_ns").to_numpy() - t.column("arrival_ns").to_numpy())
+    first = [t.column(f"ttft_{w}").to_numpy() for w in WAITS]
+    np.testing.assert_array_equal(sum(first), t.column("first_ns").to_numpy() - t.column("arrival_ns").to_numpy())
+    assert all(
+        (part >= 0).all() and (part <= t.column(w).to_numpy()).all() for w, part in zip(WAITS, first, strict=True)
+    )
     assert set(t.column("state").to_pylist()) == {"done"}
     assert {(m, g) for m, g in zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)} == {
         ("a", "0"), ("b", "1+2"),

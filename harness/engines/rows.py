@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA, WAITS, to_ns
 
+ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
 SLICE = 65_536
 NAMES = ("unfinished", "done", "dropped", "failed")
 FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
@@ -20,7 +21,8 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
         ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
         ("first", "f8"),  # first token
         ("done", "f8"),  # last token, or other end
-        *((cause, "f8") for cause in WAITS if cause != "host"),  # seconds of its latency, by cause
+        *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
+        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # of those, until its first token; 0 where none came
         ("made", "i8"),  # tokens
         ("preemptions", "i8"),  # of it
         ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
@@ -50,12 +52,13 @@ def batches(
     api_out_s: float,
     tokens: pa.Array | None = None,
     first_tokens: NDArray[np.int64] | None = None,
+    alone_s: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
     `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
     `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `first_tokens` how many
-    came at first (None: one).
+    came at first (None: one); `alone_s` what prefill and decode of each take alone (None: not known).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -68,12 +71,17 @@ def batches(
         over, done = code > 0, code == NAMES.index("done")
         until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
         host_s = np.where(came, api_in_s[z], until_s - arrival_s) + np.where(done, api_out_s, 0.0)
-        waits = np.stack([q["held"], host_s, q["load"], q["kv"], q["move"], q["turn"], q["solo"], q["slow"]])
+        waits = np.stack([host_s if wait == "host" else q[wait] for wait in WAITS])
+        ttft = np.stack([host_s if wait == "host" else q[f"ttft_{wait}"] for wait in WAITS])
+        silent = np.isnan(q["first"])  # all that they waited was for their first token
+        ttft[:, silent] = waits[:, silent]
         arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
-        total_ns = np.rint(until_s * 1e9).astype(np.int64) - arrival_ns
-        waits_ns = np.rint(waits * 1e9).astype(np.int64)
-        # rounding eight parts leaves a few ns; the longest part takes them, so that the parts sum to the latency
-        waits_ns[np.argmax(waits_ns, axis=0), np.arange(n)] += total_ns - waits_ns.sum(axis=0)
+        until_ns = np.rint(until_s * 1e9).astype(np.int64)
+        # an end that is no last token has no way back to the client: its first token is taken as the engine made it
+        first_ns = np.rint((np.where(silent, until_s, q["first"]) + np.where(done, api_out_s, 0.0)) * 1e9)
+        first_ns = np.where(silent, until_ns, np.minimum(first_ns.astype(np.int64), until_ns))
+        ttft_ns = rounded(ttft, first_ns - arrival_ns)
+        waits_ns = ttft_ns + rounded(waits - ttft, until_ns - first_ns)
         first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
         codes, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
         paths, again = np.unique([path(places, int(code)) for code in codes], return_inverse=True)
@@ -89,11 +97,11 @@ def batches(
             "done_ns": to_ns(np.where(over, until_s, np.nan)),
             "first_tokens": pa.array(((q["made"] > 0) if first_tokens is None else first_tokens[z]).astype(np.int32)),
             "state": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(NAMES)),
+            **{f"{wait}_ns": pa.array(row) for wait, row in zip(WAITS, waits_ns, strict=True)},
+            **{f"ttft_{wait}_ns": pa.array(row) for wait, row in zip(WAITS, ttft_ns, strict=True)},
             **{
-                f"{name}_ns": pa.array(row)
-                for name, row in zip(
-                    ("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True
-                )
+                f"alone_{part}_ns": pa.nulls(n, pa.int64()) if alone_s is None else to_ns(alone_s[k][z])
+                for k, part in enumerate(("prefill", "decode"))
             },
             "preemptions": pa.array(q["preemptions"].astype(np.int32)),
             "gpus": pa.DictionaryArray.from_arrays(
@@ -103,6 +111,13 @@ def batches(
             "token_ns": pa.nulls(n, SCHEMA.field("token_ns").type) if tokens is None else tokens.slice(a, n),
         }
         yield pa.RecordBatch.from_arrays([columns[f.name] for f in SCHEMA], schema=SCHEMA)
+
+
+def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Round parts, (causes, requests), to nanoseconds that sum to a total: the longest takes what rounding leaves."""
+    ns = np.rint(seconds * 1e9).astype(np.int64)
+    ns[np.argmax(ns, axis=0), np.arange(ns.shape[1])] += total_ns - ns.sum(axis=0)
+    return ns
 
 
 def path(places: Sequence[Gpus], code: int) -> str:

@@ -157,7 +157,7 @@ class TorchCpu(WallClock):
         if one.batch.inst not in self.loaded:
             return "load"
         fits = one.kv_tokens or self.rounded(one.ctx_tokens + 1) <= self.room_bytes(one.model)
-        return "turn" if fits or one.batch not in self.lanes else "kv"
+        return "queue" if fits or one.batch not in self.lanes else "kv"
 
     def step(self) -> bool:
         """See WallClock: the lanes take turns."""

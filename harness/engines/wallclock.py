@@ -41,7 +41,7 @@ class Live:
     prompt_tokens: int
     output_tokens: int
     since_s: float  # of its cause of waiting
-    cause: str = "held"  # one of record.WAITS
+    cause: str = "admission"  # one of record.WAITS
     batch: Batch | None = None
     made: int = 0
     kv_tokens: int = 0  # whose KV is held; 0: its prompt is still to be computed
@@ -204,9 +204,14 @@ class WallClock:
         """Close the books at the clock's time: from here on these step, and the others wait."""
         solo = {one.rid for one in stepping}
         for one in self.live.values():
-            self._R[one.cause][one.rid] += self.now_s - one.since_s
-            one.since_s = self.now_s
-            one.cause = "solo" if one.rid in solo else "held" if one.batch is None else self.waits_for(one)
+            self._book(one)
+            waits = "admission" if one.batch is None else self.waits_for(one)
+            one.cause = "compute" if one.rid in solo else waits
+
+    def _book(self, one: Live) -> None:
+        """Charge the time up to now to what a request waits for."""
+        self._R[one.cause][one.rid] += self.now_s - one.since_s
+        one.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
@@ -291,6 +296,9 @@ class WallClock:
         last = self._places.setdefault(place, len(self._places))
         if not one.made:
             self._R["first"][r], self._R["first_inst"][r] = self.now_s, last
+            self._book(one)
+            for wait in rows.ENGINE_WAITS:
+                self._R[f"ttft_{wait}"][r] = self._R[wait][r]
         one.made += 1
         self._R["last_inst"][r] = last
         self._stamps_s[r].append(self.now_s)

@@ -75,7 +75,7 @@ def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -
 
 
 def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
-    """Say what most requests of each contestant that falls short were waiting for."""
+    """Say why most requests of each contestant that falls short missed (rows/causes.py)."""
     reasons = []
     for system in shown.systems:
         if system.control or system.infeasible or system.mean(definition) >= 100 * level:
@@ -83,7 +83,7 @@ def why(table: pa.Table, shown: Summary, definition: str, level: float) -> str |
         shares = {
             cause: sum(seen.values()) / len(seen)
             for cause in CAUSES
-            if (seen := scores(table, system.label, shown.rate_scale, f"missed_{cause}"))
+            if (seen := scores(table, system.label, shown.rate_scale, f"missed_{definition}_{cause}"))
         }
         if shares:
             cause = max(shares, key=lambda x: shares[x])

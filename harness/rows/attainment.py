@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.rows.record import WAITS
 from harness.rows.requests import Rows
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ def undefined_tpot(rows: Rows) -> float:
     return share((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64))
 
 
-# ------------------------------------------------------------------ rates, causes
+# ------------------------------------------------------------------ rates
 
 
 def busy_s(rows: Rows) -> float:
@@ -153,16 +152,3 @@ def throughput_tps(rows: Rows) -> float:
     """Output tokens made per second of busy time; NaN if it never was busy."""
     busy = busy_s(rows)
     return float(rows.made_tokens.sum()) / busy if busy else math.nan
-
-
-def causes(rows: Rows, scores: Floats) -> dict[str, float]:
-    """Why requests missed: share of the misses (score < 1) whose longest wait is this cause; {} without a miss.
-
-    `solo`, the time that it would take alone, is no wait. Ties go to the earlier of record.WAITS; the shares sum to 1.
-    """
-    missed = rows.waits_s[scores < 1.0].copy()
-    if not len(missed):
-        return {}
-    missed[:, WAITS.index("solo")] = -1.0
-    main = np.bincount(missed.argmax(axis=1), minlength=len(WAITS)) / len(missed)
-    return {wait: float(x) for wait, x in zip(WAITS, main, strict=True) if wait != "solo"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from harness.rows.attainment import Limits, Slo
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Rows, Limits], Floats | Bools]
 R = TypeVar("R", bound="Rule")
+# Which part of a request's time explains its miss (causes.py): the one whose limit it missed, until its first token or
+# after it; its TTFT; what came after it; its whole life; or what led to its first late token.
+Part = Literal["limits", "ttft", "decode", "whole", "first late token"]
 
 
 class Definition(NamedTuple):
@@ -29,6 +32,7 @@ class Definition(NamedTuple):
     judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
+    part: Part  # of a request's time that explains its miss
 
     @property
     def formula(self) -> str:
@@ -47,30 +51,30 @@ class Definition(NamedTuple):
 DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
 
 
-def definition(judges: str, *, beside: str = "", by_token: bool = False) -> Callable[[R], R]:
+def definition(judges: str, *, part: Part, beside: str = "", by_token: bool = False) -> Callable[[R], R]:
     """Enter a function among the definitions, under its own name."""
 
     def enter(rule: R) -> R:
         name = rule.__name__
-        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token)
+        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token, part)
         return rule
 
     return enter
 
 
-@definition("ttft tpot", beside="ttft tpot")
+@definition("ttft tpot", part="limits", beside="ttft tpot")
 def both(rows: Rows, slo: Limits) -> Bools:
     """1 where the TTFT and the TPOT limit are both met."""
     return ttft(rows, slo) & tpot(rows, slo)
 
 
-@definition("ttft")
+@definition("ttft", part="ttft")
 def ttft(rows: Rows, slo: Limits) -> Bools:
     """1 where done and first token - arrival <= TTFT."""
     return rows.done & (rows.ttft_s <= slo.ttft_s)
 
 
-@definition("tpot")
+@definition("tpot", part="decode")
 def tpot(rows: Rows, slo: Limits) -> Bools:
     """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
     from harness.rows.attainment import tpot_s
@@ -78,7 +82,7 @@ def tpot(rows: Rows, slo: Limits) -> Bools:
     return rows.done & ~(tpot_s(rows) > slo.tpot_s)
 
 
-@definition("ttft tpot")
+@definition("ttft tpot", part="whole")
 def e2e(rows: Rows, slo: Limits) -> Bools:
     """1 where done and last token - arrival <= TTFT + (n - 1) x TPOT, the deadline of the last token asked for."""
     from harness.rows.attainment import deadline_s
@@ -86,7 +90,7 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
     return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
 
 
-@definition("ttft tpot", beside="qos both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="qos both", by_token=True)
 def token(rows: Rows, slo: Limits) -> Floats:
     """Share of a request's tokens k = 1..n with t_k <= arrival + TTFT + (k - 1) x TPOT; 0 unless done.
 
@@ -101,7 +105,7 @@ def token(rows: Rows, slo: Limits) -> Floats:
     return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
 
 
-@definition("ttft tpot", beside="token both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="token both", by_token=True)
 def qos(rows: Rows, slo: Limits) -> Floats:
     """Time-fraction QoS as Aegaeon's artifact scores it; 0 unless done.
 
@@ -123,7 +127,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
     return scores
 
 
-@definition("tpot", beside="ttft tpot", by_token=True)
+@definition("tpot", part="decode", beside="ttft tpot", by_token=True)
 def itl(rows: Rows, slo: Limits) -> Floats:
     """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
 

@@ -36,10 +36,13 @@ SWEEP = "attainment.parquet"
 SENSITIVITY = "sensitivity.parquet"
 
 STATES = ("done", "dropped", "failed", "unfinished")
-WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
+VERSION = 2  # `schema` of the files that are written; those of schema 1 do not say
+# where a request's time went; sums to its latency
+WAITS = ("admission", "host", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
+OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
-    "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped", "infeasible",
-    "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
+    "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
+    "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
@@ -59,6 +62,9 @@ SCHEMA = pa.schema(
         pa.field("first_tokens", pa.int32(), nullable=False),  # in the first chunk; 0: none came
         pa.field("state", _CODES, nullable=False),
         *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
+        *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, up to the first token
+        pa.field("alone_prefill_ns", pa.int64()),  # its steps alone on an idle GPU, under the run's batching limits
+        pa.field("alone_decode_ns", pa.int64()),
         pa.field("preemptions", pa.int32(), nullable=False),
         pa.field("gpus", _CODES, nullable=False),  # "0"; "0+1" a TP group; "0>1" moved; "" never ran
         pa.field("fidelity", _CODES, nullable=False),
@@ -155,7 +161,8 @@ def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callab
     try:
         for part in parts:
             writer.write(part, row_group_size=ROW_GROUP)
-        writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(metadata().items())})
+        facts = {**metadata(), "schema": VERSION}
+        writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(facts.items())})
     except BaseException:
         with contextlib.suppress(Exception):  # the first failure is the one to tell
             writer.close()
@@ -315,8 +322,31 @@ def _sync(folder: Path) -> None:
 
 
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a run, in order of id. Raises UserError where there is no run."""
-    return _opened(Path(folder), lambda path: pq.read_table(path, columns=columns, memory_map=True))
+    """Rows of a run, in order of id, of any schema. Raises UserError where there is none, or it is of a later one."""
+    return _opened(Path(folder), lambda path: _table(path, columns))
+
+
+def _table(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    about = pq.read_metadata(path).metadata or {}
+    if (version := int(about.get(b"schema", 1))) > VERSION:
+        raise UserError(f"{path} is of schema {version}, and this release reads up to {VERSION}: update it")
+    if version == VERSION:
+        return pq.read_table(path, columns=columns, memory_map=True)
+    return _of_schema_1(pq.read_table(path, memory_map=True), json.loads(about.get(b"spec", b"{}"))).select(
+        SCHEMA.names if columns is None else list(columns)
+    )
+
+
+def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
+    """Rows with the present columns: what they do not tell is null, and `slow` was of one cause or the other."""
+    sliced = spec.get("sharing") == "turns"
+    now = OF_SCHEMA_1 | ({"slow": "time_slice"} if sliced else {})
+    names = {f"{old}_ns": f"{new}_ns" for old, new in now.items()}
+    table = table.rename_columns([names.get(name, name) for name in table.column_names])
+    none = "contention_ns" if sliced else "time_slice_ns"
+    known = {name: table[name] for name in table.column_names} | {none: np.zeros(len(table), np.int64)}
+    nulls = {f.name: pa.nulls(len(table), f.type) for f in SCHEMA if f.name not in known}
+    return pa.table([(known | nulls)[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def meta(folder: str | os.PathLike[str]) -> dict[str, Any]:

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harness.rows import causes
 from harness.rows.attainment import (
     Slo,
-    causes,
     jain,
     limits,
     norm_s,
@@ -203,14 +203,14 @@ def _values(
         yield name, "jain", None, n, _known(jain(each.values()))
         for model, value in each.items() if by_model else ():
             yield name, "model", model, int(counts[offered.models.index(model)]), value
+        for wait, value in causes.shares(offered, slo, name, scores).items():
+            yield f"missed_{name}_{wait}", "pooled", None, n, value
     for name, value in measures(offered, slo, window_s).items():
         yield name, "pooled", None, n, _known(value)
     for code in np.flatnonzero(counts) if by_model else ():
         own = offered.model == code
         for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)
-    for wait, value in causes(offered, _met(offered, slo)).items():
-        yield f"missed_{wait}", "pooled", None, n, value
     for name, value in utilisation(run.meta.get("stats") or {}).items():
         yield name, "pooled", None, n, _known(value)
 

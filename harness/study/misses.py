@@ -16,7 +16,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.misses import Misses
 from harness.report.summary import summarize
-from harness.rows import attainment, record, requests
+from harness.rows import attainment, causes, record, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.run import slo as slos
 from harness.run.teller import Silent, Teller
@@ -103,6 +103,6 @@ def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_
         raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")
     missed = offered & (score < 1)
     ns = {wait: int(stored[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
-    shares = attainment.causes(requests.take(rows, missed), score[missed])
-    longest = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
-    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, longest)
+    shares = causes.shares(requests.take(rows, missed), slo.take(missed), definition, score[missed])
+    explained = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
+    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, explained)

@@ -13,7 +13,7 @@ from harness.policy.types import Inst, Unsupported
 from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
 from harness.report.formats import by_model
-from harness.report.summary import Summary
+from harness.report.summary import Summary, scores
 from harness.rows import record, tidy
 from harness.rows.checked import checked, note
 from harness.run.setup import Setup, load_trace
@@ -146,7 +146,7 @@ def _refused(found: Measured, shown: Summary) -> list[str]:
 
 
 def next_command(found: Measured, shown: Summary, rule: str, words: Iterable[str]) -> str:
-    """What to ask now: why the one that misses most misses."""
+    """What to ask now: why the system that misses most misses, in its run nearest to its mean attainment."""
     missing = [row for row in shown.systems if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
     if not missing and any(row.infeasible for row in shown.systems):
         return again(words, "--gpus", str(2 * shown.gpus))
@@ -157,9 +157,13 @@ def next_command(found: Measured, shown: Summary, rule: str, words: Iterable[str
         return more if len(found.xs) == 1 else f"bench plot {short_path(found.folder)}"
     worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
-    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].drop_duplicates("seed")
+    met = scores(found.table, worst.label, shown.rate_scale, rule)
+    mean = sum(met.values()) / len(met)
+    seed = min(met, key=lambda seed: (abs(met[seed] - mean), seed))
+    run = found.folder.parent / str(mine.set_index("seed")["run"][seed])
     own = ["--definition", rule] * (rule != found.target.definition)
-    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.target.rule, *own, "--misses")
+    return explain_command(run, found.target.rule, *own, "--misses")
 
 
 def facts(found: Measured, rule: str) -> dict[str, Any]:

@@ -301,13 +301,13 @@ class Servers(WallClock):
     def _pass(self, one: Live, at_s: float) -> None:
         """Close a request's books at a time: what it waited for; from there on it waits for what holds it then."""
         self._R[one.cause][one.rid] += max(0.0, at_s - one.since_s)
-        one.since_s, one.cause = at_s, "held" if one.batch is None else self.waits_for(one)
+        one.since_s, one.cause = at_s, "admission" if one.batch is None else self.waits_for(one)
 
     def waits_for(self, one: Live) -> str:
         """See WallClock."""
         assert one.batch is not None
         up = self.fleet.up.get(one.batch.inst)
-        return "turn" if up is not None and up.state == "in" else "load"
+        return "queue" if up is not None and up.state == "in" else "load"
 
     def charge(self, stepping: Iterable[Live]) -> None:
         """Nothing is charged for all at once: books are closed request by request (`_pass`)."""

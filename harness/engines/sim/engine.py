@@ -797,6 +797,7 @@ class Sim:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Rows of requests.parquet; see Engine."""
         from harness.engines import rows
+        from harness.engines.costs.alone import alone_s
 
         self.finish()
         R, jobs, host, end_s = self.S.requests, self._jobs, self._host, float(self.S.s["now"])
@@ -816,6 +817,13 @@ class Sim:
             api_in_s=host.api_in_s,
             api_out_s=host.api_out_s,
             tokens=tokens,
+            alone_s=alone_s(
+                self._machine.tables,
+                np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model],
+                jobs.prompt_tokens,
+                jobs.output_tokens,
+                self.config.chunk_tokens,
+            ),
         )
 
 

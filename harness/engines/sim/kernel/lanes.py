@@ -255,6 +255,24 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 
 @jit
+def set_part(S: int, lane: int, part: float) -> None:
+    """Give a lane's process another part of the time of its GPUs from now on."""
+    n = lane_at(S, lane)
+    if part != n.part:
+        now = world(S).now
+        n.off_s = off_s(S, lane, now)
+        n.part_since = now
+        n.part = part
+
+
+@jit
+def off_s(S: int, lane: int, t: float) -> float:
+    """Seconds of a step up to t for which other processes had its GPUs to themselves."""
+    n = lane_at(S, lane)
+    return n.off_s + (t - n.part_since) * (1.0 - n.part)
+
+
+@jit
 def share(S: int, p: int) -> None:
     """Share the GPUs of a pool out to its lanes."""
     W = world(S)
@@ -264,6 +282,7 @@ def share(S: int, p: int) -> None:
     if apart:
         lane = P.head
         while lane >= 0:
+            set_part(S, lane, 1.0)
             set_rate(S, lane, lane_at(S, lane).max_rate)
             lane = lane_at(S, lane).next
     elif W.sliced:
@@ -346,6 +365,7 @@ def take_turns(S: int, p: int) -> None:
             while x >= 0:
                 if lane_at(S, x).process == n.process:
                     lane_at(S, x).given = lane_at(S, x).new_rate * part
+                    set_part(S, x, part)
                 x = lane_at(S, x).next
         lane = n.next
 

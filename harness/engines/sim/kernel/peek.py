@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.lanes import done_at, next_end, segment, solo_at, steps_to
+from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, solo_at, steps_to
 from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, needs_far, promised
 from harness.engines.sim.kernel.steps import tally
-from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.kernel.waits import charge, mark, ran_for
 from harness.engines.sim.state import (
     DONE,
     ELSEWHERE,
@@ -184,10 +184,11 @@ def settle(S: int, t: float) -> None:
             n = lane_at(S, lane)
             B = batch_at(S, lane >> 1)
             done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
-            wall = t - n.started_s
+            wall, off = t - n.started_s, off_s(S, lane, t)
             if n.decodes > 0:
                 B.clock_solo += done
                 B.clock_wall += wall
+                B.clock_slice += off
                 if n.busy == SPAN:
                     if W.log_tokens:
                         segment(S, lane, done)
@@ -196,8 +197,7 @@ def settle(S: int, t: float) -> None:
                     tally(S, lane, j)
             r = n.pieces
             while r >= 0:
-                req_at(S, r).solo += done
-                req_at(S, r).slow += wall - done
+                ran_for(S, r, wall, done, off)
                 mark(S, r, t)
                 r = req_at(S, r).next_piece
             lane = n.next
