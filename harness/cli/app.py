@@ -66,6 +66,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "tune.tune",
         "Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.",
     ),
+    "upgrade": ("runs.upgrade", "Rewrite stored results of earlier releases with the names that they have now."),
     "validate": (
         "tools.validate",
         "Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).",

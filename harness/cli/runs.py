@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain` and `timeline`: one run made, stored results drawn, explained and traced."""
+"""`bench run`, `plot`, `explain`, `timeline`, `upgrade`: a run made, stored results drawn, explained, kept in form."""
 
 from __future__ import annotations
 
@@ -284,6 +284,24 @@ def timeline(run: Path, out: Path | None) -> None:
     record.write_bytes(path, trace_event.document(found, facts, path))
     span = f"{trace.end_s - trace.start_s:.0f} s, {table.num_rows:,} requests on {len(trace.gpu_bytes)} GPUs"
     click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
+
+
+@click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
+@click.argument("results", type=click.Path(path_type=Path), required=False)
+def upgrade(results: Path | None) -> None:
+    """Rewrite stored results of earlier releases with the names that they have now.
+
+    Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
+    they lie. Every command reads results of earlier releases also without this.
+    """
+    from harness.run.upgrade import upgrade
+
+    folder = results or RESULTS
+    with Terminal() as teller:
+        found = upgrade(folder, teller.progress)
+    for old, new in found.names.items():
+        click.echo(f"{old} is {new}")
+    click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
 
 
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:

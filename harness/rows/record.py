@@ -139,6 +139,11 @@ def footer(path: str | os.PathLike[str]) -> dict[str, Any]:
     return {key.decode(): json.loads(facts[key]) for key in ours}
 
 
+def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
+    """Store a run again with other facts. Raises UserError where there is none, or the disk refuses."""
+    write_table(Path(folder) / ROWS, read(folder), {**meta(folder), **changes})
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     """Write one file: all of it or nothing. Raises UserError where the disk refuses."""
     path = Path(path)
@@ -351,8 +356,8 @@ def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
 
 def meta(folder: str | os.PathLike[str]) -> dict[str, Any]:
     """Facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
-    found = _opened(Path(folder), pq.read_metadata).metadata or {}
-    return {key.decode(): json.loads(value) for key, value in found.items() if key != b"ARROW:schema"}
+    about: dict[str, Any] = _opened(Path(folder), footer)
+    return about
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:

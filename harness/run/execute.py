@@ -17,7 +17,7 @@ from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Option, Unsupported, UserError
 from harness.rows import record
 from harness.run.setup import Setup, blamed
-from harness.run.spec import Spec, as_dict
+from harness.run.spec import FILES, Spec, as_dict
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,7 +43,19 @@ def current(spec: Spec, out: Path, code_hash: str) -> bool:
         about = record.meta(folder)
     except UserError:  # not ours, or cut: it is written anew
         return False
-    return bool(about.get("code_hash") == code_hash and about.get("spec") == as_dict(spec))
+    if (about.get("code_hash"), about.get("spec_hash")) != (code_hash, spec.hash8):
+        return False
+    made, asked = (
+        about.get("spec") or {},
+        as_dict(spec),
+    )  # hashes are short: also what they are of, but for files' paths
+    return all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
+
+
+def relocate(spec: Spec, out: Path) -> None:
+    """Store where the files of a current run's spec lie now, if it was made from equal ones that lay elsewhere."""
+    if record.meta(out / spec.folder)["spec"] != as_dict(spec):
+        record.restate(out / spec.folder, {"spec": as_dict(spec)})
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.rows import attainment, record
 from harness.run.setup import Setup
-from harness.run.spec import Spec, stored
+from harness.run.spec import Spec, by_content, stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +36,11 @@ class SloTarget(NamedTuple):
         rows = tuple((model, *pair) for model, pair in (self.seconds or {}).items())
         drain_s = self.drain_s if spec.drain_s is None else spec.drain_s
         return replace(spec, slo=self.rule, slo_s=spec.slo_s or rows, drain_s=drain_s)
+
+    @property
+    def identity(self) -> str:
+        """The rule, a file of classes by its content."""
+        return str(by_content({"slo": self.rule})["slo"])
 
     @property
     def definition(self) -> str:

@@ -12,6 +12,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -31,6 +32,11 @@ HASH_CHARS = 8
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
     "pool_bytes": None,
+}  # fmt: skip
+# Fields that may name a file, and how its name ends (`slo`: classes:FILE).
+FILES: Mapping[str, str] = {
+    "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
+    "trace": ".parquet",
 }  # fmt: skip
 # Keys of an earlier release, and the fields of engines that they are now.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
@@ -121,8 +127,37 @@ class Spec:
 
 
 def canonical(spec: Spec) -> str:
-    """JSON with sorted keys and no spaces; floats as Python reads them back, no NaN or infinity."""
-    return json.dumps(as_dict(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """What a run is, as JSON: files by their content, wherever they lie; sorted keys, no spaces, no NaN or infinity."""
+    return json.dumps(by_content(as_dict(spec)), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec with each file's content in place of its path; names of what is shipped stay names."""
+    found = dict(values)
+    for key, suffix in FILES.items():
+        name = found.get(key) or ""
+        if key == "engine":
+            given = fields.asked(name)
+            if given.name.endswith(suffix):
+                found[key] = str(given._replace(name=_content(given.name)))
+        elif name.endswith(suffix):
+            rule, colon, path = name.rpartition("classes:")
+            found[key] = f"{rule}{colon}{_content(path)}"
+    return found
+
+
+def _content(path: str) -> str:
+    """A file by its content: of a trace its ending, as rows have their own hash; a lost one by its path."""
+    file = Path(path)
+    if file.suffix == ".parquet":
+        return file.suffix
+    return f"{content_hash(file, file.stat().st_mtime_ns)}{file.suffix}" if file.is_file() else path
+
+
+@cache
+def content_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
+    """The SHA-256 of a file."""
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def digest(text: str) -> str:

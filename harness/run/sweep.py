@@ -24,7 +24,7 @@ from harness.loop.guard import LIMIT_S, Terminated
 from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run.execute import current, execute
+from harness.run.execute import current, execute, relocate
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
 from harness.run.sources import Task, code
@@ -65,6 +65,8 @@ def sweep(
     every = tasks(specs)
     record.clean(out)
     todo = list({task.spec.folder: task for task in every if not current(task.spec, out, task.code)}.values())
+    for spec in {task.spec.folder: task.spec for task in every if task not in todo}.values():
+        relocate(spec, out)
     total = len({task.spec.folder for task in every})
     done = total - len(todo)
     teller.progress(what, done, total)

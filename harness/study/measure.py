@@ -335,7 +335,8 @@ class _Work:
         """The study's folder and table; scored anew only if a run, a rule or the scoring changed."""
         ready = sweep.tasks(point.spec for point in points)
         asked = [
-            [p.panel.key, p.x, p.system, p.under.rule, canonical(t.spec)] for p, t in zip(points, ready, strict=True)
+            [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
+            for p, t in zip(points, ready, strict=True)
         ]
         seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
@@ -397,7 +398,7 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
     spec = task.spec
-    key = digest(record.dumps([[spec.label, canonical(spec)], under.rule, under.seconds]))
+    key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
     folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
     about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
