@@ -48,10 +48,13 @@ def prefill_s(t: Tables, row: int, tokens: int) -> float:
     return profile.step_s(profile.row(t, row), p=tokens, n=1, area=tokens * tokens / 2)
 
 
+MEASURED, UNMEASURED = {"a100-80g", "h100", "h200", "l40s", "h800"}, {"a100-40g", "h20", "mi300x"}  # kernels
+
+
 def test_kinds_are_those_promised() -> None:
-    assert set(KINDS) == {"a100-40g", "a100-80g", "h100", "h200", "l40s", "h800", "h20", "mi300x"}
+    assert set(KINDS) >= {*MEASURED, *UNMEASURED}  # a new one is a file of tables/
     assert quantities.gpu("H100-80G") == quantities.gpu("h100")
-    assert set(quantities.hosts()) == {
+    assert set(quantities.hosts()) >= {
         *("vllm-0.15", "vllm-0.14", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
         *("vllm-graph", "sglang-eager-2024", "vllm-eager", "none"),
     }
@@ -318,9 +321,8 @@ def test_every_quantity_says_where_it_comes_from(kind: str, host: str) -> None:
     assert all(s.source and s.formula and s.error for s in said)
     assert 0 <= quantities.noise(kind, host) < 0.2
     measured = {s.quantity.split(".")[1] for s in said if "held out" in s.error and "." in s.quantity}
-    unmeasured = {"h20", "a100-40g", "mi300x"}
-    assert measured >= (set() if kind in unmeasured else {"gemm", "prefill", "decode"})
-    if kind in unmeasured:
+    assert kind not in MEASURED or measured >= {"gemm", "prefill", "decode"}
+    if kind in UNMEASURED:
         assert any(s.error == "roofline, error unknown" for s in said)
 
 

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -96,9 +97,11 @@ def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
                 cells += [gone.word, *[NONE] * 3] * len(names) + [NONE] * (axis == "gpus")
                 table.append([*place, *cells, "|", *[NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
                 continue
+            bound = name not in about["systems"]  # it brings its own number of GPUs: not the least of many
             for d, c in zip(about["definitions"], crossed, strict=True):
-                cells += _crossing(c, tidy.worst(rows, _fitted(axis), name, d, about["level"]), axis)
-            cells += [_each_seed(rows, name, about)] * (axis == "gpus")
+                at = _plain(c) if bound else c
+                cells += _crossing(at, tidy.worst(rows, _fitted(axis), name, d, about["level"]), axis)
+            cells += [NONE if bound else _each_seed(rows, name, about)] * (axis == "gpus")
             table.append([*place, *cells, "|", *_beside(rows, panel, name, about)])
     columns = [x for x in zip(*table, strict=True) if x[0] not in ASIDE or set(x[1:]) != {NONE}]
     yield from laid(zip(*columns, strict=True), markdown=shown.markdown)
@@ -139,6 +142,11 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
         took.setdefault(name, set()).add(gpus)
     own = tidy.own_gpus(took, panel["gpus"])
     return {name: tidy.with_gpus(name, counts) if name in own else name for name, counts in took.items()}
+
+
+def _plain(c: Crossing | None) -> Crossing | None:
+    """A crossing as a number alone, whatever lies beyond it."""
+    return None if c is None else replace(c, at=Estimate(c.at.mean, None, None, c.at.n))
 
 
 def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
