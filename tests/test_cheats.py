@@ -41,7 +41,9 @@ def test_shortest_first_by_leave_names_nothing_else(tmp_path: Path) -> None:
 def test_what_a_run_that_nothing_guards_gives_away(tmp_path: Path) -> None:
     fifo, oracle = (served(name, tmp_path) for name in ("fifo", "oracle"))
     assert fifo != oracle
-    assert {name for name in CHEATS if served(name, tmp_path) != oracle} == set()
+    assert {name for name in CHEATS if served(name, tmp_path) != oracle} == {
+        "jobs of a frame"
+    }  # they lie in the engine
 
 
 @pytest.mark.parametrize("name", CHEATS)
