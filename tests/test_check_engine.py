@@ -85,8 +85,8 @@ def column(name: str, change: str) -> str:
 WRONG = {
     "inert": "    fidelity = 'real'",
     "able": "    def do(self, action):\n        getattr(action, 'way', '') == 'no-such-way' or super().do(action)",
-    "repeats": "    start = 0\n    def begin(self, jobs, *more, **named):\n        Wrong.start += 1\n"
-    "        super().begin(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start), *more, **named)",
+    "repeats": "    start = 0\n    def take(self, jobs):\n        Wrong.start += 1\n"
+    "        super().take(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start))",
     "slices": "    def do(self, action):\n        sliced = getattr(action, 'slice_layers', None)\n"
     "        return super().do(replace(action, slice_layers=1) if sliced and sliced > 1 else action)",
     "ends": column("state", "[{'done': 'unfinished'}.get(s, s) for s in x]"),
@@ -100,7 +100,7 @@ WRONG = {
     "capacity": "    def __init__(self, config, options, machine):\n"
     "        super().__init__(config, {**options, 'memory': 'unlimited'}, machine)",
     "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
-    "view": "    def begin(self, jobs, hears, oracle, end_s):\n        super().begin(jobs, hears, True, end_s)",
+    "view": "    def begin(self, hears, oracle, end_s):\n        super().begin(hears, True, end_s)",
     "rows": column("fidelity", "['real'] * len(x)"),
     "closes": "    def close(self):\n        CHILDREN.append(subprocess.Popen("
     "[sys.executable, '-c', 'input()'], stdin=subprocess.PIPE))\nCHILDREN = []",

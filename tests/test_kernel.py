@@ -542,7 +542,8 @@ def test_a_lane_slows_and_is_slowed_on_a_gpu_that_is_not_its_instances(part: flo
     sim.S.put(demands=more)
     kernel.tie(sim.S.at, 0, 1)
     zero, two = np.zeros(2), np.arange(2, dtype=np.int32)
-    sim.begin(replace(w.jobs, arrival_s=zero, model=two), HEARD, oracle=False)
+    sim.take(replace(w.jobs, arrival_s=zero, model=two))
+    sim.begin(HEARD, oracle=False)
     while sim.poll(math.inf) is not None:
         pass
     # GPU 1 is used up where both go at 1 / (1 + part): the first lane's own GPU has room left
@@ -571,7 +572,8 @@ def test_a_view_shows_the_last_boundary_and_advancing_in_pieces_changes_nothing(
         for t, action in w.script:
             if t == NEVER:
                 sim.do(action)
-        sim.begin(w.jobs, frozenset(), oracle=False)
+        sim.take(w.jobs)
+        sim.begin(frozenset(), oracle=False)
         view, todo = sim.view(), [x for x in w.script if x[0] > NEVER]
         made = 0
         for at in np.linspace(0.0, END_S, 97):
@@ -812,7 +814,8 @@ def test_the_order_in_force_is_none_after_the_turn() -> None:
     sim = w.sim()
     for a in (*(a for _, a in w.script), order):
         sim.do(a)
-    sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
+    sim.take(w.jobs)
+    sim.begin(frozenset({TurnEnded}), oracle=False)
     assert sim.view().lane(M0, "mixed") == order
     assert sim.poll(9.0) == TurnEnded(M0, "mixed", "time", 1, 0.125)
     assert sim.view().lane(M0, "mixed") is None
@@ -842,7 +845,8 @@ def link(script: list[tuple[float, Action]], pieces: int = 8) -> list[tuple[floa
     for t, a in w.script:
         if t == NEVER:
             sim.do(a)
-    sim.begin(w.jobs, frozenset({Load, Move}), oracle=False)
+    sim.take(w.jobs)
+    sim.begin(frozenset({Load, Move}), oracle=False)
     found, view = list[tuple[float, Action]](), sim.view()
     for t, a in [*((t, a) for t, a in w.script if t > NEVER), (9.0, Drop(0))]:
         while (event := sim.poll(t)) is not None:
@@ -992,7 +996,8 @@ def test_who_listens_changes_nothing(seed: int) -> None:
         sim, told = w.sim(), list[tuple[float, Event]]()
         for _, action in (x for x in w.script if x[0] == NEVER):
             sim.do(action)
-        sim.begin(w.jobs, hears, oracle=False)
+        sim.take(w.jobs)
+        sim.begin(hears, oracle=False)
         for t, action in [*(x for x in w.script if x[0] > NEVER), (30.0, Drop(0))]:
             while (event := sim.poll(t)) is not None:
                 told.append((sim.view().now_s, event))
@@ -1026,7 +1031,8 @@ def test_no_kv_is_lost_or_counted_twice_in_any_order_of_turns_moves_and_eviction
         for t, action in w.script:
             if t == NEVER:
                 sim.do(action)
-        sim.begin(w.jobs, frozenset({TurnEnded}), oracle=False)
+        sim.take(w.jobs)
+        sim.begin(frozenset({TurnEnded}), oracle=False)
         stops = [(t, a) for t, a in w.script if t > NEVER]
         looks = [(float(t), None) for t in rng.uniform(0, w.jobs.arrival_s[-1] + 3.0, 40)]
         for t, a in sorted([*stops, *looks], key=lambda x: x[0]):

@@ -298,7 +298,7 @@ PLANTED = [
     ("systems.prism", "import numpy as np\nx = np.random.default_rng(0)", "numpy.random"),
     ("systems.prism", "from systems.static import Static", "imports systems.static"),
     ("systems.prism", "from . import static", "imports ."),
-    ("systems.prism", "x = open('x')", "calls open()"),
+    ("systems.prism", "x = open('x')", "uses open"),
 ]
 
 

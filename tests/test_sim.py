@@ -84,9 +84,8 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
         sim.do(action)
     never = np.full(8, math.inf)
     lengths = np.full(8, 600, np.int32)
-    sim.begin(
-        Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never), frozenset({Arrived}), False
-    )
+    sim.take(Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never))
+    sim.begin(frozenset({Arrived}), False)
     used = []
     for t in (0.5, 1.0, math.inf):
         while sim.poll(t) is not None:
@@ -110,7 +109,8 @@ def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
         sim.do(action)
     none = np.full(1, math.inf)
     lengths = np.full(1, 8000, np.int32), np.full(1, 100, np.int32)
-    sim.begin(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none), frozenset(), False)
+    sim.take(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none))
+    sim.begin(frozenset(), False)
 
     def seen(at_s: float) -> tuple[str, int, int, str]:
         while sim.poll(at_s) is not None:

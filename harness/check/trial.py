@@ -264,9 +264,13 @@ class Stand:
         """See Engine."""
         self._engine.close()
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+    def take(self, jobs: Jobs) -> None:
         """See Engine."""
-        self._engine.begin(jobs, hears, oracle, end_s)
+        self._engine.take(jobs)
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """See Engine."""
+        self._engine.begin(hears, oracle, end_s)
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""

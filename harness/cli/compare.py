@@ -95,6 +95,7 @@ def compare(
     from harness.study.compare import silent
     from harness.study.measure import measure
     from harness.study.search import LEVEL
+    from harness.study.text import unchecked
 
     asked = compared(systems, {**setting, **settings}, rates, seeds, slo_rule(slo, slo_scale), definition, controls)
     folder = (out or RESULTS).resolve()
@@ -108,7 +109,8 @@ def compare(
         measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
     (rule,) = asked.definitions
     names = list(measured.about["systems"])
-    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names))
+    late = unchecked(measured.table)
+    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = bool(not no_plot and shown.systems)
     if form is None:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.options import FIGURES, MOVED, RESULTS, complete, examples, gpu_names, system_names
 from harness.cli.terminal import Terminal
 from harness.report.commands import short_path
+
+if TYPE_CHECKING:
+    from harness.check.findings import Failure
 
 INVALID = "Runs that did not measure their servers are left out."
 
@@ -121,36 +125,75 @@ def definitions() -> None:
     click.echo("\n".join(aligned(lines)))
 
 
-@click.command(epilog=examples("bench check static", "bench check ./mine.py --full", "bench check --engine sim"))
+@click.command(epilog=examples(
+    "bench check static", "bench check ./mine.py --full", "bench check --all --store", "bench check --engine sim",
+))  # fmt: skip
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
 @click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
 @click.option("--full", is_flag=True, help="Every workload, also the long ones.")
 @click.option("--law", metavar="LAW", help="Only one law ...")
 @click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
-def check(system: str | None, engine: str | None, full: bool, law: str | None, case: str | None) -> None:
+@click.option("--all", "every", is_flag=True, help="Every system of this folder's systems/.")
+@click.option("--store", is_flag=True, help="Write what passed into systems/checked.toml.")
+def check(
+    *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
+) -> None:
     """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.
 
-    Systems are tried in the simulator; an engine with scripted policies.
+    Systems are tried in the simulator; an engine with scripted policies. Until a system's file has passed whole, and
+    whenever it is changed, bench compare, study and tune mark a file given by its path `unchecked`.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
+    from harness.loop import system as systems
+    from harness.loop import vetted
     from harness.policy.types import UserError
 
-    if (system is None) == (engine is None):
-        raise UserError("name a system, or an engine by --engine NAME")
+    if (system is not None) + (engine is not None) + every != 1:
+        raise UserError("name a system, or an engine by --engine NAME, or ask for --all")
+    if store and (engine is not None or law or case):
+        raise UserError("--store keeps what a whole check of systems says: leave out --engine, --law and --case")
     if engine is not None:
-        failures, name = conform_engine(engine, only=law, case=case), engine
-    else:
-        failures, name = conform(system or "", quick=not full, only=law, case=case), system or ""
+        _told(engine, conform_engine(engine, only=law, case=case))
+        return
+    passed, broken = {}, False
+    for name in systems.names() if every else [system or ""]:
+        if store and name not in systems.names():
+            raise UserError(f"{name} is none of systems/: what it passes is kept without --store")
+        content = vetted.content(name)
+        if failures := conform(name, quick=not full, only=law, case=case):
+            broken = True
+        elif not (law or case):
+            passed[name] = content
+            _keep(content)
+        _told(name, failures, last=not every)
+    if store:
+        vetted.store(passed, systems.names())
+    if broken:
+        sys.exit(1)
+    if not every:
+        click.echo(f"next: bench compare --systems static,{shlex.quote(system or '')}")
+
+
+def _keep(content: str) -> None:
+    """Note that a file has passed; a folder that cannot be written only means that it stays unchecked."""
+    from harness.loop import vetted
+
+    try:
+        vetted.keep(content)
+    except OSError as error:
+        click.echo(f"not kept, so comparisons go on to say `unchecked`: {error}", err=True)
+
+
+def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
+    """Print what a check found; the last one ends the command where laws are broken."""
     for one in failures:
         at = "" if one.event is None else f" (event {one.event})"
         click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
-    if failures:
-        click.echo(f"{name}: {len(failures)} laws broken" if len(failures) > 1 else f"{name}: one law broken")
+    broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
+    click.echo(f"{name}: {broken if failures else 'all laws hold'}")
+    if failures and last:
         sys.exit(1)
-    click.echo(f"{name}: all laws hold")
-    if engine is None:
-        click.echo(f"next: bench compare --systems static,{shlex.quote(name)}")
 
 
 @click.command(epilog=examples(

@@ -51,6 +51,7 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
+    from harness.loop import vetted
     from harness.report.text_table import aligned
     from harness.rows import estimate
     from harness.rows.estimate import POINTS
@@ -61,5 +62,6 @@ def _lines(one: Tuned) -> Sequence[str]:
         gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
         name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
+    mark = " (unchecked)" if vetted.unchecked([one.system]) else ""
     why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
-    return [f"{one.system}: {why}", *aligned(rows), ""]
+    return [f"{one.system}{mark}: {why}", *aligned(rows), ""]

@@ -110,12 +110,16 @@ class WallClock:
 
     # ------------------------------------------------------------ the run
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Take the workload and start the clock."""
+    def take(self, jobs: Jobs) -> None:
+        """Keep the workload."""
         if jobs.prefix is not None:
             raise Unsupported("a prefix cache (--no-prefix-cache)")
-        n = len(jobs)
-        self.jobs, self._hears, self.oracle, self._end_s = jobs, hears, oracle, end_s
+        self.jobs = jobs
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the clock."""
+        jobs, n = self.jobs, len(self.jobs)
+        self._hears, self.oracle, self._end_s = hears, oracle, end_s
         self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
         for name, none in (("arrival", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
             self._R[name] = none
@@ -373,6 +377,7 @@ class WallView:
         """See View."""
         if not self._requests.oracle:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        self._requests.state(rid)  # KeyError where it has not come
         return int(self._requests.jobs.output_tokens[rid])
 
 

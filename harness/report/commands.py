@@ -17,6 +17,12 @@ def short_path(path: Path) -> str:
     return near if not near.startswith("..") else str(path)
 
 
+def check_command(system: str) -> str:
+    """The command that tries a system's file, by name or path."""
+    near = short_path(Path(system)) if system.endswith(".py") else system
+    return shlex.join(["bench", "check", f"./{near}" if system.endswith(".py") and near[0] not in "/." else near])
+
+
 def again(words: Iterable[str], option: str, value: str) -> str:
     """The command of these words with another value of an option."""
     kept, rest = [], iter(words)

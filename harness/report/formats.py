@@ -133,6 +133,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         "control": system.control,
         "infeasible": system.infeasible,
         "invalid": system.invalid,
+        "unchecked": system.unchecked,
         "rate_scale": shown.rate_scale,
         "offered_rps": shown.offered_rps,
     }

@@ -27,6 +27,7 @@ class SystemSummary:
     infeasible: bool
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
+    unchecked: bool = False  # its file, as it is now, has not passed `bench check`
 
     def mean(self, key: str) -> float:
         """The mean in a column; -inf where there is no value, which sorts last."""
@@ -48,7 +49,8 @@ class Summary:
     def name(self, system: SystemSummary) -> str:
         """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
         label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
-        return label + (" (infeasible)" if system.infeasible else "") + (" (invalid)" if system.invalid else "")
+        marks = {"infeasible": system.infeasible, "invalid": system.invalid, "unchecked": system.unchecked}
+        return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds)
 
     def best(self, column: Column) -> set[str]:
         """Labels with the best value of a column among contestants, where one is better than another."""
@@ -64,11 +66,17 @@ class Summary:
 
 
 def summarize(
-    table: pa.Table, order: Sequence[str], definition: str, level: float, *, controls: Collection[str] = ()
+    table: pa.Table,
+    order: Sequence[str],
+    definition: str,
+    level: float,
+    *,
+    controls: Collection[str] = (),
+    unchecked: Collection[str] = (),
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing.
+    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so.
     """
     wanted = columns(definition)
     points = _points(table, wanted)
@@ -84,6 +92,7 @@ def summarize(
             (label, shown) in points.infeasible,
             points.row(label, shown, wanted) | _crossing(table, label, definition, level),
             label in invalid,
+            label in unchecked,
         )
         for label in labels
     )

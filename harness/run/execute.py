@@ -108,7 +108,8 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
     }
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
-    jobs = setup.jobs()
+    jobs = [setup.jobs()]  # given away below: no frame that calls the policy has what is to come
+    requests = len(jobs[0])
     outcome, rows, files, side = Outcome(), iter(()), dict[str, Iterable[bytes]](), dict[str, Any]()
     with ExitStack() as stack:
         stack.enter_context(terminable())
@@ -119,7 +120,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
                 if said := _departure(spec, policy.options):
                     about["departs"] = said
                 outcome = replay(
-                    policy, engine, jobs, end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
+                    policy, engine, jobs.pop(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
                     control_s=spec.control_s or 0.0, log=log,
                 )  # fmt: skip
             about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
@@ -136,7 +137,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
-            "requests": len(jobs),
+            "requests": requests,
             "replay_s": time.perf_counter() - t,
             "cpu_s": time.process_time() - cpu,
             "policy_s": outcome.policy_s,

@@ -21,7 +21,7 @@ from harness.run.spec import as_dict
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.text import departures
+from harness.study.text import departures, unchecked_lines
 from workloads.build import closed, idle_to_swap, rate_rps, window_fold
 
 if TYPE_CHECKING:
@@ -87,6 +87,7 @@ def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
     yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
     yield from departures(found.table)
     yield from invalid(found.table)
+    yield from unchecked_lines(found.table)
     yield from served(found, shown)
     yield from _refused(found, shown)
     if shown.undefined_tpot:
@@ -189,6 +190,7 @@ def facts(found: Measured, rule: str) -> dict[str, Any]:
         "folder": str(found.folder),
         "departs": departures(found.table),
         "invalid": invalid(found.table),
+        "unchecked": unchecked_lines(found.table),
         "infeasible": _gone(found.table, "infeasible"),
         "skipped": _gone(found.table, "skipped"),
         "failed": failures(found.failed),

@@ -93,9 +93,10 @@ class Servers(WallClock):
         self._folder = Path(tempfile.mkdtemp(prefix="bench-servers-"))
         self.fleet.open(self._folder)
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
-        super().begin(jobs, hears, oracle, end_s)
+        super().begin(hears, oracle, end_s)
+        jobs = self.jobs
         self._future, self._heirs = [], {}  # the client's to keep
         self._zero_s = math.inf  # the clock stands until all is ready
         self._expected, self._sent_s = len(jobs), np.full(len(jobs), np.nan)

@@ -355,11 +355,17 @@ class Sim:
         peers = float(K[4 * g + (2 if node[g] == node[h] else 3)])
         return 1 / peers if peers > 0 else 1 / float(K[4 * g + 1]) + 1 / float(K[4 * h])
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Take the workload; see Engine."""
+    def take(self, jobs: Jobs) -> None:
+        """Keep the workload; see Engine."""
         if jobs.models != tuple(self._model):
             raise ValueError("the workload's models are not the engine's")
-        self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
+        self._jobs = jobs
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the clock; see Engine."""
+        jobs = self._jobs
+        assert jobs is not None
+        self._hears, self._oracle, self._begun = hears, oracle, True
         if self._short:
             self._told.append(Freed())  # from now on a load may wait for memory
         n = len(jobs)
@@ -931,4 +937,6 @@ class SimView:
         """See View."""
         if not self._sim._oracle or self._sim._jobs is None:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        if not self._sim.came(rid):
+            raise KeyError(f"no request {rid} yet")
         return int(self._sim._jobs.output_tokens[rid])
