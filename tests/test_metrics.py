@@ -140,11 +140,24 @@ def test_token_definitions_by_hand(
     tokens: list[float], slo: tuple[float, float], share: float, fraction: float
 ) -> None:
     r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
-    shares, fractions = met("token", r, {"a": slo}), met("qos", r, {"a": slo})
+    shares, fractions = met("token_mean", r, {"a": slo}), met("qos", r, {"a": slo})
     assert shares is not None
     assert fractions is not None
     assert shares == pytest.approx([share, 0, 0])
     assert fractions == pytest.approx([fraction, 0, 0])
+
+
+def test_tokens_are_pooled_or_counted_by_request() -> None:
+    """One of one in time, 4 of 9 in time, and a request that asked for 10 and was dropped: 5 of 20, or 13 / 9 of 3."""
+    slow = [1.0, 2.0, 3.0, 4.0, *(10.0 + k for k in range(5))]
+    r = rows({"tokens": [0.5]}, {"tokens": slow}, {"tokens": [], "state": "dropped", "asked": 10})
+    slo = {"a": (1.0, 1.0)}
+    assert met("token", r, slo) == met("token_mean", r, slo) == pytest.approx([1, 4 / 9, 0])
+    shares = {name: attainment.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
+    assert shares["token"] == pytest.approx(5 / 20)
+    assert shares["token_mean"] == pytest.approx(13 / 27)
+    alike = [name for name, one in DEFINITIONS.items() if one.weights(r).tolist() == [1, 1, 1]]
+    assert alike == [name for name in DEFINITIONS if name != "token"]
 
 
 def test_attainment_definitions_by_hand() -> None:
@@ -319,7 +332,7 @@ def paper_share(stamps: Sequence[float], ttft: float, tpot: float) -> float:
 @given(requests=REQUESTS, slo=SLO)
 def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[dict[str, Any]], slo: ByModel) -> None:
     found = scores(rows(*requests), slo)
-    for name, rule in (("token", paper_share), ("qos", released_qos)):
+    for name, rule in (("token", paper_share), ("token_mean", paper_share), ("qos", released_qos)):
         one_by_one = [(r["state"] == "done") * rule(r["tokens"], *slo[r["model"]]) for r in requests]
         assert found[name] == pytest.approx(one_by_one)
 
@@ -328,10 +341,11 @@ def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[di
 def test_models_add_up(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
     r = rows(*requests)
     for name, each in scores(r, slo).items():
-        by_model = attainment.per_model(r, np.array(each))
-        counts = {model: sum(q["model"] == model for q in requests) for model in by_model}
-        assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(sum(each)), name
-        worst, mean = min(by_model.values()), attainment.share(np.array(each))
+        weights = DEFINITIONS[name].weights(r)
+        by_model = attainment.per_model(r, np.array(each), weights)
+        counts = {model: float(weights[r.model == r.models.index(model)].sum()) for model in by_model}
+        assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(float(weights @ each)), name
+        worst, mean = min(by_model.values()), attainment.share(np.array(each), weights)
         assert worst <= mean + 1e-12
         assert math.isnan(index := attainment.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
 

@@ -111,8 +111,8 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
         raise UserError(f"this run has no token times, which {definition} needs (--definition names another)")
     missed = int((score < 1).sum())
     share = f"{100 * missed / max(1, len(rows)):.1f} %"
-    in_part = DEFINITIONS[definition].by_token
-    part = f"; a request counts in part: attainment {100 * attainment.share(score):.1f} %" if in_part else ""
+    in_part, weights = DEFINITIONS[definition].by_token, DEFINITIONS[definition].weights(rows)
+    part = f"; a request counts in part: attainment {100 * attainment.share(score, weights):.1f} %" if in_part else ""
     yield f"{missed} of {len(rows)} requests missed ({share}, {definition}){part}"
     if not missed:
         return

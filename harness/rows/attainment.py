@@ -110,15 +110,19 @@ def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
 # ------------------------------------------------------------------ pooled, per model, fairness
 
 
-def share(scores: Floats) -> float:
-    """Mean score of the offered requests; NaN if none was offered."""
-    return float(scores.mean()) if len(scores) else math.nan
+def share(scores: Floats, weights: Floats | None = None) -> float:
+    """Mean score of the offered requests, each by its weight (1); NaN if none was offered."""
+    if weights is None:
+        return float(scores.mean()) if len(scores) else math.nan
+    whole = float(weights.sum())
+    return float((scores * weights).sum()) / whole if whole else math.nan
 
 
-def per_model(rows: Rows, scores: Floats) -> dict[str, float]:
-    """Mean score of each model that was offered requests."""
-    count = np.bincount(rows.model, minlength=len(rows.models))
-    total = np.bincount(rows.model, scores, minlength=len(rows.models))
+def per_model(rows: Rows, scores: Floats, weights: Floats | None = None) -> dict[str, float]:
+    """Mean score of each model that was offered requests, each by its weight (1)."""
+    each = np.ones(len(rows)) if weights is None else weights
+    count = np.bincount(rows.model, each, minlength=len(rows.models))
+    total = np.bincount(rows.model, scores * each, minlength=len(rows.models))
     return {name: float(t / c) for name, t, c in zip(rows.models, total, count, strict=True) if c}
 
 

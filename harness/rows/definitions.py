@@ -1,7 +1,8 @@
 """The definitions of SLO attainment, an entry each: name, formula (the docstring), and what it needs.
 
-A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean. A
-request that did not end `done` scores 0 under each of them.
+A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean, in
+which each request counts alike, or each token where the definition pools tokens. A request that did not end `done`
+scores 0 under each of them.
 
 What imports this module for the names alone, as the command line does, pays for no numpy: an entry imports what it
 computes with.
@@ -33,6 +34,7 @@ class Definition(NamedTuple):
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
     part: Part  # of a request's time that explains its miss
+    pooled: bool  # a request counts as many times as it asked for tokens
 
     @property
     def formula(self) -> str:
@@ -47,16 +49,24 @@ class Definition(NamedTuple):
             return None
         return self.rule(rows, limits(rows, slo)).astype(float)
 
+    def weights(self, rows: Rows) -> Floats:
+        """How much each request counts in the mean."""
+        import numpy as np
+
+        return rows.output_tokens.astype(float) if self.pooled else np.ones(len(rows))
+
 
 DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
 
 
-def definition(judges: str, *, part: Part, beside: str = "", by_token: bool = False) -> Callable[[R], R]:
+def definition(
+    judges: str, *, part: Part, beside: str = "", by_token: bool = False, pooled: bool = False
+) -> Callable[[R], R]:
     """Enter a function among the definitions, under its own name."""
 
     def enter(rule: R) -> R:
         name = rule.__name__
-        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token, part)
+        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token, part, pooled)
         return rule
 
     return enter
@@ -90,11 +100,20 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
     return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
 
 
-@definition("ttft tpot", part="first late token", beside="qos both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="token_mean qos both", by_token=True, pooled=True)
 def token(rows: Rows, slo: Limits) -> Floats:
-    """Share of a request's tokens k = 1..n with t_k <= arrival + TTFT + (k - 1) x TPOT; 0 unless done.
+    """Share of all tokens that are in time, k = 1..n of a request with t_k <= arrival + TTFT + (k - 1) x TPOT.
 
-    Aegaeon's token-level attainment.
+    Of all that were asked for, pooled over requests; those of a request that is not done are late. So Aegaeon's text.
+    """
+    return token_mean(rows, slo)
+
+
+@definition("ttft tpot", part="first late token", beside="token qos both", by_token=True)
+def token_mean(rows: Rows, slo: Limits) -> Floats:
+    """Share of a request's own tokens that are in time, as `token` has it; 0 unless done.
+
+    The mean over requests, as Aegaeon's artifact takes it of `qos`: a short request counts as much as a long one.
     """
     import numpy as np
 
@@ -105,7 +124,7 @@ def token(rows: Rows, slo: Limits) -> Floats:
     return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
 
 
-@definition("ttft tpot", part="first late token", beside="token both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="token token_mean both", by_token=True)
 def qos(rows: Rows, slo: Limits) -> Floats:
     """Time-fraction QoS as Aegaeon's artifact scores it; 0 unless done.
 

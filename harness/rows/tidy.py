@@ -196,8 +196,9 @@ def _values(
         if (scores := definition.score(offered, slo)) is None:
             yield name, "pooled", None, n, None
             continue
-        each = per_model(offered, scores)
-        yield name, "pooled", None, n, _known(share(scores))
+        weights = definition.weights(offered)
+        each = per_model(offered, scores, weights)
+        yield name, "pooled", None, n, _known(share(scores, weights))
         yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
         yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
         yield name, "jain", None, n, _known(jain(each.values()))

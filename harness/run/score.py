@@ -39,9 +39,10 @@ def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
     offered = requests.take(rows, counted)
     found = {}
     for name in definitions:
-        if (scores := DEFINITIONS[name].score(offered, slo)) is None:
+        definition = DEFINITIONS[name]
+        if (scores := definition.score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
-        found[name] = attainment.share(scores) if len(offered) else 0.0
+        found[name] = attainment.share(scores, definition.weights(offered)) if len(offered) else 0.0
     return found
 
 

@@ -125,6 +125,9 @@ def _condition(study: Study, one: Condition) -> None:
     from workloads import slo
 
     _settings("spec", one.spec)
+    _settings("band", one.band)
+    if not one.band.keys() <= (one.spec if study.cumulative else {}).keys():
+        raise UserError("band: it is the other end of what a step of a cumulative study changes in its spec")
     if "slo" in one.spec:
         slo.parse(one.spec["slo"])
     axis = study.axis(one)

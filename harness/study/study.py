@@ -11,7 +11,7 @@ papers, fleets, bridges, regimes and ablations are all studies:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -81,9 +81,11 @@ class Condition:
     full: tuple[Any, ...] = ()  # more x for --full
     extra: bool = False  # only for --full
     window_s: float = 0.0  # instead of the scope's
+    band: Mapping[str, Any] = field(default_factory=dict)  # of a step: fields of its spec, at the other end
     origin: str = ""  # of an assumption: one of ORIGINS
     source: str = ""  # file and section
     kind: str = ""  # of a cumulative study: base, cumulative or alone
+    other_end: bool = False  # of a band
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,22 +258,23 @@ class Study:
     # -------------------------------------------------------------- a condition of it
 
     def steps(self) -> tuple[Condition, ...]:
-        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone."""
+        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone.
+
+        Before each with a band stands the other end of it.
+        """
         if not self.cumulative:
             return self.condition
-        base = Condition(START, kind="base")
-        return (
-            base,
-            *(self._all_up_to(k) for k in range(len(self.condition))),
-            *(replace(one, kind="alone") for one in self.condition),
-        )
+        together = (self._all_up_to(k) for k in range(len(self.condition)))
+        alone = (replace(one, kind="alone") for one in self.condition)
+        return (Condition(START, kind="base"), *(end for one in (*together, *alone) for end in _ends(one)))
 
     def _all_up_to(self, k: int) -> Condition:
-        spec, systems = dict[str, Any](), dict[str, str]()
+        spec, systems, band = dict[str, Any](), dict[str, str](), dict[str, Any]()
         for one in self.condition[: k + 1]:
             spec |= one.spec
             systems |= one.systems
-        return replace(self.condition[k], spec=spec, systems=systems, kind="cumulative")
+            band |= one.band
+        return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
         """What runs along x."""
@@ -326,3 +329,11 @@ def named(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f'system "{label}" is listed twice')
         systems[label] = text
     return systems
+
+
+def _ends(one: Condition) -> Iterator[Condition]:
+    """A condition; before it, where it has a band, the other end of it."""
+    if one.band:
+        fields = ", ".join(f"{key} {value}" for key, value in one.band.items())
+        yield replace(one, name=f"{one.name}; {fields}", spec={**one.spec, **one.band}, other_end=True)
+    yield one
