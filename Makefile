@@ -206,9 +206,9 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
-validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
+validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
-	@$(BENCH) validate && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
+	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
 docs: $(READY) ## docs/matrix.md: which system runs on which engine, from what they declare
 	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md

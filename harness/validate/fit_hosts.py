@@ -24,8 +24,8 @@ from scipy.optimize import least_squares
 from harness.engines.costs import quantities
 from harness.engines.costs.fit import dumps
 from harness.policy.types import UserError
-from harness.validate.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
-from harness.validate.validate import ours
+from harness.validate.measured import BLOCK_TOKENS, MEANS, Batch, Case, Closed, Setting, cases, value
+from harness.validate.validate import ours, unscored
 
 F8 = NDArray[np.float64]
 
@@ -142,9 +142,11 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
 def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
     """Median and P95 of the absolute relative error, and the median signed one, by metric."""
     out = {}
-    for metric in METRICS:
+    for metric in MEANS:
         pairs = [
-            (own[metric], c.measured[metric]) for c, own in zip(found, predicted, strict=True) if metric in c.measured
+            (own[metric], c.measured[metric])
+            for c, own in zip(found, predicted, strict=True)
+            if metric in c.measured and not unscored(c.setting, metric)
         ]
         if pairs:
             e = np.array([mine / measured - 1 for mine, measured in pairs])
