@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
+from harness.report.text_table import laid
 from harness.rows import checked
 from harness.validate import measured, names
 from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
@@ -350,7 +352,7 @@ def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) ->
     assert len(listed) == 10
     off = np.abs(np.log(listed["ours"] / listed["measured"]))
     assert (np.diff(off) <= 0).all()
-    text = page(frame, [names.Skipped("b.csv", 3, "unknown GPU")], ["static: met"])
+    text = page(frame, [names.Skipped("b.csv", 3, "unknown GPU")], ["static: met"], partial(laid, markdown=True))
     assert text.count("| 1 x h100 | llama-3.1-8b | 4 clients, 512+32 | defaults | left out |") == 10
     assert "12 cases of 1 files; 1 skipped." in text
     assert "- b.csv:3: unknown GPU\n" in text

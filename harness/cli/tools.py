@@ -282,7 +282,9 @@ def validate(
 
 def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool) -> None:
     """Hold the simulator against files of measured runs."""
-    from harness.report.text_table import aligned
+    from functools import partial
+
+    from harness.report.text_table import aligned, laid
     from harness.rows.record import write_bytes
     from harness.validate import measured, staggered
     from harness.validate import page as pages
@@ -304,7 +306,7 @@ def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, pa
         click.echo(note)
     sys.stdout.flush()
     if page is not None:
-        write_bytes(page.resolve(), pages.page(frame, found.skipped, told).encode())
+        write_bytes(page.resolve(), pages.page(frame, found.skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(page.resolve()))
     if plot and found.cases:
         from plots import fig_validate

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pandas as pd
 
-from harness.report.text_table import laid
 from harness.validate.names import Skipped
 from harness.validate.validate import notes, scores, worst
 
@@ -19,19 +18,21 @@ vary the noise of steps and Poisson arrivals, each row with seeds of its own; `m
 under equal conditions, where rows repeat. Rows `fitted` are those that the engine's host profile was fitted on.
 """
 
+Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
 
-def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str]) -> str:
+
+def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> str:
     """The page as Markdown; `shared` are lines on models that share a card."""
-    return "\n".join(_lines(frame, skipped, shared)) + "\n"
+    return "\n".join(_lines(frame, skipped, shared, table)) + "\n"
 
 
-def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str]) -> Iterator[str]:
+def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> Iterator[str]:
     yield HEAD
     yield f"{frame.groupby(['file', 'row']).ngroups} cases of {frame['file'].nunique()} files; {len(skipped)} skipped."
-    yield from laid(scores(frame), markdown=True)
+    yield from table(scores(frame))
     yield from (f"- {line}" for line in (*notes(frame), *map(str, skipped)))
     yield "\n## The ten worst rows\n\nBy the mean that is furthest off, as a ratio. Seconds, or tokens per second."
-    yield from laid(worst_rows(frame), markdown=True)
+    yield from table(worst_rows(frame))
     if shared:
         yield "## Models that share a card\n"
         yield from (f"- {line}" for line in shared)
