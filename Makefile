@@ -206,9 +206,12 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
-validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
+fit-hosts: $(READY) ## fit what engines add to kernels on measured runs again: hosts.toml (needs MEASURED_DIR; half an hour)
+	$(call loud,fit-hosts,$(PY) -m harness.validate.fit_hosts)
+
+validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
-	@$(BENCH) validate && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
+	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
 docs: $(READY) ## docs/matrix.md: which system runs on which engine, from what they declare
 	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
@@ -235,4 +238,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean
+.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit fit-hosts validate docs ci lock clean

@@ -23,7 +23,8 @@ CAPTION = (
     "Six Qwen2.5-7B on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
     " Solid: measured (kvcached 88b6753, vLLM 0.14, an AMD card of 192 GB). Dashed: simulated. That the card is an"
     " MI300X is a guess, and its table is scaled to uncongested instances of these rows; the band is the interval of"
-    " what a process holds. Processes take turns on the card. No other measured run checks this card."
+    " what a process holds. All is fitted on this one set of one model. Processes take turns on the card. No other"
+    " measured run checks this card."
 )
 
 

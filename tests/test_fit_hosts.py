@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tomllib
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -12,8 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.costs import quantities
-from harness.validate.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
-from harness.validate.measured import Batch, Case, Closed, Setting, cases
+from harness.validate import fit_hosts
+from harness.validate.fit_hosts import (
+    errors,
+    groups,
+    inputs,
+    left_out,
+    profile,
+    stages,
+    tables,
+    usable,
+    whole,
+    whole_requests,
+)
+from harness.validate.measured import Batch, Case, Closed, Poisson, Setting, cases
 from harness.validate.validate import ours
 
 BASE = quantities.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
@@ -106,3 +120,44 @@ def test_the_profiles_name_the_rows_that_they_were_fitted_on(measured_dir: Path)
     """Conditions that change which rows are usable want a new fit."""
     found = [c for c in cases(measured_dir) if c.setting.load is not None]
     assert [c.fitted for c in found] == [usable(c.setting) for c in found]
+
+
+def test_what_went_into_a_fit_has_one_hash() -> None:
+    """Conditions, loads and measurements count; names of files as they lie on a machine, and the simulator, do not."""
+    (made,) = batches(TRUE, (4,))
+    longer = made._replace(setting=made.setting._replace(load=Batch(4, 256, 64)))
+    capped = made._replace(setting=made.setting._replace(flags=(("batch_cap", 2),)))
+    slower = made._replace(measured={"throughput": 1.0})
+    assert inputs([made]) == inputs([made])
+    assert len({inputs([one]) for one in (made, longer, capped, slower)}) == 4
+
+
+def test_the_newest_engine_is_fitted_on_stages() -> None:
+    load = Poisson(((1.0, 9.0),), 16, 32, 8)
+    run = Case("f", 1, Setting("vllm-0.15", "h100", "llama-2-7b", 1, load), None, {}, False, {})
+    assert stages([run, run._replace(stage=0), run._replace(setting=loop(1), stage=0)]) == [run._replace(stage=0)]
+
+
+def test_a_refit_that_gives_what_stands_changes_nothing_but_its_hash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = (quantities.TABLES / "hosts.toml").read_text("utf-8")
+    hosts = tomllib.loads(committed)["host"]
+    shutil.copytree(quantities.TABLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(quantities, "TABLES", tmp_path)
+    fitted = {name: dict(hosts[name]) for name in ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")}
+    monkeypatch.setattr(fit_hosts, "fit", lambda: fitted)
+    monkeypatch.setattr(fit_hosts, "measured_rows", lambda: batches(TRUE, (4,)))
+    fit_hosts.main()
+    first = (tmp_path / "hosts.toml").read_text("utf-8")
+    file = tomllib.loads(first)
+    assert file.pop("fitted_with")["inputs"] == inputs(batches(TRUE, (4,)))
+    assert file == tomllib.loads(committed)
+    assert list(file["host"]) == list(hosts)
+    fit_hosts.main()
+    assert (tmp_path / "hosts.toml").read_text("utf-8") == first
+    fitted["vllm-0.15"]["api_in_s"] = 1.0
+    fit_hosts.main()
+    after = tomllib.loads((tmp_path / "hosts.toml").read_text("utf-8"))["host"]
+    assert after["vllm-0.14"]["api_in_s"] == 1.0  # the next release follows
+    assert after["vllm-0.14"]["on"] == hosts["vllm-0.14"]["on"]  # but for what its own rows gave

@@ -134,7 +134,12 @@ class ModelSet:
 @cache
 def shapes() -> dict[str, Shape]:
     """Every shape of `shapes.toml` by name."""
-    return {name: one.shape(name) for name, one in toml.read(HERE / "shapes.toml", Shapes).shapes.items()}
+    return read_shapes(HERE / "shapes.toml")
+
+
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """The shapes of a file of the form of `shapes.toml`, by name."""
+    return {name: one.shape(name) for name, one in toml.read(path, Shapes).shapes.items()}
 
 
 def shape(name: str) -> Shape:

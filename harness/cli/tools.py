@@ -298,10 +298,14 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
 @click.option("--runs", type=click.Path(path_type=Path), metavar="FOLDER",
               help="Of --engine: where runs are kept.  [default: results]")  # fmt: skip
+@click.option("--shape", type=click.Path(path_type=Path), metavar="FILE.toml",
+              help="Of a file's models that workloads/shapes.toml lacks: their dimensions, in its form.")  # fmt: skip
+@click.option("--page", type=click.Path(path_type=Path), metavar="FILE.md", help="Write what came out as a page.")
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
 def validate(
-    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, no_plot: bool, **asked: Any
-) -> None:
+    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
+    page: Path | None, no_plot: bool, **asked: Any,
+) -> None:  # fmt: skip
     """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).
 
     Or against servers that run now: how both rank systems, then attainment, then latencies.
@@ -316,30 +320,38 @@ def validate(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     else:
-        _measured(folder, out, stem, plot=not no_plot)
+        _measured(folder, out, stem, shape, page, plot=not no_plot)
 
 
-def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None:
+def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool) -> None:
     """Hold the simulator against files of measured runs."""
-    from harness.report.text_table import aligned
-    from harness.validate import staggered
+    from functools import partial
+
+    from harness.report.text_table import aligned, laid
+    from harness.rows.record import write_bytes
+    from harness.validate import measured, staggered
+    from harness.validate import page as pages
     from harness.validate import validate as judge
-    from harness.validate.measured import cases
+    from workloads.models import read_shapes
 
     shared = staggered.files(folder)
-    for path in shared:
-        _staggered(path, out if path == folder else None, plot=plot)
+    told = [line for path in shared for line in _staggered(path, out if path == folder else None, plot=plot)]
     if folder in shared:
         return
-    found = cases(folder)
+    found = measured.read(folder, read_shapes(shape) if shape else {}, {path.name for path in shared})
     with Terminal() as teller:
-        frame = judge.points(found, lambda done, total: teller.progress("measured runs", done, total))
-    click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
-    click.echo("\n".join(aligned(judge.scores(frame))))
-    for note in judge.notes(frame):
+        frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
+    files, skipped = frame["file"].nunique(), len(found.skipped)
+    click.echo(f"{len(found.cases)} cases of {files} files, {skipped} skipped; errors in % of what was measured")
+    if found.cases:
+        click.echo("\n".join(aligned(judge.scores(frame))))
+    for note in (*judge.notes(frame), *(f"skipped {one}" for one in found.skipped)):
         click.echo(note)
     sys.stdout.flush()
-    if plot:
+    if page is not None:
+        write_bytes(page.resolve(), pages.page(frame, found.skipped, told, partial(laid, markdown=True)).encode())
+        click.echo(short_path(page.resolve()))
+    if plot and found.cases:
         from plots import fig_validate
 
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -405,8 +417,8 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
-    """Print how six models on one card compare with a measured run, and draw it."""
+def _staggered(path: Path, out: Path | None, *, plot: bool) -> list[str]:
+    """Print how equal models on one card compare with a measured run, and draw it; returns what it printed."""
     from harness.validate import staggered
 
     measured = staggered.read(path)
@@ -414,7 +426,8 @@ def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
         held = staggered.process(measured)
         frame = staggered.points(measured, held, lambda done, of: teller.progress("staggered ramps", done, of))
     click.echo(path.name)
-    for note in staggered.notes(frame, held):
+    lines = staggered.notes(frame, held)
+    for note in lines:
         click.echo(f"  {note}")
     sys.stdout.flush()
     if plot:
@@ -424,6 +437,7 @@ def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
         stem.parent.mkdir(parents=True, exist_ok=True)
         paths = fig_staggered.render(frame, stem, f"bench validate {short_path(path)}")
         click.echo(" · ".join(short_path(made) for made in paths))
+    return lines
 
 
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))

@@ -264,7 +264,7 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
     gib = " GiB beside weights [".join((f"{held.mean / GIB:.1f}", f"{held.low / GIB:.1f} - {held.high / GIB:.1f}]"))
     card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to these rows"
     turns = f"take turns of {1e3 * quantities.quantum_s():g} ms or a step"
-    lines = [f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and {turns}"]
+    lines = [f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and {turns} (all fitted on one set of this model)"]
 
     def said(name: str, peak: int) -> str:
         got, low, high, fluid = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "fluid"))
