@@ -135,7 +135,7 @@ def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind:
     assert (t.dec_rate >= t.share[None, :, None] * 0.95).all()
 
 
-@cases("kind", [kind for kind in KINDS if kind != "mi300x"])
+@cases("kind", sorted({*MEASURED, *UNMEASURED} - {"mi300x"}))
 def test_old_sglangs_band_reaches_to_eager_vllms_host_time_a_sequence(kind: str) -> None:
     low, high, eager = (
         quantities.host(name, kind) for name in ("sglang-eager-2024", "sglang-eager-2024-high", "vllm-eager")
