@@ -48,7 +48,7 @@ def test_two_servers_answer_and_end_with_all_their_processes(vllm: Path, cache: 
         assert answer.usage["completion_tokens"] == 9
         assert answer.reasons == ["length"]
         assert answer.done
-        assert len(answer.texts) == 9
+        assert len("".join(answer.texts).split()) == 9  # a word a token; a busy server may send two in one chunk
     for model, server in servers.items():
         members = server.members()
         assert len(members) > 1  # its engine is a process of its own
