@@ -10,7 +10,7 @@ CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
 SYSTEMS = prism,muxserve,elastic,static,static:rate,static:equal,qlm,dedicated
-TRACE = arena-chat
+TRACE = hyperbolic-like
 FULL =
 
 PY := .venv/bin/python
@@ -41,9 +41,9 @@ define loud
 printf '%-12s %4d s\n' '$(1)' $$(($$(date +%s) - from))
 endef
 
-# $(call stage,seconds,target): a target under a time limit
+# $(call stage,seconds,target): a target under a time limit; none on a terminal, for Ctrl-C does not reach behind one
 define stage
-@$(if $(CAP),$(CAP) -k 10 $(1) ,)$(MAKE) $(2) || { code=$$?; \
+@cap='$(CAP)'; [ ! -t 0 ] || cap=; $${cap:+$$cap -k 10 $(1)} $(MAKE) $(2) || { code=$$?; \
 [ $$code -ne 124 ] || echo 'failed: $(2) took more than $(1) s' >&2; exit $$code; }
 endef
 
@@ -100,19 +100,19 @@ $(LOCKED):
 $(READY): $(LOCKED)
 	$(call quiet,package,$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e . && rm -f .venv/.package-* && touch $@)
 
-test: test-fast test-slow ## all tests
+test: ## all tests
+	$(call stage,600,setup)
+	$(call stage,2400,test-fast)
+	$(call stage,3000,test-slow)
 
-# The kernel's tests in a process of their own: behind other files its first one was seen to run into its time limit.
-FAST := "not slow and not torch and not servers"
 test-fast: $(READY) ## tests that take seconds
-	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile --ignore=tests/test_kernel.py -m $(FAST) && \
-	$(PY) -m pytest -q -m $(FAST) tests/test_kernel.py)
+	$(call loud,test-fast,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "not slow and not torch and not servers")
 
 test-slow: $(READY) ## tests that take minutes: kills, conformance under load, refits
 	$(call loud,test-slow,$(PY) -m pytest -q -n $(CORES) --dist loadfile -m "slow and not torch and not servers")
 
 test-torch: torch ## tests that need torch, on a CPU: the torchcpu engine; a GPU's kernels compiled and interpreted
-	$(call loud,test-torch,$(PY) -m pytest -q -m torch)
+	$(call loud,test-torch,$(PY) -m pytest -q -n 1 -m torch)
 
 torch: $(TORCHED) ## torch, triton and cuda-bindings into .venv, beside the lock, for test-torch
 
@@ -123,7 +123,7 @@ $(TORCHED): | $(READY)
 	$(PY) -c '$(IMPORTS)' && rm -f .venv/.torch-* && touch $@)
 
 test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
-	$(call loud,test-servers,$(PY) -m pytest -q -m servers)
+	$(call loud,test-servers,$(PY) -m pytest -q -n 1 -m servers)
 
 servers-llamacpp: ## .venv-llamacpp: llama.cpp's server (210 MB, 10 s); so servers-NAME by harness/engines/servers/NAME.txt
 
@@ -199,6 +199,9 @@ smoke: $(READY) ## the whole path on the committed sample, under a minute
 bench: $(READY) ## speed: simulated requests per second, memory, first table; how the load client keeps its times
 	$(call loud,bench,$(PY) tests/speed.py && $(PY) -m tests.client_speed)
 
+fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
+	$(call loud,fuzz,$(PY) -m tests.fuzz --workers $(CORES))
+
 gallery: $(READY) ## the figure of the README, into plots/gallery/
 	@rm -rf .make/gallery && mkdir -p plots/gallery
 	$(call loud,gallery,$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) -o .make/gallery && \
@@ -209,9 +212,12 @@ fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES
 	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
 
-validate: $(READY) ## measured end-to-end runs of real engines beside ours (needs MEASURED_DIR)
+fit-hosts: $(READY) ## fit what engines add to kernels on measured runs again: hosts.toml (needs MEASURED_DIR; minutes)
+	$(call loud,fit-hosts,$(PY) -m harness.validate.fit_hosts)
+
+validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
-	@$(BENCH) validate && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
+	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
 docs: $(READY) ## docs/matrix.md: which system runs on which engine, from what they declare
 	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
@@ -238,4 +244,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench gallery fit validate docs ci lock clean
+.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench fuzz gallery fit fit-hosts validate docs ci lock clean

@@ -63,10 +63,14 @@ class _Table:
 
 TABLE = _Table()
 Pairs = Annotated[tuple[tuple[str, T], ...], TABLE]
-Count = Annotated[int, Ge(1)]
-Natural = Annotated[int, Ge(0)]
+MOST_INT = (1 << 63) - 1  # what a column, a kernel and other readers of a run's facts hold
+Count = Annotated[int, Ge(1), Le(MOST_INT)]
+Natural = Annotated[int, Ge(0), Le(MOST_INT)]
 Positive = Annotated[float, Gt(0)]
 NonNegative = Annotated[float, Ge(0)]
+MOST_S = 1e9  # nanoseconds of 63 bits end at 9.2e9 s
+Seconds = Annotated[float, Ge(0), Le(MOST_S)]
+Span = Annotated[float, Gt(0), Le(MOST_S)]
 Share = Annotated[float, Gt(0), Le(1)]
 
 
@@ -347,7 +351,9 @@ def _wanted(what: str, at: _Place) -> str:
     if what == "finite_number":
         return "a finite number"
     if what.startswith(("greater_than", "less_than")):
-        return _bounds(_metadata(at.kind))
+        if at.value is not None and isinstance(at.value, int) and at.value > MOST_INT:
+            return "below 2^63"
+        return _bounds([one for one in _metadata(at.kind) if one != Le(MOST_INT)])
     if what == "too_short" and (least := next((one for one in _metadata(at.kind) if isinstance(one, MinLen)), None)):
         return f"a {'table' if _is_table(at.kind) else 'list'} of {least.min_length} or more"
     return _words(at.kind, at.key)

@@ -1,4 +1,4 @@
-"""What misses were made of: a bar a system (or a rate), its mean seconds a miss stacked by cause, and their shares."""
+"""What misses were made of: a bar a system (or a rate): seconds a miss by cause, and misses that each explains."""
 
 from __future__ import annotations
 
@@ -30,24 +30,28 @@ class Look(NamedTuple):
 
 
 LOOKS: Mapping[str, Look] = {  # from the left: what was waited for, then what was run
-    "held": Look("#f0e442", "....", "held back"),
+    "admission": Look("#f0e442", "....", "admission"),
     "load": Look(style.BLUE, "", "weights"),
     "kv": Look(style.ORANGE, "////", "KV memory"),
-    "move": Look(style.PURPLE, "\\\\\\\\", "KV move"),
-    "turn": Look(style.SKY, "", "next step"),
-    "slow": Look(style.RED, "xxxx", "interference"),
+    "transfer": Look(style.PURPLE, "\\\\\\\\", "KV transfer"),
+    "queue": Look(style.SKY, "", "queue"),
+    "time_slice": Look(style.RED, "....", "time slices"),
+    "contention": Look(style.RED, "xxxx", "contention"),
     "host": Look("#303030", "", "host"),
-    "solo": Look("#dcdcdc", "", "running alone"),
+    "compute": Look("#dcdcdc", "", "running"),
 }
 
 
 def frame(rows: Iterable[Any]) -> pd.DataFrame:
-    """What is drawn: a row a bar and cause, from records with label, rate_scale, offered_rps, runs, missed, seconds."""
+    """What is drawn: a row a bar and cause, from records of `harness.report.misses`.
+
+    `seconds` are of a miss, `share` is that of the misses that the cause explains.
+    """
     return pd.DataFrame(
         [
             {"label": one.label, "rate_scale": one.rate_scale, "offered_rps": one.offered_rps, "runs": one.runs,
              "offered": one.offered, "missed": one.missed, "cause": cause, "seconds": one.seconds[cause],
-             "share": one.seconds[cause] / sum(one.seconds.values())}
+             "share": one.explained.get(cause, 0) / sum(one.explained.values())}
             for one in rows if one.missed for cause in LOOKS
         ]
     )  # fmt: skip
@@ -77,7 +81,7 @@ def draw(points: pd.DataFrame, scored: pa.Table, definition: str) -> Figure:
     for axis, column, unit in ((seconds, "seconds", 1.0), (share, "share", 100.0)):
         _bars(axis, points, key, order, column, unit)
     seconds.set_title("(a) seconds a miss", loc="left", pad=3)
-    share.set_title("(b) share (%)", loc="left", pad=3)
+    share.set_title("(b) % of misses", loc="left", pad=3)
     missed = dict(zip(bars[key], 100 * bars["missed"] / bars["offered"], strict=True))
     seconds.set_xlim(left=0)
     seconds.set_yticks(range(len(order)), [f"{_name(x)}\n{missed[x]:.3g} % missed" for x in order], fontsize=6)
@@ -130,7 +134,7 @@ def _bars(axis: Axes, points: pd.DataFrame, key: str, order: list[Any], column: 
 def _note(points: pd.DataFrame, definition: str, by_rate: bool) -> str:
     first = points.iloc[0]
     at = "" if by_rate else f"At rate scale {first['rate_scale']:g} ({points['offered_rps'].max():.3g} req/s). "
-    return f"{at}Time of missed requests ({definition}) from arrival to end, by cause."
+    return f"{at}Missed requests ({definition}): (a) time from arrival to end; (b) by cause of the miss."
 
 
 def render(points: pd.DataFrame, scored: pa.Table, definition: str, stem: Path, command: str) -> list[Path]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -55,16 +54,21 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 
 def draw(table: pa.Table, note: str = "") -> Figure:
-    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw."""
+    """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
+
+    A system of which a run had no room is not drawn; the caption says so.
+    """
     frame = points(table)
+    unfit = tidy.infeasible(table)
+    frame = frame[~frame["label"].isin(unfit)]
     if not len(frame):
-        raise UserError("nothing to draw: every run of this sweep was skipped (bench list tells why)")
+        raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
     looks = style.looks(frame["label"])
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
     about = table.filter(table.column("skipped").is_null()).to_pandas()
-    notes = " ".join(part for part in (_notes(frame), style.caps(table), style.departs(about), note) if part)
-    text, foot = style.foot(style.caption(about, frame["n"], notes), 92)
+    notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)
+    text, foot = style.foot(style.caption(about, frame["n"], notes), 88)
 
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
     top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
@@ -97,16 +101,14 @@ def _curves(axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], order
         look, z = of[series], 3 + 0.1 * depth
         x = np.full(len(own), float(order.index(series))) if single else own["rate_scale"].to_numpy(np.float64)
         y, low, high = (own[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
-        finite, hollow = np.isfinite(y), own["infeasible"].to_numpy(bool)
+        finite = np.isfinite(y)
         sure = finite & np.isfinite(low)
         if single:
             axis.vlines(x[sure], low[sure], high[sure], color=look.color, linewidth=1.0, zorder=z)
         else:
             axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.14, linewidth=0)
             axis.plot(x, np.where(finite, y, np.nan), color=look.color, linestyle=look.line, zorder=z)
-        for which in (False, True):
-            some = finite & (hollow == which)
-            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **look.marks(hollow=which))
+        axis.plot(x[finite], y[finite], linestyle="", zorder=z, clip_on=False, **look.marks())
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
@@ -178,9 +180,9 @@ def _legend(figure: Figure, of: Mapping[str, style.Look], order: Sequence[str]) 
     return style.legend(figure, handles, 4, handlelength=2.2, columnspacing=1.0, labelspacing=0.3)
 
 
-def _notes(frame: pd.DataFrame) -> str:
+def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
     tail = frame[frame["definition"].isin(LATENCY)]["mean"]
-    notes = ["Hollow: the models do not fit."] * bool(frame["infeasible"].any())
+    notes = [f"Not drawn, for their models do not fit: {', '.join(unfit)}."] * bool(unfit)
     notes += ["Triangles at the top edge: over 5 % never finished."] * bool(np.isinf(tail).any())
     return " ".join(notes)
 
@@ -193,6 +195,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     path = sweep / SWEEP
     if not path.is_file():
         raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
-    table = pq.read_table(path)
+    table = tidy.stored(path)
     with style.theme():
         return style.save(draw(table, note), stem, points(table)[COLUMNS], command)

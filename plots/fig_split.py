@@ -5,27 +5,25 @@ bench run mine.toml --record && bench plot results/pdmux-3f9c01ab --figure split
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 
 from harness.policy.types import UserError
-from harness.rows import checked
+from harness.rows import checked, record
+from harness.rows.record import TURNS as FILE
 from plots import style
 
-FILE = "turns.parquet"
 SPAN_S = 30.0  # shown, from the window's start
 
 
 def draws(folder: Path) -> bool:
     """A recorded run whose lanes were told how many SMs they have."""
     path = folder / FILE
-    return path.is_file() and b"partitions" in (pq.read_metadata(path).metadata or {})
+    return path.is_file() and "partitions" in record.footer(path)
 
 
 def read(run: Path) -> dict[str, Any]:
@@ -33,10 +31,10 @@ def read(run: Path) -> dict[str, Any]:
     path = run / FILE
     if not path.is_file():
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    known = {key.decode(): value for key, value in (pq.read_metadata(path).metadata or {}).items()}
+    known = record.footer(path)
     if "partitions" not in known:
         raise UserError(f"{run}: no lane was told how many SMs it has")
-    return {key: json.loads(known[key]) for key in ("spec", "partitions", "sms")}
+    return known
 
 
 def points(facts: Mapping[str, Any]) -> pd.DataFrame:
@@ -78,6 +76,7 @@ def draw(facts: Mapping[str, Any], note: str = "") -> Figure:
     said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
     more = f" {note}" if note else ""
     system = str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
+    more += f"\n{late}" if (late := style.unvetted_of({system: spec["system"]})) else ""
     figure.text(
         0.01, 0.02,
         f"{system} · {spec['trace']} · {spec['models']} · {spec['gpus']} x {spec['gpu']}\n"

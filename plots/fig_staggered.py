@@ -1,8 +1,9 @@
-"""Six models on one card, memory split or shared: a measured run against ours, by peak and by instance."""
+"""Equal models on one card, memory split or shared: a measured run against ours, by peak and by instance."""
 
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,34 +18,41 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-PEAKS = (30, 40)  # of the panels by instance, whose lines go from light to dark
+MOST = 11  # the highest peaks, in the panels by instance, whose lines go from light to dark
 TITLES = {"mean_ttft_s": "Mean TTFT over all", "p99_ttft_s": "P99 TTFT of the worst instance"}
 CAPTION = (
-    "Six Qwen2.5-7B on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
-    " Solid: measured (kvcached 88b6753, vLLM 0.14, an AMD card of 192 GB). Dashed: simulated. That the card is an"
-    " MI300X is a guess, and its table is scaled to uncongested instances of these rows; the band is the interval of"
-    " what a process holds. Processes take turns on the card. No other measured run checks this card."
+    "{said} on one card, asked in staggered ramps: memory split evenly (static) or shared on demand (elastic)."
+    " Solid: measured. Dashed: simulated, on an MI300X, a guess at the card of 192 GB that kvcached's runs of vLLM 0.14"
+    " (88b6753) do not name; its table is scaled to uncongested instances of their one set, of six Qwen2.5-7B, and no"
+    " other measured run checks it. The band is the interval of what a process holds. Processes take turns on the card."
 )
 
 
-def draw(frame: pd.DataFrame) -> Figure:
-    """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns."""
+def draw(frame: pd.DataFrame, said: str) -> Figure:
+    """Draw the figure; call within `style.theme()`. `frame` is what `harness.validate.staggered.points` returns.
+
+    `said` is the load in words.
+    """
     figure = Figure(figsize=(style.PAGE_IN, 4.4), layout="constrained")
     cells = figure.subplots(2, 2)
     for axes, (metric, title) in zip(cells[0], TITLES.items(), strict=True):
         _by_peak(axes, frame, metric)
         axes.set(title=title, xlabel="peak (req/s a model)", ylabel="TTFT (s)", yscale="log")
-    for axes, name in zip(cells[1], ("static", "elastic"), strict=True):
-        _by_instance(axes, frame[(frame["system"] == name) & frame["peak"].between(*PEAKS)])
-        axes.set(title=f"Median TTFT, {name}, peaks {PEAKS[0]} to {PEAKS[1]}", xlabel="instance, by start",
-                 ylabel="TTFT (s)", yscale="log")  # fmt: skip
+    peaks = sorted(frame["peak"].unique())[-MOST:]
+    shown = f"peak {peaks[0]}" if len(peaks) == 1 else f"peaks {peaks[0]} to {peaks[-1]}"
+    names = [name for name in ("static", "elastic") if name in set(frame["system"])]
+    for axes, name in zip(cells[1], names, strict=False):
+        _by_instance(axes, frame[(frame["system"] == name) & frame["peak"].isin(peaks)], peaks)
+        axes.set(title=f"Median TTFT, {name}, {shown}", xlabel="instance, by start", ylabel="TTFT (s)", yscale="log")
+    for axes in cells[1][len(names) :]:
+        axes.set_axis_off()
     key = [
         *(Line2D([], [], color=look.color, label=name) for name, look in _looks(frame).items()),
         Line2D([], [], color="#404040", label="measured"),
         Line2D([], [], color="#404040", linestyle=(0, (3, 1.5)), label="simulated"),
     ]
     figure.legend(handles=key, loc="outside upper center", ncols=len(key), frameon=False)
-    text = textwrap.fill(CAPTION, 170)
+    text = textwrap.fill(CAPTION.format(said=said), 170)
     figure.supxlabel(text, fontsize=5.5, color="#404040", ha="left", x=0.01, linespacing=1.25)
     return figure
 
@@ -63,16 +71,19 @@ def _by_peak(axes: Axes, frame: pd.DataFrame, metric: str) -> None:
         axes.fill_between(value["low"].index, *ends, color=look.color, alpha=0.15, linewidth=0)
 
 
-def _by_instance(axes: Axes, own: pd.DataFrame) -> None:
+def _by_instance(axes: Axes, own: pd.DataFrame, peaks: Sequence[int]) -> None:
     shades = mpl.colormaps["viridis_r"]
     for peak, rows in own.groupby("peak"):
-        shade = shades(0.1 + 0.9 * (int(str(peak)) - PEAKS[0]) / (PEAKS[1] - PEAKS[0]))
+        shade = shades(0.1 + 0.9 * (int(str(peak)) - peaks[0]) / max(1, peaks[-1] - peaks[0]))
         for who, dash in (("measured", "-"), ("ours", (0, (3, 1.5)))):
             line = rows[rows["who"] == who].set_index("instance")["median_ttft_s"]
             axes.plot(line, color=shade, linestyle=dash, linewidth=0.8)
 
 
-def render(frame: pd.DataFrame, stem: Path, command: str) -> list[Path]:
-    """Draw points to `stem`.pdf, .png and .csv; returns their paths. Raises UserError where the disk refuses."""
+def render(frame: pd.DataFrame, stem: Path, command: str, said: str) -> list[Path]:
+    """Draw points of the load that is `said` to `stem`.pdf, .png and .csv; returns their paths.
+
+    Raises UserError where the disk refuses.
+    """
     with style.theme():
-        return style.save(draw(frame), stem, frame, command)
+        return style.save(draw(frame, said), stem, frame, command)

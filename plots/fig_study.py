@@ -7,10 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import record, tidy
 from harness.rows.record import SWEEP
 from plots import fleet, lines, matrix, parts, steps, style
 
@@ -46,6 +44,6 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     facts = about(sweep)
     if facts["layout"] not in DRAWERS:
         return []
-    table, drawer = pq.read_table(sweep / SWEEP), DRAWERS[facts["layout"]]
+    table, drawer = tidy.stored(sweep / SWEEP), DRAWERS[facts["layout"]]
     with style.theme():
         return style.save(drawer.draw(table, facts, note), stem, drawer.points(table, facts), command)

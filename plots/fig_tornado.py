@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from harness.policy.types import UserError
-from harness.rows import record
+from harness.rows import record, tidy
+from harness.rows.forms import LEAD_COLUMNS
 from harness.rows.record import SENSITIVITY, SWEEP
 from plots import style
 
@@ -36,9 +36,9 @@ def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
     if not path.is_file():
         raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
     facts = record.footer(path)
-    runs: pd.DataFrame = pq.read_table(sweep / SWEEP).to_pandas()
+    runs: pd.DataFrame = tidy.stored(sweep / SWEEP).to_pandas()
     runs = runs[runs["label"].isin([facts["first"], facts["second"]]) & runs["rate_scale"].isin(facts["rates"])]
-    frame: pd.DataFrame = pq.read_table(path).to_pandas()
+    frame: pd.DataFrame = record.table(path, LEAD_COLUMNS).to_pandas()
     return frame, facts, runs
 
 

@@ -5,23 +5,22 @@ bench run mine.toml --record && bench plot results/aegaeon-3f9c01ab --figure tur
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.parquet as pq
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from harness.policy.types import UserError
-from harness.rows import checked
+from harness.rows import checked, record
+from harness.rows.forms import TURN_COLUMNS
+from harness.rows.record import TURNS as FILE
 from plots import style
 
 if TYPE_CHECKING:
     import pandas as pd
 
-FILE = "turns.parquet"
 SPAN_S = 60.0  # shown, from the window's start
 GPUS = 2
 LETTER_S = 0.55  # of the axis that a digit takes, at SPAN_S
@@ -31,7 +30,7 @@ COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.
 def draws(folder: Path) -> bool:
     """A recorded run that had turns."""
     path = folder / FILE
-    return path.is_file() and pq.read_metadata(path).num_rows > 0
+    return path.is_file() and len(record.table(path, TURN_COLUMNS)) > 0
 
 
 def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -39,10 +38,8 @@ def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
     path = run / FILE
     if not path.is_file():
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
-    facts = pq.read_metadata(path).metadata or {}
-    known = {key.decode(): json.loads(value) for key, value in facts.items() if key in {b"spec", b"load_s"}}
-    frame: pd.DataFrame = pq.read_table(path).to_pandas()
-    return frame, known
+    frame: pd.DataFrame = record.table(path, TURN_COLUMNS).to_pandas()
+    return frame, record.footer(path)
 
 
 def points(turns: pd.DataFrame, phase: str = "decode") -> pd.DataFrame:
@@ -108,6 +105,7 @@ def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> st
         f"between models {between['gap_s'].median():.2g} s (median), {between['gap_s'].mean():.2g} s (mean, all).\n"
         "Numbers tell models of a kind apart; white: nobody runs, weights or KV are on their way."
         + (f" {note}" if note else "")
+        + (f"\n{late}" if (late := style.unvetted_of({label(spec): spec["system"]})) else "")
     )
 
 

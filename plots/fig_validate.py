@@ -36,6 +36,7 @@ Look = tuple[str, str]  # colour, marker
 
 def draw(frame: pd.DataFrame) -> Figure:
     """Draw the figure; call within `style.theme()`. `frame` has the columns of `harness.validate.validate.points`."""
+    frame = frame[frame["unscored"] == ""]
     shown = [metric for metric in PANELS if (frame["metric"] == metric).any()]
     engines = sorted(frame["engine"].unique())
     looks = {engine: (COLORS[k % len(COLORS)], SHAPES[k % len(SHAPES)]) for k, engine in enumerate(engines)}

@@ -95,7 +95,8 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
     axis.axhline(level, color="#808080", linewidth=0.6, linestyle=(0, (4, 2)))
     for label, look in looks.items():
         own = frame[frame["label"] == label].sort_values("gpus")
-        axis.plot(own["gpus"], own["mean"], linestyle=look.line, color=look.color, linewidth=0.9)
+        ran = own["mean"].where(~own["infeasible"])
+        axis.plot(own["gpus"], ran, linestyle=look.line, color=look.color, linewidth=0.9)
         for row in own.to_dict("records"):
             axis.plot([row["gpus"]] * 2, [row["low"], row["high"]], color=look.color, linewidth=0.5, alpha=0.6)
             axis.plot([row["gpus"]], [row["mean"]], **look.marks(hollow=row["infeasible"]), linestyle="none")

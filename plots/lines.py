@@ -260,10 +260,11 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
         y, low, high = (100 * own[f"{definition}_{part}"].to_numpy(np.float64) for part in ("mean", "low", "high"))
         hollow = own["infeasible"].to_numpy(bool)
         if label not in facts["controls"]:
-            axis.fill_between(x, low, high, where=np.isfinite(low), color=look.color, alpha=0.15, linewidth=0)
-            axis.plot(x, y, color=look.color, linestyle=look.line, linewidth=0.9, zorder=z)
+            sure = np.isfinite(low) & ~hollow
+            axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
+            axis.plot(x, np.where(hollow, np.nan, y), color=look.color, linestyle=look.line, linewidth=0.9, zorder=z)
             at = crossed(rows, panel, label, definition, facts["level"])
-            if at is not None:
+            if at is not None and not hollow.all():
                 axis.axvline(at, color=look.color, linewidth=0.7, linestyle=CROSSES, zorder=2)
                 axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
         for which in (False, True):

@@ -48,6 +48,7 @@ def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
             e, says, note = crossings.side_by_side(here, panel, pair, definition, facts["level"], facts["seeds"])
             rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                          "step": names.index(panel["name"]), "ratio": " / ".join(pair), "paper": claim["paper"],
+                         "other_end": panel.get("other_end", False),  # none in facts of before
                          "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
                          "sign": e.sign if e else "=", "standing": says, "note": note})  # fmt: skip
     return rows
@@ -101,7 +102,8 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
     axis.axvline(1.0, color=EQUAL, linewidth=0.9, zorder=0.5)
     for paper in papers:
         axis.axvline(paper, color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, zorder=0.5)
-    walk = [(row["mean"], _y(row)) for row in own if row["kind"] != "alone" and row["mean"] is not None]
+    walk = [(row["mean"], _y(row)) for row in own
+            if row["kind"] != "alone" and not row["other_end"] and row["mean"] is not None]  # fmt: skip
     axis.step(*zip(*walk, strict=True), where="post", color=TOGETHER, linewidth=1.1, zorder=2)
     for row in own:
         alone = row["kind"] == "alone"

@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from harness.loop import vetted
 from harness.rows import tidy
 from harness.rows.checked import note
 from harness.rows.record import write_bytes
@@ -216,7 +217,7 @@ def caption(runs: pd.DataFrame, seeds: Iterable[int], note: str = "", *, pooled:
         spread,
         tidy.plans(runs["plan_origin"].dropna().unique()),
     ]
-    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), note]
+    told = [" · ".join(fact for fact in facts if fact) + ".", invalid(runs), unvetted(runs), note]
     told += [TAILS] if "simulated" in each("fidelity") else []
     return " ".join(part for part in told if part)
 
@@ -235,6 +236,18 @@ def invalid(runs: pd.DataFrame) -> str:
         return ""
     pairs = runs[["label", "invalid"]].dropna().drop_duplicates("label").sort_values("label")
     return " ".join(f"INVALID: {x.label} ({x.invalid})." for x in pairs.itertuples())
+
+
+def unvetted(runs: pd.DataFrame) -> str:
+    """Say of which systems the file, as it is now, has not passed `bench check`."""
+    return unvetted_of(dict(zip(runs["label"], runs["system"], strict=True))) if "system" in runs else ""
+
+
+def unvetted_of(systems: Mapping[str, str]) -> str:
+    """The same of systems by label."""
+    late = set(vetted.unchecked(systems.values()))
+    labels = sorted(label for label, system in systems.items() if system in late)
+    return f"Unchecked, as bench check has not passed on the file: {', '.join(labels)}." if labels else ""
 
 
 def foot(text: str, letters: int, points: float = 5.0) -> tuple[str, float]:

@@ -186,6 +186,10 @@ class Aegaeon:
     where: dict[int, Group | Work] = field(default_factory=dict, init=False)
     tokens: dict[int, int] = field(default_factory=dict, init=False)  # of a request when it was last (to be) prefilled
 
+    leaves_idle: ClassVar[str] = (
+        "a new group goes to the end of the queue of the least loaded prefill instance, which takes one group after "
+        "the other; GPUs that decode prefill nothing (SOSP 2025, Alg. 1; artifact 1c3b110, prefill_dispatcher.py)"
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "released": {"load": "requests", "refill": True, "estimate": "released"},
         "prefill-first": {"order": "prefill"},

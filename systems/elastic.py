@@ -10,7 +10,9 @@ sleep (weights to host memory), and wakes it on the next request; as released th
 
 Where models live is its user's to say: `placement` by pressure of KV demand on memory, heaviest weights first, as in
 the other systems that place once; by `rate`, so that the busiest GPU has the fewest requests; or `searched`, the lowest
-pressure of all placements. `bench tune` chooses.
+pressure of all placements. `bench tune` chooses. With `replicas` models have copies, as the forecast asks for them
+(`copies` in harness/policy/placement.py), and a request goes to the copy with the fewest; where no copy helps, it is
+skipped: `elastic` says the same.
 
 The engine has the rest (`kv=elastic`): the page is 2 MiB for K and for V in each layer, and an engine keeps five of
 them mapped (kvcached/utils.py, PAGE_SIZE and MIN_RESERVED_PAGES). The share of the card, 0.95 there (GPU_UTILIZATION),
@@ -26,8 +28,8 @@ from typing import ClassVar
 from harness.policy.actions import Action, Admit, Evict, Load, Run, Wake
 from harness.policy.events import Arrived, Event, Finished, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import spread
-from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.placement import idlest, replicas, spread
+from harness.policy.types import Batch, Cluster, Gpus, Inst, Option
 from harness.policy.view import View
 
 DECISION_S = 0.0  # decides once, before the start; with `idle_s`, a look-up in a set a request
@@ -41,19 +43,23 @@ class Elastic:
     idle_s: float = number(0.0, 0, 3600)
     check_s: float = number(60.0, 1, 600)
     placement: str = choice("rate", "searched", "pressure", tuned=True)
+    replicas: bool = False
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic"}, init=False)
-    batches: dict[str, Batch] = field(default_factory=dict, init=False)  # by model
-    active_s: dict[str, float] = field(default_factory=dict, init=False)  # when a request last came or ended, by model
-    asleep: set[str] = field(default_factory=set, init=False)
+    places: dict[str, list[Gpus]] = field(default_factory=dict, init=False)  # by model: its home, then its copies
+    active_s: dict[Batch, float] = field(default_factory=dict, init=False)  # when a request last came or ended
+    asleep: set[Batch] = field(default_factory=set, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "kvcached": {"placement": "pressure"},
         "sleep": {"idle_s": 300.0, "placement": "pressure"},
+        "replicas": {"replicas": True},
     }
 
     def __post_init__(self) -> None:
+        if self.replicas:
+            self.hears |= {Arrived}
         if self.idle_s > 0:
             self.hears |= {Arrived, Finished}
             self.uses |= {"Evict", "Load.way:sleep"}
@@ -66,33 +72,41 @@ class Elastic:
             case Woke("check"):
                 yield from self.check(view)
             case Arrived(request):
-                self.active_s[request.model] = view.now_s
-                yield from self.wake(request.model)
-            case Finished(_, Batch(Inst(m))):
-                self.active_s[m] = view.now_s
+                batch = idlest(request.model, self.places[request.model], view)
+                self.active_s[batch] = view.now_s
+                if len(self.places[request.model]) > 1:
+                    yield Admit(request.id, batch)
+                yield from self.wake(batch)
+            case Finished(_, Batch() as batch):
+                self.active_s[batch] = view.now_s
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """Load every model, and let it take what memory it finds free."""
-        for m, place in spread(self.cluster, elastic=True, by=self.placement).items():
-            self.batches[m], self.active_s[m] = Batch(Inst(m, place)), now_s
-            yield Load(self.batches[m].inst)
-            yield Run(self.batches[m])
-            yield Admit(m, self.batches[m])
+        """Load every model and its copies, and let each take what memory it finds free."""
+        homes = spread(self.cluster, elastic=True, by=self.placement)
+        self.places = replicas(self.cluster, homes, elastic=True) if self.replicas else {m: [homes[m]] for m in homes}
+        for m, places in self.places.items():
+            for place in places:
+                batch = Batch(Inst(m, place))
+                self.active_s[batch] = now_s
+                yield Load(batch.inst)
+                yield Run(batch)
+                if len(places) == 1:
+                    yield Admit(m, batch)
         if self.idle_s > 0:
             yield Wake(now_s + self.check_s, "check")
 
     def check(self, view: View) -> Iterator[Action]:
         """Evict the weights of models that have been idle for long enough."""
         yield Wake(view.now_s + self.check_s, "check")
-        for m, batch in self.batches.items():
+        for batch, active_s in self.active_s.items():
             s = view.batch(batch)
-            idle = not s.waiting + s.decoding + s.away and view.now_s - self.active_s[m] >= self.idle_s
-            if idle and m not in self.asleep:
-                self.asleep.add(m)
+            idle = not s.waiting + s.decoding + s.away and view.now_s - active_s >= self.idle_s
+            if idle and batch not in self.asleep:
+                self.asleep.add(batch)
                 yield Evict(batch.inst)
 
-    def wake(self, m: str) -> Iterator[Action]:
+    def wake(self, batch: Batch) -> Iterator[Action]:
         """Bring the weights of a sleeping model back."""
-        if m in self.asleep:
-            self.asleep.remove(m)
-            yield Load(self.batches[m].inst, "sleep")
+        if batch in self.asleep:
+            self.asleep.remove(batch)
+            yield Load(batch.inst, "sleep")

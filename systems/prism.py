@@ -19,9 +19,11 @@ has waited `idle_s`, a busy one, which drains. Requests that Alg. 2 drops go las
 `clock`: serial sums the prefills of a GPU, as Alg. 2 does; batched those of each engine. `heads`: how many requests
 Alg. 2 looks at. `chunk`: tokens of an engine's step. `argmin`: of ratios before placing (as written) or after.
 `start`: Alg. 1 or, searched, the placement of the lowest largest KVPR that holds all models with one longest request
-each, where there is one. `moves`: copy loads a second copy first; deactivate evicts first, as the released code does;
-exchange also lets two models change places, since large ones never find room for a second copy. `evict`: under memory
-pressure, or only for a model that is out, never for a move nor for requests.
+each, where there is one. `moves`: copy loads a second copy first; deactivate evicts as it loads, where both have room,
+as the released code does (scheduling/controller_global.py, execute_actions; scheduling/policy/simple_global.py,
+_find_optimal_migrations_by_memory); exchange also lets two models change places, with second copies. Where these have
+no room both leave first, and their requests wait for others to end: only if one has waited for `interval_s` anyway.
+`evict`: under memory pressure, or only for a model that is out, never for a move nor for requests.
 Parts to switch off: `elastic` memory (false: the same engines under KV limits fixed by the forecast, so that Alg. 1
 places as before), `order` of requests, `placement`, `evict` (never), and the `way` of loading. Where homes are given
 models start there, come back there, and never move. `partitioned` is what is left of Prism where engines take their KV
@@ -380,17 +382,18 @@ class Prism:
         for g in sorted({m.home[0] for m in self.models.values() if m.home and (m.queue or m.late)}):
             yield Wake(view.now_s, f"gpu {g}")
         yield from self.load_all(view)
-        if self.placement == "kvpr" and not self.cluster.homes:
+        on_the_way = "loading" in self.copies.values() or any(self.out.values())
+        if self.placement == "kvpr" and not self.cluster.homes and (self.moves == "copy" or not on_the_way):
             homes = [m for m in self.models.values() if m.home and self.copies[m.name, m.home] == "in"]
-            yield from self.migrate(homes, view) if self.moves == "copy" else self.change(homes, view.now_s)
+            at = {m.name: m.home or () for m in homes}
+            yield from self.migrate(homes, at, view) if self.moves == "copy" else self.change(homes, at, view)
 
-    def migrate(self, homes: Sequence[Tenant], view: View) -> Iterator[Action]:
+    def migrate(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
         """Move whoever is placed elsewhere, where there is room for a second copy, or will be without long idle models.
 
         Each move by itself must lower the largest KVPR by more than tau and the noise: other moves of the placement
         may have to wait for room, and Alg. 1 shuffles models of like rates at each interval.
         """
-        at = {m.name: m.home or () for m in homes}
         taken = dict.fromkeys(range(len(self.cluster.gpus)), 0)
         for name, place in self.place(homes).items():
             m = self.models[name]
@@ -414,35 +417,40 @@ class Prism:
         (r, var, _), (less, also, _) = self.worst(models, at), self.worst(models, after)
         return r - less > self.tau + self.z * math.sqrt(var + also)
 
-    def change(self, homes: Sequence[Tenant], now_s: float) -> Iterator[Action]:
-        """Evict one model and load it where it is placed, or two, to exchange places, one on the GPU of largest KVPR.
+    def change(self, homes: Sequence[Tenant], at: dict[str, Gpus], view: View) -> Iterator[Action]:
+        """Move one model where it is placed, or let two change places, one of them on the GPU of largest KVPR.
 
-        Of what lowers the largest KVPR by more than tau and the noise, whatever lowers it most.
+        Of what lowers the largest KVPR by more than tau and the noise, whatever lowers it most; first of what fits now.
         """
-        if any(self.out.values()):
-            return  # somebody is on the way
-        at = {m.name: m.home or () for m in homes}
-        moves = [{name: place} for name, place in self.place(homes).items() if self.room_soon(name, place, now_s)]
-        if self.moves == "exchange":
-            *_, worst = self.worst(homes, at)
-            moves += [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name]
-                      for x in homes if self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
-        moves = [move for move in moves if self.better(homes, at, at | move)]
-        for name, place in min(moves, key=lambda move: self.worst(homes, at | move), default={}).items():
-            yield from self.leave(self.models[name])
-            self.out[name] = place
+        *_, worst = self.worst(homes, at)
+        moves = [{name: place} for name, place in self.place(homes).items()]
+        swaps = [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name]
+                 for x in homes if self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
+        fits = [move for move in moves + swaps if all(self.fits(name, place, view) for name, place in move.items())]
+        held = [e[2].arrival_s for m in self.at(worst) for e in chain(m.queue, m.late)]
+        waits = view.now_s - min(held, default=math.inf) > self.interval_s
+        move = self.lowest(homes, at, fits) or self.lowest(homes, at, swaps if waits else [])
+        for name in move:
+            yield from self.leave(self.models[name]) if move not in fits or self.moves == "deactivate" else ()
+            yield from self.bring(self.models[name], move[name]) if move in fits else ()
+        self.out.update({} if move in fits else move)
 
-    def room_soon(self, name: str, place: Gpus, now_s: float) -> bool:
-        """Whether a model may move to a place: there is room, or there will be."""
-        m = self.models[name]
-        gone = [self.victims(m, g, self.need(m), now_s, hurry=False) for g in place]
-        return (name, place) not in self.copies and None not in gone
+    def lowest(self, homes: Sequence[Tenant], at: dict[str, Gpus], moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
+        """Of moves that are better than none, the one that leaves the lowest largest KVPR; none is empty."""
+        better = (x for x in moves if self.better(homes, at, at | x))
+        return min(better, key=lambda x: self.worst(homes, at | x), default={})
+
+    def fits(self, name: str, place: Gpus, view: View) -> bool:
+        """Whether a model has room at a place beside all that is there, and all that still leaves."""
+        free = min(min(self.shared_kv(g), view.free_bytes(g)) for g in place)
+        return (name, place) not in self.copies and free >= self.need(self.models[name])
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
-        """Whether model m has room where x is, once x has left."""
-        place = x.home or ()
-        apart = len(place) == m.model.tp and not {*place} & {*(m.home or ())} and (m.name, place) not in self.copies
-        return apart and all(self.shared_kv(g, soon=True) + self.footprint(x) >= self.need(m) for g in place)
+        """Whether model m may have the place of x, and has room there once x has left."""
+        there, here = {*(x.home or ())}, {*(m.home or ())}
+        apart = len(there) == m.model.tp and not there & here and (m.name, x.home) not in self.copies
+        room = all(self.shared_kv(g, soon=True) + self.footprint(x) >= self.need(m) for g in there)
+        return self.moves == "exchange" and apart and room
 
     def partition(self) -> Iterator[Action]:
         """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
@@ -497,8 +505,6 @@ class Prism:
                 continue
             if not self.room(m, r.prompt_tokens):
                 del open_[m.name]
-                if not open_:
-                    return
                 continue
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
@@ -512,8 +518,6 @@ class Prism:
                     self.short.add(g)
                     if own:
                         del open_[m.name]
-                        if not open_:
-                            return
                         continue
                     idle = [v for v in here if self.spare(v, view.now_s)]
                     if idle and self.evict != "never":

@@ -92,6 +92,10 @@ class PrismReleased:
     inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     start_s: float = field(default=0.0, init=False)
 
+    leaves_idle: ClassVar[str] = (
+        'models come back at ticks alone: "SCHEDULE_INTERVAL = 5" and "time.sleep(5)" between calls of gen_actions '
+        "(prism-research 595ec1f, multi_model/scheduling/controller_global.py, run_scheduling_loop)"
+    )
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def __post_init__(self) -> None:

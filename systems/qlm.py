@@ -15,6 +15,9 @@ code: QLM-project/QLM eea5b62.
 
     minimise  sum p_g + M v   such that  p_g <= v,  v >= 0,  each g in one slot of one q
 
+All times are whole multiples of 2^-20 s (WHOLE), whose sums are exact in any order. Equal plans are equal then on every
+machine, and of those the first listed is taken: costs differ in their last bit by how a processor takes logarithms.
+
 v = 0 is the paper's program (p <= 0). As released it cannot hold with two queues (it fills every slot of each), nor
 once one SLO is lost, which swaps of seconds make the rule. Here the bound yields for all alike, as little as it can:
 EDF always satisfies it, and no group starves. The paper's x[g,q,slot] are taken together, a binary for each order of
@@ -35,8 +38,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import reduce
 from itertools import islice, takewhile
 from typing import ClassVar, NamedTuple
 
@@ -55,7 +58,7 @@ CV = 1.0  # sigma / O of an exponential: a forecast has the mean alone
 LOOSEST_S = 3600.0  # the paper's loosest class, Batch-2: a request without an SLO counts as one of it
 M = 100.0  # a second that all SLOs are relaxed weighs as so many of penalty
 GROUPS, ORDERS = 10, 400  # most groups that the program takes, and orders a queue: five groups have 326
-NODES, GAP = 100, 1e-3  # where the solver stops
+WHOLE = 2.0**-20  # seconds
 
 
 class Rates(NamedTuple):
@@ -100,7 +103,7 @@ class Group:
 class After(NamedTuple):
     """Where a queue stands after some of its groups, as the estimator sees it."""
 
-    at_s: float  # from now
+    at_s: float
     model: str | None
     leave_s: float  # before another model can come
     sum_s: float = 0.0  # of penalties
@@ -161,7 +164,8 @@ class Qlm:
         B = max(1, min(self.batch, int(room / model.kv_token_bytes / (prompt + O))))
         P, d = profile.prefill_s(inst, int(prompt)), profile.step_s(inst, B, int(B * context))
         move_s = profile.move_s(int(context * model.kv_token_bytes), 0, Host())
-        return Rates(B, O, B * O / (B * P + O * d), P, profile.load_s(inst, self.way), O * d, move_s, plan.rate_rps)
+        Theta, S = B * O / (B * P + O * d), profile.load_s(inst, self.way)
+        return Rates(B, O, Theta, whole(P), whole(S), whole(O * d), whole(move_s), plan.rate_rps)
 
     # ------------------------------------------------------------ what happens
 
@@ -192,7 +196,8 @@ class Qlm:
             return
         self.formed += 1
         room = max(1, round(self.delta * self.mean_batch(m, view)))
-        g = Group(self.formed, m, slo_s, request.arrival_s + slo_s, room - 1, deque([request.id]), self.queues[0])
+        due_s = whole(request.arrival_s + slo_s)
+        g = Group(self.formed, m, slo_s, due_s, room - 1, deque([request.id]), self.queues[0])
         ends = [
             (self.after(q, [*q.groups, g], view.now_s).at_s, k) for k, q in enumerate(self.queues) if k in self.fits[m]
         ]
@@ -255,22 +260,22 @@ class Qlm:
     def waiting_s(self, g: Group) -> float:
         """W_g. Deviations are added group by group, which is more than they come to together."""
         n, r = len(g.n), self.rates[g.model]
-        return (n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta
+        return whole((n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta)
 
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
         """A queue after groups in an order, from what its instance does now: what runs and is overtaken is evicted."""
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
-        in_s = 0.0 if q.in_s is None else max(0.0, q.in_s - now_s)
-        return self.follow(After(in_s, q.model, leave_s), groups, now_s)
+        at_s = now_s if q.in_s is None else max(now_s, q.in_s)
+        return self.follow(After(whole(at_s), q.model, leave_s), groups)
 
-    def follow(self, s: After, groups: Sequence[Group], now_s: float) -> After:
+    def follow(self, s: After, groups: Sequence[Group]) -> After:
         """More groups, one after the other."""
         at_s, model, leave_s, sum_s, late_s = s
         for g in groups:
             r = self.rates[g.model]
             at_s += (0.0 if g.model == model else leave_s + r.S) + self.waiting_s(g)
-            p = at_s + r.P - (g.due_s - now_s)
+            p = at_s + r.P - g.due_s
             model, leave_s, sum_s, late_s = g.model, r.D, sum_s + p, max(late_s, p)
         return After(at_s, model, leave_s, sum_s, late_s)
 
@@ -309,10 +314,10 @@ class Qlm:
         for g in sorted(todo, key=lambda g: (g.due_s, g.id)):
             ways: list[tuple[float, int, bool]] = []
             for k in self.fitting(g):
-                first = behind = self.follow(ends[k], [g], now_s)
+                first = behind = self.follow(ends[k], [g])
                 if leads[k]:
-                    lead = self.follow(ends[k], leads[k], now_s)
-                    behind = self.follow(lead, [g], now_s)
+                    lead = self.follow(ends[k], leads[k])
+                    behind = self.follow(lead, [g])
                     if first.sum_s - ends[k].sum_s <= 0.0 < behind.sum_s - lead.sum_s:
                         ways.append((first.at_s, k, True))
                         continue
@@ -321,36 +326,36 @@ class Qlm:
             order = [g] if over else [*leads[k], g]
             leads[k] = leads[k] if over else []
             orders[k] += order
-            ends[k] = self.follow(ends[k], order, now_s)
+            ends[k] = self.follow(ends[k], order)
         return [order + lead for order, lead in zip(orders, leads, strict=True)]
 
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
-        """The program's orders, none with a penalty above v; None: too many to list, or no answer."""
+        """The program's orders, none with a penalty above v; None: too many to list."""
         loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
         if len(loose) > GROUPS:
             return None
         listed: list[list[tuple[list[Group], After]]] = []
         for k, q in enumerate(self.queues):
             start, todo = self.after(q, self.fixed(q), now_s), [g for g in loose if k in self.fitting(g)]
-            listed.append(list(islice(self.listed(start, todo, v, now_s), ORDERS)))
+            listed.append(list(islice(self.listed(start, todo, v), ORDERS)))
             if len(listed[-1]) == ORDERS:
                 return None
-        places = [[({g.id for g in order}, end.sum_s, max(0.0, end.late_s)) for order, end in of] for of in listed]
-        taken = partition(places, M, nodes=NODES, gap=GAP)
+        places = [[(ids(order), end.sum_s, max(0.0, end.late_s)) for order, end in of] for of in listed]
+        taken = partition(places, M)
         if taken is None:
             return None
         return [self.fixed(q) + of[j][0] for q, of, j in zip(self.queues, listed, taken, strict=True)]
 
     def listed(
-        self, s: After, todo: Sequence[Group], v: float, now_s: float, order: Sequence[Group] = ()
+        self, s: After, todo: Sequence[Group], v: float, order: Sequence[Group] = ()
     ) -> Iterator[tuple[list[Group], After]]:
         """Orders of any of the groups behind s with their ends; those of a class stay first come first served."""
         yield list(order), s
         for g in todo:
-            end = self.follow(s, [g], now_s)
+            end = self.follow(s, [g])
             younger = (h for h in order if h.id > g.id)
-            if end.late_s <= v + 1e-9 and (g.model, g.slo_s) not in {(h.model, h.slo_s) for h in younger}:
-                yield from self.listed(end, [h for h in todo if h is not g], v, now_s, (*order, g))
+            if end.late_s <= v and (g.model, g.slo_s) not in {(h.model, h.slo_s) for h in younger}:
+                yield from self.listed(end, [h for h in todo if h is not g], v, (*order, g))
 
     # ------------------------------------------------------------ words
 
@@ -377,70 +382,56 @@ class Qlm:
 # ---------------------------------------------------------------- the program
 
 
-Place = tuple[AbstractSet[int], float, float]  # jobs, a sum and a largest penalty
+Place = tuple[frozenset[int], float, float]  # jobs, a sum and a largest penalty
+Way = tuple[float, float, tuple[int, ...]]  # a sum, that + weight x the largest, and the option of each machine so far
+Ways = Mapping[frozenset[int], Sequence[Way]]  # by the jobs that are done
 
 
-def partition(options: Sequence[Sequence[Place]], weight: float, *, nodes: int, gap: float) -> list[int] | None:
+def partition(options: Sequence[Sequence[Place]], weight: float) -> tuple[int, ...] | None:
     """For each machine one of its options, so that every job is done once: least sum of sums + weight x the largest.
 
-    Options of the same jobs that another beats in both are left out beforehand. None: no answer within the limits.
+    Exact, machine by machine. Of equal ones that with the first options is taken. None: no options do every job once.
     """
-    keep = [(k, j) for k, places in enumerate(options) for j in unbeaten(places)]
-    once: dict[tuple[str, int], dict[int, float]] = {}
-    late: list[dict[int, float]] = [{len(keep): -1.0} for _ in options]
-    for x, (k, j) in enumerate(keep):
-        jobs, _, largest = options[k][j]
-        late[k][x] = largest
-        for row in (("machine", k), *(("job", job) for job in sorted(jobs))):
-            once.setdefault(row, {})[x] = 1.0
-    low, high = [1.0] * len(once) + [-math.inf] * len(late), [1.0] * len(once) + [0.0] * len(late)
-    cost = [*(options[k][j][1] for k, j in keep), weight]
-    found = milp(cost, [*once.values(), *late], low, high, len(keep), nodes=nodes, gap=gap)
-    return None if found is None else [j for (_, j), x in zip(keep, found, strict=False) if x > 0.5]
+    each = [gathered((jobs, (t, t + weight * late, (j,))) for j, (jobs, t, late) in enumerate(of)) for of in options]
+    every = frozenset[int]().union(*(jobs for ways in each for jobs in ways))
+    done = reduce(joined, each).get(every, ())
+    return min((way[1:] for way in done), default=(0.0, None))[1]
 
 
-def unbeaten(places: Sequence[Place]) -> list[int]:
-    """Indices of the options that no other of the same jobs beats in both sum and largest."""
-    same: dict[AbstractSet[int], list[int]] = {}
-    for j, (jobs, _, _) in enumerate(places):
-        same.setdefault(frozenset(jobs), []).append(j)
-    kept: list[int] = []
-    for group in same.values():
-        least = math.inf
-        for j in sorted(group, key=lambda j: places[j][1:]):
-            if places[j][2] < least:
-                least = places[j][2]
-                kept.append(j)
+def joined(some: Ways, more: Ways) -> Ways:
+    """Ways of machines beside those of one machine more."""
+    return gathered(
+        (jobs | new, (t + u, max(value + u, t + added), (*taken, *j)))
+        for jobs, ways in some.items()
+        for new, these in more.items()
+        if jobs.isdisjoint(new)
+        for t, value, taken in ways
+        for u, added, j in these
+    )
+
+
+def gathered(found: Iterable[tuple[frozenset[int], Way]]) -> Ways:
+    """Ways by the jobs that they do, less those that no further machine makes the best."""
+    by_jobs: dict[frozenset[int], list[Way]] = {}
+    for jobs, way in found:
+        by_jobs.setdefault(jobs, []).append(way)
+    return {jobs: unbeaten(ways) for jobs, ways in by_jobs.items()}
+
+
+def unbeaten(ways: Iterable[Way]) -> list[Way]:
+    """By rising sum, those with a lower value than all before: with the same beside them, the others stay behind."""
+    kept: list[Way] = []
+    for way in sorted(ways):
+        if not kept or way[1] < kept[-1][1]:
+            kept.append(way)
     return kept
 
 
-def milp(
-    cost: Sequence[float],
-    rows: Sequence[Mapping[int, float]],
-    low: Sequence[float],
-    high: Sequence[float],
-    binaries: int,
-    *,
-    nodes: int,
-    gap: float,
-) -> list[float] | None:
-    """Least cost x >= 0 with low <= rows x <= high, the first `binaries` of x 0 or 1; None: no point found.
+def ids(groups: Iterable[Group]) -> frozenset[int]:
+    """Which groups these are, whatever their order."""
+    return frozenset(g.id for g in groups)
 
-    A row maps columns to coefficients. HiGHS stops by a count of nodes and a relative gap, never by a clock: the same
-    problem has the same answer on every machine.
-    """
-    import numpy as np  # here, for scipy takes half a second to come in, and under edf nothing is solved
-    from scipy import optimize
 
-    A = np.zeros((len(rows), len(cost)))
-    for i, row in enumerate(rows):
-        A[i, list(row)] = list(row.values())
-    whole = np.arange(len(cost)) < binaries
-    found = optimize.milp(
-        np.asarray(cost),
-        integrality=whole.astype(np.int64),
-        bounds=optimize.Bounds(0.0, np.where(whole, 1.0, np.inf)),
-        constraints=optimize.LinearConstraint(A, np.asarray(low), np.asarray(high)),
-        options={"node_limit": nodes, "mip_rel_gap": gap},
-    )
-    return None if found.x is None else [float(x) for x in found.x]
+def whole(s: float) -> float:
+    """Seconds, rounded to a whole multiple of WHOLE."""
+    return round(s / WHOLE) * WHOLE

@@ -14,6 +14,10 @@ The paper leaves open, and `bench tune` chooses: how shares are sized by default
 much of it as does), and the `placement`: by `pressure` of KV demand on memory, heaviest weights first, as in the other
 systems that place once; by `rate`, so that the busiest GPU has the fewest requests; `searched`, the lowest pressure of
 all placements.
+
+`replicas` is what an operator does with room to spare: models have copies, as the forecast asks for them (`copies` in
+harness/policy/placement.py), and a request goes to the copy with the fewest requests. r_m is then that of a copy. Where
+no copy helps, it is skipped: `static` says the same.
 """
 
 from __future__ import annotations
@@ -23,13 +27,13 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Limit, Load, Run
-from harness.policy.events import Event, Woke
+from harness.policy.events import Arrived, Event, Woke
 from harness.policy.fields import choice, number
-from harness.policy.placement import one_request, shares, spread
-from harness.policy.types import Batch, Cluster, Inst, Option
+from harness.policy.placement import idlest, one_request, replicas, shares, spread
+from harness.policy.types import Batch, Cluster, Gpus, Inst, Option
 from harness.policy.view import View
 
-DECISION_S = 0.0  # decides once, before the start
+DECISION_S = 0.0  # decides once, before the start; with `replicas`, a look at a few queues a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,40 +44,53 @@ class Static:
     size: str = choice("rate", "equal", tuned=True)
     floor: float = number(2.65, 1, 8, tuned=True)  # longest requests
     placement: str = choice("rate", "pressure", "searched", tuned=True)
-    hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     oracle: bool = False  # the forecast is the window's own: a bound
+    replicas: bool = False
+    hears: frozenset[type] = field(init=False)
     uses: frozenset[str] = field(init=False)
+    places: dict[str, list[Gpus]] = field(default_factory=dict, init=False)  # by model: its home, then its copies
     options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "paged"}, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
         "rate": {"size": "rate", "floor": 1.0, "placement": "pressure"},
         "equal": {"size": "equal", "floor": 1.0, "placement": "pressure"},
         "oracle": {"size": "rate", "floor": 1.0, "placement": "pressure", "oracle": True},
+        "replicas": {"replicas": True},
     }
 
     def __post_init__(self) -> None:
         uses = {"Load", "Limit", "Run", "Admit", "Cluster.homes"} | ({"Cluster.plan:window"} if self.oracle else set())
         object.__setattr__(self, "uses", frozenset(uses))
+        object.__setattr__(self, "hears", frozenset({Woke, Arrived} if self.replicas else {Woke}))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Place, limit, route and run every model at the start; nothing after."""
-        if event != Woke("start"):
-            return
+        """Place, limit, route and run every model at the start; after it only requests of models with copies."""
+        match event:
+            case Woke("start"):
+                yield from self.start()
+            case Arrived(request) if len(self.places[request.model]) > 1:
+                yield Admit(request.id, idlest(request.model, self.places[request.model], view))
+
+    def start(self) -> Iterable[Action]:
+        """Load every model and its copies with their limits; the requests of a model without copies have one way."""
         homes = spread(self.cluster, by=self.placement)
-        for m, place in homes.items():
-            batch = Batch(Inst(m, place))
-            yield Load(batch.inst)
-            yield Run(batch)
-            yield Admit(m, batch)
+        self.places.update(replicas(self.cluster, homes) if self.replicas else {m: [at] for m, at in homes.items()})
+        for m, places in self.places.items():
+            for place in places:
+                yield Load(Inst(m, place))
+                yield Run(Batch(Inst(m, place)))
+            if len(places) == 1:
+                yield Admit(m, Batch(Inst(m, places[0])))
         for g in range(len(self.cluster.gpus)):
-            yield from self.partition(g, [m for m, place in homes.items() if g in place])
+            yield from self.partition(g, [m for m, places in self.places.items() if any(g in at for at in places)])
 
     def partition(self, g: int, tenants: list[str]) -> Iterable[Action]:
         """The limits K_m of the models on GPU g."""
         models = self.cluster.models
         F_g = self.cluster.gpus[g].mem_bytes - sum(models[m].weight_bytes for m in tenants)
         if self.size == "rate":
-            weight = [self.cluster.plan[m].rate_rps * models[m].kv_token_bytes for m in tenants]
+            r = {m: self.cluster.plan[m].rate_rps / len(self.places[m]) for m in tenants}
+            weight = [r[m] * models[m].kv_token_bytes for m in tenants]
         else:
             weight = [1.0] * len(tenants)
         one = [float(one_request(models[m])) for m in tenants]

@@ -4,9 +4,13 @@ A router holds a request until the server of its model is up. The rule of each p
 
     llama-swap   mostlygeek/llama-swap 8eb1d58, internal/router/scheduler/fifo.go: requests of a server that is up, or
                  starting, go at once, past all that wait; a swap begins when what it stops serves nobody
-                 (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group stops its other members.
-                 A group for each of the GPUs here: where models live is the user's to say. So is how many requests
-                 a server may have, 10 unless said, beyond which they are refused (429): as many as come here
+                 (conflictsWithInFlight). internal/router/group.go 141b395: who is in a group with `swap` stops its
+                 other members, and those of other groups only if it is `exclusive`. Groups and CUDA_VISIBLE_DEVICES are
+                 the user's to write, to keep some models loaded for good while others are swapped out
+                 (config.example.yaml cd46f56). Here each model has GPUs of its own while there are enough on some
+                 host; else those of one tensor-parallel degree share theirs, in groups with `swap` that are not
+                 `exclusive`. How many requests a server may have is the user's to say too, 10 unless said, beyond
+                 which they are refused (429): as many as come here
     llama-swap-fifo   before PR 784 of May 2026, proxy/processgroup.go 031580d and process.go 026ab8d: a lock taken in
                  order of arrival, and held until the server before has served its last request
     router       ggml-org/llama.cpp f2dc72b, tools/server/server-models.cpp, server_lru_sched: at most models_max
@@ -129,19 +133,19 @@ class Swap:
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
         """The models of each router, and where they may be served: all places, or those that share a group of GPUs.
 
-        Most first, each model comes where least is so far.
+        Most first, each model comes where least is so far: alone, where there is a group for each.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
             yield {m: [cluster.homes[m]] if cluster.homes else list(groups(cluster, models[m].tp)) for m in models}
             return
         weight = {m: self.rate(m) if self.spread == "rate" else float(models[m].weight_bytes) for m in models}
-        places = instances(cluster, weight)
+        places = instances(cluster, weight, homes=True)
         held = dict.fromkeys(places, 0.0)
         found: dict[Gpus, dict[str, Sequence[Gpus]]] = {at: {} for at in places}
         for m in sorted(models, key=lambda m: -weight[m]):
             fit = [cluster.homes[m]] if cluster.homes else [at for at in places if len(at) >= models[m].tp]
-            at = min(fit, key=lambda at: (len(at), held[at]))
+            at = min(fit, key=lambda at: (len(at), held[at], len(found[at])))
             held[at] += weight[m]
             found[at][m] = [at[: models[m].tp]]
         yield from found.values()

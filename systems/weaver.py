@@ -37,6 +37,7 @@ from math import inf
 from typing import ClassVar
 
 from harness.policy.actions import Action, Admit, Load, Move, Run, Wake
+from harness.policy.chance import draw
 from harness.policy.events import Event, Prefilled, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import demand, spread
@@ -198,11 +199,3 @@ def grain(T: Sequence[float], slack_s: float, threshold_s: float) -> float:
     while wait_s(ops, slack_s) > threshold_s and (longest := max(ops)) > slack_s:
         ops[longest / 2] += 2 * ops.pop(longest)
     return max(ops)
-
-
-def draw(seed: int, rid: int) -> float:
-    """A number from 0 to 1 by a hash of a seed and a request's id (splitmix64)."""
-    z = (rid + 1 + (seed << 32)) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
-    return (z ^ z >> 31) / (1 << 64)

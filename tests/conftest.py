@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import settings
@@ -24,6 +28,60 @@ settings.register_profile("ci", derandomize=True, deadline=None, database=None, 
 settings.register_profile("dev", deadline=None, print_blob=True)
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
+STDERR = pytest.StashKey[int]()  # a descriptor of the terminal, which tests do not capture
+LIMIT_S = pytest.StashKey[float]()  # of a test
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep where a test that hangs is told; pytest captures 2 later."""
+    config.stash[STDERR] = os.dup(2)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Compile the simulator, where it is imported, before a test's time counts; other processes wait for the first."""
+    if session.items and "harness.engines.sim.engine" in sys.modules:
+        from tests import compiled
+
+        compiled.once()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _signals() -> None:
+    """Have SIGINT and SIGTERM end processes, in whatever tests start too: jobs in a script's background ignore them."""
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, default)
+
+
+# ------------------------------------------------------------------ a test that hangs or kills its process ends the run
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
+    """End the process at a test's limit and show where it was: in compiled code too, where no Python thread runs."""
+    item.stash[LIMIT_S] = settings.timeout
+    faulthandler.dump_traceback_later(settings.timeout, exit=True, file=item.config.stash[STDERR])
+    return True
+
+
+def pytest_timeout_cancel_timer() -> bool:
+    """The test is over."""
+    faulthandler.cancel_dump_traceback_later()
+    return True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """A test that failed has its limit again: pytest takes it away, and what it cleans up may hang."""
+    if (limit_s := node.stash.get(LIMIT_S, None)) is not None:
+        faulthandler.dump_traceback_later(limit_s, exit=True, file=node.config.stash[STDERR])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport, sched: Any) -> None:
+    """End the run with the name of the test whose worker died: xdist would give its file to others, test and all."""
+    sched.config.hook.pytest_runtest_logreport(report=report)
+    pytest.exit(str(report.longrepr), returncode=1)
+
 
 def folder(variable: str) -> Path:
     """The folder that a variable names: skips where it is unset, fails where it names none."""
@@ -34,6 +92,12 @@ def folder(variable: str) -> Path:
     if not path.is_dir():
         pytest.fail(f"{variable}={named}: no such folder")
     return path
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep what a test leaves in the user's cache folder, such as checks that passed, from all others."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / f"cache-{uuid4().hex}"))
 
 
 @pytest.fixture(scope="session")

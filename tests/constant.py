@@ -141,7 +141,7 @@ class Constant(WallClock):
         """See WallClock."""
         if one.batch is None or one.batch.inst not in self.loaded:
             return "load"
-        return "turn" if one.rid in self.held else "kv"
+        return "queue" if one.rid in self.held else "kv"
 
     def act(self, action: Action) -> Refusal | None:
         """See WallClock."""

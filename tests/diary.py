@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.engines.machine import Config, Machine
 from harness.engines.sim.engine import Sim
 from harness.policy.events import Event
-from harness.policy.types import Fidelity, Jobs, Option
+from harness.policy.types import Fidelity, Option
 
 SIGNALS = {"interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 
@@ -32,9 +32,9 @@ class Diary(Sim):
     def ready(self) -> None:
         note("ready")
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         note("begin")
-        super().begin(jobs, hears, oracle, end_s)
+        super().begin(hears, oracle, end_s)
 
     def poll(self, until_s: float) -> Event | None:
         end = os.environ.get("DIARY_END")

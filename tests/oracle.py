@@ -21,7 +21,7 @@ from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move
 from harness.policy.events import Arrived, Done, Event, Failed, Finished, Freed, Preempted, Prefilled, TurnEnded
 from harness.policy.types import Batch, Gpus, Host, Inst, Jobs, Request
 
-CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
+CAUSES = ("admission", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
 RANK = (Freed, Done, Finished, Prefilled, Preempted, TurnEnded, Arrived)  # order of telling within an instant
 Refuse = Callable[[Failed, str], None]
 LIVE = ("held", "waiting", "running", "parked", "away", "moving")  # away: its KV is not where its batch is
@@ -95,7 +95,9 @@ class Req:
         self.joins = 0  # steps that its batch's lane for prompts has to have ended before
         self.admit_s = self.first_s = self.done_s = math.nan
         self.token_s: list[float] = []
+        self.token_waits: list[dict[str, float]] = []  # as they stood when each was made
         self.waits = dict.fromkeys(CAUSES, 0.0)
+        self.ttft_waits = dict.fromkeys(CAUSES, 0.0)  # as they stood when its first token was made
 
     @property
     def length(self) -> int:
@@ -267,16 +269,24 @@ def max_min(steps: Sequence[Step]) -> list[float]:
 
 
 def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
-    """Rates: the processes of a GPU go round, each for its longest step; within a process all rise together."""
-    longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
+    """Rates: the processes of a GPU go round; within a process all rise together."""
     rates = dict[int, float]()
+    for process, part in slices(steps, quantum_s).items():
+        own = [s for s in steps if s.process == process]
+        rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
+    return [rates[id(s)] for s in steps]
+
+
+def slices(steps: Sequence[Step], quantum_s: float) -> dict[tuple[Inst, int], float]:
+    """The part of a round that each process has: its longest step, of the GPU with the longest round."""
+    longest = {s.process: max(x.turn_s for x in steps if x.process == s.process) for s in steps}
+    found = dict[tuple[Inst, int], float]()
     for process, turn_s in longest.items():
         own = [s for s in steps if s.process == process]
         beside = [{s.process for s in steps if gpu in s.place} for gpu in own[0].place]
         rounds = [sum(max(longest[x], quantum_s) for x in every) for every in beside if len(every) > 1]
-        part = turn_s / max(rounds) if rounds else 1.0
-        rates |= {id(s): part * rate for s, rate in zip(own, max_min(own), strict=True)}
-    return [rates[id(s)] for s in steps]
+        found[process] = turn_s / max(rounds) if rounds else 1.0
+    return found
 
 
 def late(s: Step, slack_s: float) -> float:
@@ -449,19 +459,23 @@ class Oracle:
         """Charge the time up to `until` to a cause of each request."""
         self.forget_stops()
         there = {inst.model for inst, state in self.weights.items() if state in ("in", "draining", "leaving")}
+        sliced = self.setup.sharing == "turns"
+        parts = slices(list(self.steps.values()), self.setup.quantum_s) if sliced else {}
         for r in self.live if math.isfinite(until) else []:
             dt = until - self.now
             if r.step:
-                r.waits["solo"] += r.step.rate * dt
-                r.waits["slow"] += (1 - r.step.rate) * dt
+                had = parts.get(r.step.process, 1.0)
+                r.waits["compute"] += r.step.rate * dt
+                r.waits["time_slice"] += (1 - had) * dt
+                r.waits["contention"] += (had - r.step.rate) * dt
             elif r.batch is None:
-                r.waits["held" if r.model in there else "load"] += dt
+                r.waits["admission" if r.model in there else "load"] += dt
             elif not self.usable(r.batch.inst) and self.weights.get(r.batch.inst) != "leaving":
                 r.waits["load"] += dt
             elif r.batch in (self.kv_stops if r.where == "waiting" else self.stalls if r.where == "running" else ()):
                 r.waits["kv"] += dt
             else:
-                r.waits["move" if r.where in ("moving", "away") else "turn"] += dt
+                r.waits["transfer" if r.where in ("moving", "away") else "queue"] += dt
         self.now = until if until < math.inf else self.now
 
     def forget_stops(self) -> None:
@@ -821,7 +835,9 @@ class Oracle:
         """One token more; True when it was the last."""
         r.made += 1
         r.token_s.append(self.now)
-        r.first_s = r.token_s[0]
+        r.token_waits.append(dict(r.waits))
+        if len(r.token_s) == 1:
+            r.first_s, r.ttft_waits = self.now, dict(r.waits)
         if r.made == r.output:
             self.finish(r, "done")
         return r.made == r.output

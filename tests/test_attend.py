@@ -74,7 +74,7 @@ def test_attention_here_and_there_at_once_takes_the_longer_of_both() -> None:
     # two prefills of 1/8 s, then eight steps: 1/8 s each, where both here would take 1/4 s; the first is that of one
     # alone, while the KV of the other is on its way
     assert sim.S.requests["done"].tolist() == [1.25, 1.375]
-    assert sim.S.requests["slow"].tolist() == [0.0, 0.0]
+    assert sim.S.requests["contention"].tolist() == [0.0, 0.0]
     assert sim.S.gpus["busy_s"][:2].tolist() == [1.375, 1.0]  # the other GPU has nothing but their attention
     sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9)], [])
     assert sim.S.requests["done"].tolist() == [2.25, 2.25]
@@ -94,10 +94,10 @@ def test_it_waits_for_the_step_that_it_finds_and_then_has_the_time() -> None:
     sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9), (0.125, 1, 1000)], far(0.25, 1))
     # of a step of 1/8 s there are 1/16 s left in the mean, in each of two layers: 1/4 s a step; half of it is attention
     assert sim.S.requests["done"][:2].tolist() == [0.375 + 7 / 4, 0.375 + 8 / 4]
-    assert sim.S.requests["slow"][:2].tolist() == [7 / 8, 8 / 8]
+    assert sim.S.requests["contention"][:2].tolist() == [7 / 8, 8 / 8]
     # the model there makes half of its speed meanwhile
-    assert sim.S.requests["solo"][2] - 1 / 8 == pytest.approx(999 / 8)
-    assert sim.S.requests["slow"][2] == pytest.approx(1.0)
+    assert sim.S.requests["compute"][2] - 1 / 8 == pytest.approx(999 / 8)
+    assert sim.S.requests["contention"][2] == pytest.approx(1.0)
 
 
 def test_kernels_cut_shorter_keep_it_waiting_less_and_polls_lengthen_a_step() -> None:
@@ -106,7 +106,7 @@ def test_kernels_cut_shorter_keep_it_waiting_less_and_polls_lengthen_a_step() ->
     for op_s in (None, math.inf, 1 / 64):
         cut = [] if op_s is None else [(NEVER, Run(COLD, op_s=op_s))]
         sim, _ = weave(rows, [*cut, *far(0.375, 1)])
-        slow.append(float(sim.S.requests["slow"][1]))
+        slow.append(float(sim.S.requests["contention"][1]))
     # two here, one there: 1/4 s a step, and (1/4 - 1/8) / 2 s of slack a layer. Late, in each of two layers: of a whole
     # step there (T = 1/8 s) (T - 1/16)^2 / 2T; of its two kernels of 1/16 s nothing
     late = 2 * (1 / 16) ** 2 / (2 * 1 / 8)
@@ -118,7 +118,7 @@ def test_kernels_cut_shorter_keep_it_waiting_less_and_polls_lengthen_a_step() ->
 def test_it_is_not_waited_for_without_interference() -> None:
     sim, _ = weave([(0.0, 0, 9), (0.0, 0, 9), (0.125, 1, 1000)], far(0.25, 1), sharing="none")
     assert sim.S.requests["done"][:2].tolist() == [1.25, 1.375]
-    assert sim.S.requests["slow"].tolist() == [0.0] * 3
+    assert sim.S.requests["contention"].tolist() == [0.0] * 3
 
 
 def test_kv_is_charged_where_it_lies_and_grows_there() -> None:
@@ -151,7 +151,7 @@ def test_without_attend_kv_elsewhere_waits() -> None:
         [(0.0, 0, 9), (0.0, 0, 9)], [*far(0.25, 1), (0.75, Move(1, (1,))), (2.0, Move(1, (1,), attend=True))]
     )
     assert sim.S.requests["done"].tolist() == [1.25, 2.0 + 5 / 8]
-    assert sim.S.requests["move"].tolist() == [0.0, 1.25]
+    assert sim.S.requests["transfer"].tolist() == [0.0, 1.25]
 
 
 @cases("to", [(0,), (1, 0), Host(), None])

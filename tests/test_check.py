@@ -40,7 +40,7 @@ N, EVENT, EACH, RUN = "n = len(cluster.gpus)", "match event:", "for batch in sel
 ARRIVED, ADMIT = "case Arrived(request):", "yield Admit(request.id, self.batches[request.model])"
 AGAIN = Standing.again
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
-    "over_the_card": ("memory served", {PLACE: PLACE.replace("(k + j) % n", "j")}),
+    "over_the_card": ("memory served idle", {PLACE: PLACE.replace("(k + j) % n", "j")}),
     "hash_order": ("deterministic", {EACH: "for batch in set(self.batches.values()):"}),
     "over_limit": ("memory", {RUN: f"{RUN}\nyield Limit(batch.inst.model, 0, 2 * self.gpu.mem_bytes)"}),
     "starves": ("served", {RUN: f"{RUN}\nyield Limit(batch.inst.model, 0, 0)"}),
@@ -56,6 +56,8 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         'case Woke("start"):': "case Woke(key):",
         RUN: f'if view.lane(batch, "mixed") is None:\n    {RUN}\n'
         'if key == "start":\n    yield Wake(view.now_s + 0.03, "again")'}),
+    "dawdles": ("idle", {
+        'case Woke("start"):': 'case Woke("start"):\n    yield Wake(60.0, "go")\ncase Woke("go"):'}),
     "loses_request": ("served", {ARRIVED: "case Arrived(request) if request.id % 7 != 3:"}),
     "serves_twice": ("served", {
         HEARS: HEARS.replace("Woke, ", "Woke, Finished, "),
@@ -67,7 +69,14 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         ADMIT: "first, self.view = self.view or view, view\n"
         f"if first.batch(self.batches[request.model]).waiting >= 0:\n    {ADMIT}"}),
     "peeks_at_lengths": ("declared", {ARRIVED: "case Arrived(request) if view.oracle_tokens(request.id) > 0:"}),
-    "peeks_inside": ("blind", {ARRIVED: "case Arrived(request) if view._sim._jobs.output_tokens[request.id] > 0:"}),
+    "peeks_inside": ("blind pure", {
+        ARRIVED: "case Arrived(request) if view._sim._jobs.output_tokens[request.id] > 0:"}),
+    "sets_the_clock": ("blind", {ADMIT: f"view.now_s = 5.0\n{ADMIT}"}),
+    "sets_the_cluster": ("pure survives", {
+        N: f"{N}\nself.cluster = cluster",
+        ADMIT: f'object.__setattr__(self.cluster, "gpus", ())\n{ADMIT}\nself.cluster.gpus[0]'}),
+    "empties_the_cluster": ("survives", {
+        N: f"{N}\nself.cluster = cluster", ADMIT: f"self.cluster.models.clear()\n{ADMIT}"}),
     "peeks_at_frames": ("blind pure replayed", {
         ADMIT: "import sys\nframe = sys._getframe()\nwhile 'jobs' not in frame.f_locals:\n    frame = frame.f_back\n"
         f"if frame.f_locals['jobs'].output_tokens[request.id] % 2:\n    yield Drop(request.id)\nelse:\n    {ADMIT}"}),
@@ -142,6 +151,23 @@ def test_a_failure_is_shrunk_and_repeats(tmp_path: Path) -> None:
     words = shlex.split(failure.command)
     assert words == ["bench", "check", path, "--law", "served", "--case", "calm"]
     assert check(path, only=words[4], case=words[6]) == [failure]
+
+
+def test_a_quoted_rule_frees_of_the_law_about_idle_gpus_and_is_printed(tmp_path: Path) -> None:
+    path, words = broken("dawdles", tmp_path), ["--law", "idle", "--case", "calm"]
+    wrong = CliRunner().invoke(main, ["check", str(path), *words])
+    assert wrong.exit_code == 1
+    assert "until its weights are asked for, while GPU 0 holds nothing" in wrong.stdout
+    text = path.read_text("utf-8")
+    path.write_text(
+        text.replace("    presets:", '    leaves_idle = "by the minute (section 3)"\n    presets:'), "utf-8"
+    )
+    right = CliRunner().invoke(main, ["check", str(path), *words])
+    assert right.exit_code == 0, right.output
+    assert "by its own rule, so the law `idle` is not asked of it: by the minute (section 3)" in right.stdout
+    path.write_text(text.replace("    presets:", "    leaves_idle = True\n    presets:"), "utf-8")
+    (failure,) = check(str(path), only="starts", case="calm")
+    assert "`leaves_idle` is no text" in failure.message
 
 
 def test_other_laws_are_left_out_where_one_is_asked_for(tmp_path: Path) -> None:
@@ -305,16 +331,55 @@ def test_what_a_system_may_not_import_or_call() -> None:
         ("from harness import load", "imports harness.load"),
         ("import numpy as np\nx = np.random.default_rng(0)", "uses numpy.random"),
         ("import numpy as np\nx = np.load('x')", "uses numpy.load"),
-        ("x = open('x')", "calls open()"),
-        ("x = hash('x')", "calls hash()"),
+        ("x = open('x')", "uses open"),
+        ("x = hash('x')", "uses hash"),
+        ("x = map(open, [])", "uses open"),
+        ("def f(x, name): return getattr(x, name)", "getattr with a name that is no literal"),
+        ("def f(x): return getattr(x, '__dict__')", "uses __dict__"),
+        ("def f(x): return x.format()", "uses .format"),
+        ("def f(x): return '{0.id}'.format(x)", "format with the attribute of an argument"),
+        ("def f(x): return '{:{0.id}}'.format(x, x)", "format with the attribute of an argument"),
+        ("def f(x): return x._rest", "uses _rest, which is not its own"),
+        ("class A:\n    def f(self, x): self._sim = x", "uses _sim, a name inside of the bench; call it otherwise"),
+        ("class A:\n    __match_args__ = ('x',)", "uses __match_args__"),
+        ("class A:\n    def __getattr__(self, name): return 0", "uses __getattr__"),
+        ("class A(metaclass=B): pass", "a class with metaclass="),
+        ("A = type('A', (), {})", "uses type"),
+        ("object.__setattr__(view, 'x', 1)", "uses __setattr__"),
+        ("import math\nx = [math]", "passes the module math on"),
+        ("import math\nmath.pi = 3", "changes math.pi"),
+        ("import enum\nx = enum.sys", "uses enum.sys"),
+        ("def f(x: 'open(0)'): pass", "a type that is computed"),
+        ("async def f(): pass", "uses async"),
     ):
-        assert [said for _, said in impure(source)] == [what]
+        assert what in [said for _, said in impure(source)]
+        assert {line for line, _ in impure(source)} <= {1, 2}
 
 
 def test_what_a_system_may_import_and_call() -> None:
     imports = ("import math", "import numpy as np", "from scipy.optimize import milp",
                "from collections.abc import Iterable", "from harness.policy.types import Inst")  # fmt: skip
-    assert list(impure("\n".join([*imports, "x = request.id", "y = np.argsort(z)"]))) == []
+    body = """
+x = request.id
+y = np.argsort(z).mean(axis=0)
+w = np.linalg.norm(y)
+text = "{:.3f} {name}".format(x, name=y)
+kind: type[int] = type(x)
+late = getattr(x, "id", None)
+_kept = Inst("m", (0,))._replace(place=(1,))
+
+
+class A:
+    __slots__ = ("_queue", "tau")
+    __hash__ = None
+
+    def __init__(self, queue: "list[int]") -> None:
+        object.__setattr__(self, "_queue", queue)
+
+    def __lt__(self, other: "A") -> bool:
+        return len(self._queue) < len(other._queue)
+"""
+    assert list(impure("\n".join([*imports, body]))) == []
 
 
 class Leaks(Sim):
@@ -396,6 +461,8 @@ def test_cases_are_as_hard_as_they_say() -> None:
     assert np.unique(every["simultaneous"].jobs.arrival_s, return_counts=True)[1].min() > 1
     assert len(set(every["idle-model"].jobs.model)) < len(every["idle-model"].jobs.models)
     assert len(every["no-requests"].jobs) == 0
+    room = every["room"].config
+    assert room.gpus > sum(m.tp for m in room.models)
     assert len(tried("refused").refused) > 1
     assert {m.tp for m in every["tensor-parallel"].config.models} == {1, 2}
 

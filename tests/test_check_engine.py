@@ -85,14 +85,14 @@ def column(name: str, change: str) -> str:
 WRONG = {
     "inert": "    fidelity = 'real'",
     "able": "    def do(self, action):\n        getattr(action, 'way', '') == 'no-such-way' or super().do(action)",
-    "repeats": "    start = 0\n    def begin(self, jobs, *more, **named):\n        Wrong.start += 1\n"
-    "        super().begin(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start), *more, **named)",
+    "repeats": "    start = 0\n    def take(self, jobs):\n        Wrong.start += 1\n"
+    "        super().take(replace(jobs, arrival_s=jobs.arrival_s + 1e-4 * Wrong.start))",
     "slices": "    def do(self, action):\n        sliced = getattr(action, 'slice_layers', None)\n"
     "        return super().do(replace(action, slice_layers=1) if sliced and sliced > 1 else action)",
     "ends": column("state", "[{'done': 'unfinished'}.get(s, s) for s in x]"),
     "tokens": column("made_tokens", "[max(0, n - 1) for n in x]"),
     "stamps": column("admit_ns", "[None if a is None else a + 10**10 for a in x]"),
-    "waits": column("held_ns", "[n + 100 for n in x]"),
+    "waits": column("admission_ns", "[n + 100 for n in x]"),
     "ordered": "    def poll(self, until_s):\n        event = super().poll(until_s)\n"
     "        return replace(event, request=event.request._replace(arrival_s=1e6)) if type(event) is Arrived else event",
     "memory": "    def poll(self, until_s):\n        event = super().poll(until_s)\n        if self._inst:\n"
@@ -100,7 +100,7 @@ WRONG = {
     "capacity": "    def __init__(self, config, options, machine):\n"
     "        super().__init__(config, {**options, 'memory': 'unlimited'}, machine)",
     "refusals": "    def do(self, action):\n        action == Drop(10**9) or super().do(action)",
-    "view": "    def begin(self, jobs, hears, oracle, end_s):\n        super().begin(jobs, hears, True, end_s)",
+    "view": "    def begin(self, hears, oracle, end_s):\n        super().begin(hears, True, end_s)",
     "rows": column("fidelity", "['real'] * len(x)"),
     "closes": "    def close(self):\n        CHILDREN.append(subprocess.Popen("
     "[sys.executable, '-c', 'input()'], stdin=subprocess.PIPE))\nCHILDREN = []",

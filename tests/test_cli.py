@@ -65,10 +65,11 @@ def test_all_systems_have_a_row_or_a_reason(gpus: int, unfit: set[str], tmp_path
               "window_s=10", "--set", "warmup_s=2", "--no-plot", "-o", tmp_path)  # fmt: skip
     lines = ok("compare", "--systems", "static:equal,all", *common, "--gpus", gpus).splitlines()
     rows = {line.split()[0]: line for line in lines if line.strip()}
-    reasons = dict(re.findall(r"^infeasible: (\w+), (.+)$", "\n".join(lines), re.MULTILINE))
+    reasons = dict(re.findall(r"^(\w+)  does not fit: (.+)$", "\n".join(lines), re.MULTILINE))
     assert {"weaver", "pdmux", "disaggregated", "muxserve"} < set(names())
     assert {name for name in names() if name not in rows} == set()
-    assert reasons.keys() == unfit == {name for name in names() if "(infeasible)" in rows[name]}
+    assert reasons.keys() == unfit
+    assert all(reason.endswith("(fits with --gpus 2)") for reason in reasons.values())
     assert "static:equal" in rows
 
 
@@ -228,7 +229,7 @@ def test_one_screen_says_all_that_a_reader_must_know(out: Path) -> None:
         "synthetic",
         "2 of 8 models",
         "requests in 60 s",
-        "2 x h100",
+        "1 x h100",
         "simulated",
         "SLO 5xP95",
         "2 seeds",
@@ -255,10 +256,10 @@ def test_a_second_run_redoes_nothing_and_says_the_same(out: Path) -> None:
 
 def test_the_next_command_works(out: Path, tmp_path: Path) -> None:
     """Why somebody misses; or, where nobody does, the same question at twice the rate."""
-    words = shlex.split(ok(*COMPARE, "-o", out).splitlines()[-1].removeprefix("next: "))
-    assert words[:2] in (["bench", "explain"], ["bench", "plot"])
-    if words[1] == "explain":
-        assert ok(*words[1:])
+    missed = ok(*COMPARE, "--slo", "absolute:ttft=0.001,tpot=1", "-o", out)  # no first token comes so soon
+    words = shlex.split(missed.splitlines()[-1].removeprefix("next: "))
+    assert words[:2] == ["bench", "explain"]
+    assert ok(*words[1:])
     one = ("compare", "--systems", "dedicated", *MODELS, "--rate-scale=1", "--seeds", "1", "--no-plot")
     words = shlex.split(ok(*one, "-o", tmp_path).splitlines()[-1].removeprefix("next: "))
     asked = [word for word in one if word != "--rate-scale=1"]
@@ -291,11 +292,37 @@ def test_controls_are_an_independent_copy_and_the_bounds(tmp_path: Path) -> None
     assert seeds == {0, 1, AA_SEED, AA_SEED + 1}
 
 
+def test_gpus_that_served_nobody_are_told(tmp_path: Path) -> None:
+    """Two models of one GPU each on four: two GPUs are left; on two, none is."""
+    small = ("compare", "--systems", "dedicated,static:equal", "--trace", "sample", "--models", "llama-3.2-1b*2",
+             "--seeds", "2", "--rate-scale", "1", "--set", "window_s=10", "--no-plot", "-o", tmp_path)  # fmt: skip
+    told = ok(*small, "--gpus", "4")
+    assert "static:equal: 2 of 4 GPUs served nobody in every run (GPUs 2 to 3)" in told.splitlines()
+    assert "served nobody" not in ok(*small, "--gpus", "2")
+
+
+def test_a_system_without_room_says_what_it_lacks_and_the_way_out_works(tmp_path: Path) -> None:
+    full = ("compare", "--systems", "static,elastic", "--trace", "sample", "--models", "heavy8", "--gpus", "2",
+            "--served", "2048", "--seeds", "1", "--rate-scale", "1", "--set", "window_s=10", "--no-plot",
+            "-o", tmp_path)  # fmt: skip
+    lines = ok(*full).splitlines()
+    (row,) = (line for line in lines if line.startswith("elastic "))
+    ways = r"\(fits with --set (mem_fraction=0\.9\d) or --gpus 3\)"
+    found = re.fullmatch(rf"elastic  does not fit: 0\.\d GiB short on each GPU: .+ {ways}", row)
+    assert found, row
+    assert not any("the rate of" in line or "points more" in line for line in lines)
+    words = shlex.split(lines[-1].removeprefix("next: "))
+    assert words[-2:] == ["--set", found[1]]
+    again = ok(*words[1:])
+    assert "does not fit" not in again
+    assert f"{found[1].partition('=')[2]} of a GPU's memory for the engine" in again.splitlines()[0]
+
+
 def test_a_dry_run_runs_nothing(tmp_path: Path) -> None:
     text = ok(*COMPARE, "--dry-run", "-o", tmp_path / "out")
     assert [line.split()[:5] for line in text.splitlines()[1:3]] == [
-        ["static", "2", "rate_scale", "1,2", "4"],
-        ["chunked", "2", "rate_scale", "1,2", "4"],
+        ["static", "1", "rate_scale", "1,2", "4"],
+        ["chunked", "1", "rate_scale", "1,2", "4"],
     ]
     assert "about" in text
     assert not (tmp_path / "out").exists()
@@ -329,8 +356,8 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("TRACES_DIR", str(tmp_path))
     if (ROOT / "traces" / "data").exists():
         pytest.skip("traces/data may hold the real trace")
-    command = [sys.executable, "-m", "harness", "compare", "--systems", "static", "--seeds", "1", "--rate-scale", "1",
-               "--no-plot", "-o", str(tmp_path / "out")]  # fmt: skip
+    command = [sys.executable, "-m", "harness", "compare", "--systems", "static", "--trace", "arena-chat",
+               "--seeds", "1", "--rate-scale", "1", "--no-plot", "-o", str(tmp_path / "out")]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     first = done.stdout.splitlines()[0]
     assert first.startswith("arena-chat is not here")
@@ -491,7 +518,7 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     most = 2 + len(engines)
     assert head[:most] == ["system", "presets", *engines]
     rows = {line[0]: dict(zip(head[1:most], line[1:most], strict=True)) for line in lines if len(line) > most}
-    for name, presets in (("static", "rate, equal, oracle"), ("ideal", "-")):
+    for name, presets in (("static", "rate, equal, oracle, replicas"), ("ideal", "-")):
         assert (rows[name]["presets"], rows[name]["sim"]) == (presets, "yes")
     assert (rows["static"]["llamacpp"], rows["swap"]["llamacpp"], rows["pdmux"]["llamacpp"]) == ("yes", "in part", "no")
     assert (rows["dedicated"]["attach"], rows["static"]["attach"]) == ("yes", "no")
@@ -546,6 +573,10 @@ def test_new_writes_a_system_that_can_be_compared_at_once(tmp_path: Path) -> Non
     result = CliRunner().invoke(main, ["new", str(path)])
     assert result.exit_code == 2
     assert path.read_text() == written
+    text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
+              tmp_path / "out")  # fmt: skip
+    assert re.search(r"^mine \(unchecked\) +100\.0", text, re.MULTILINE)
+    ok("check", path)
     text = ok("compare", "--systems", f"static,{path}", *MODELS, "--rate-scale", "1", "--seeds", "1", "--no-plot", "-o",
               tmp_path / "out")  # fmt: skip
     assert re.search(r"^mine +100\.0", text, re.MULTILINE)

@@ -96,7 +96,8 @@ def test_a_policy_knows_nothing_of_what_is_not_sent_yet() -> None:
     sim = Sim(CONFIG)
     for action in (Load(INST), Run(Batch(INST))):
         sim.do(action)
-    sim.begin(jobs(2, 4), frozenset({Arrived, Finished}), oracle=False)
+    sim.take(jobs(2, 4))
+    sim.begin(frozenset({Arrived, Finished}), oracle=False)
     told: list[Event] = []
     while (event := sim.poll(math.inf)) is not None:
         told.append(event)
@@ -125,8 +126,10 @@ def test_what_was_never_sent_stands_at_the_end_of_the_run() -> None:
 @cases("after", [[-1, 0, 0], [-1, 2, 0], [0, -1, -1], [-1, 1, 0]])
 def test_a_loop_that_is_none_is_refused(after: list[int]) -> None:
     broken = replace(jobs(1, 3), after=np.array(after, np.int32))
+    sim = Sim(CONFIG)
+    sim.take(broken)
     with pytest.raises(ValueError, match="closed loop"):
-        Sim(CONFIG).begin(broken, frozenset(), oracle=False)
+        sim.begin(frozenset(), oracle=False)
 
 
 # ------------------------------------------------------------------ as a workload

@@ -56,7 +56,7 @@ def test_kinds_are_those_promised() -> None:
     assert quantities.gpu("H100-80G") == quantities.gpu("h100")
     assert set(quantities.hosts()) >= {
         *("vllm-0.15", "vllm-0.14", "vllm-0.12", "vllm-0.6", "sglang-0.5"),
-        *("vllm-graph", "sglang-eager-2024", "vllm-eager", "none"),
+        *("vllm-graph", "sglang-eager-2024", "sglang-eager-2024-high", "vllm-eager", "none"),
     }
 
 
@@ -133,6 +133,15 @@ def test_speed_at_a_share_lies_between_the_share_and_one_and_grows_with_it(kind:
     assert (np.diff(t.pre_rate, axis=1) >= 0).all()
     assert (t.dec_rate <= 1).all()
     assert (t.dec_rate >= t.share[None, :, None] * 0.95).all()
+
+
+@cases("kind", sorted({*MEASURED, *UNMEASURED} - {"mi300x"}))
+def test_old_sglangs_band_reaches_to_eager_vllms_host_time_a_sequence(kind: str) -> None:
+    low, high, eager = (
+        quantities.host(name, kind) for name in ("sglang-eager-2024", "sglang-eager-2024-high", "vllm-eager")
+    )
+    assert low.host1 == 0.0 < high.host1 == eager.host1
+    assert high._replace(host1=0.0) == low
 
 
 def test_hidden_host_time_changes_nothing_but_the_shortest_steps() -> None:

@@ -130,7 +130,8 @@ def test_kv_on_either_degree() -> None:
 
 def test_a_load_brings_each_gpu_its_part() -> None:
     sim = Sim(config())
-    sim.begin(jobs(100.0), frozenset({Woke, Load, Evict}), oracle=False)
+    sim.take(jobs(100.0))
+    sim.begin(frozenset({Woke, Load, Evict}), oracle=False)
     for batch in (ONE, TWO):
         sim.do(Load(batch.inst))
     told = until(sim, 50.0)
@@ -182,7 +183,8 @@ def test_without_peer_links_kv_is_cut_anew_through_the_host() -> None:
 
 def test_a_degree_that_is_not_offered_is_refused() -> None:
     sim = Sim(config())
-    sim.begin(jobs(0.0), frozenset({Woke}), oracle=False)
+    sim.take(jobs(0.0))
+    sim.begin(frozenset({Woke}), oracle=False)
     for place in ((0, 1, 2), (1, 1)):
         sim.do(Load(Inst("m", place)))
         event = sim.poll(0.0)
@@ -206,7 +208,8 @@ def start(sim: Sim, work: Jobs, phase: str = "mixed") -> None:
     for batch in (ONE, TWO):
         sim.do(Load(batch.inst))
         sim.do(Run(batch, phase))  # type: ignore[arg-type]
-    sim.begin(work, frozenset({Woke, Arrived, Prefilled, Move}), oracle=False)
+    sim.take(work)
+    sim.begin(frozenset({Woke, Arrived, Prefilled, Move}), oracle=False)
 
 
 def until(sim: Sim, end_s: float) -> list[tuple[float, Event]]:

@@ -76,7 +76,7 @@ def test_kv_crosses_the_link_between_the_first_token_and_the_second(node_gpus: i
     move_s = blocks * of.block_tokens * engine.cluster.models["a"].kv_token_bytes / getattr(engine._machine.spec, link)
     step_s = profile.step_s(inst, 1, 1001)
     assert (row["token_ns"][1] - row["token_ns"][0]) / 1e9 == pytest.approx(move_s + step_s, abs=2e-9)
-    assert row["move_ns"] == pytest.approx(move_s * 1e9, abs=2)
+    assert row["transfer_ns"] == pytest.approx(move_s * 1e9, abs=2)
     assert engine.stats()["moves"] == 1
 
 

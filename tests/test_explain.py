@@ -21,7 +21,7 @@ import pytest
 
 from harness.engines.sim.trace import Trace
 from harness.policy.types import Inst
-from harness.report.timeline import Part, after_first, by_cause, folded, to_first
+from harness.report.timeline import Part, by_cause, folded
 from harness.rows import record
 from harness.run import perfetto as trace_event
 from harness.run import retrace
@@ -92,11 +92,13 @@ def test_the_parts_of_every_request_sum_to_its_latency(system: str, traced: Trac
             assert found.get(wait, 0) == pytest.approx(row[f"{wait}_ns"], abs=4 + 2 * len(parts)), (row["id"], wait)
         made_ns = retrace.first_ns(trace, row["id"])
         assert (made_ns is None) == (row["first_ns"] is None)
-        if made_ns is not None:
-            assert sum(to_first(parts, made_ns, row["first_ns"]).values()) == row["first_ns"] - row["arrival_ns"]
-            if row["state"] == "done":
-                later = row["done_ns"] - row["first_ns"]
-                assert sum(after_first(parts, made_ns).values()) == pytest.approx(later, abs=2)
+        until_ns = row["arrival_ns"] + latency_ns if made_ns is None else made_ns
+        before = by_cause(part.ns for part in parts if part.end_ns <= until_ns)
+        for wait in set(record.WAITS) - {"host"}:
+            assert before.get(wait, 0) == pytest.approx(row[f"ttft_{wait}_ns"], abs=4 + 2 * len(parts)), (
+                row["id"],
+                wait,
+            )
     assert seen == len(rows)
 
 
@@ -138,16 +140,16 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
 def test_parts_of_a_kind_are_folded_and_counted() -> None:
     one, two = Inst("m", (0,)), Inst("m", (1,))
     kinds = [("host", None), ("queue", one), ("prefill", one), ("queue", one), ("prefill", one), ("queue", one),
-             ("decode", one), ("queue", one), ("decode", one), ("queue", one), ("decode", one), ("move", two),
+             ("decode", one), ("queue", one), ("decode", one), ("queue", one), ("decode", one), ("transfer", two),
              ("decode", two)]  # fmt: skip
-    names = {"queue": "turn", "prefill": "solo", "decode": "slow"}
+    names = {"prefill": "compute", "decode": "contention"}
     parts = [Part(doing, 10 * i, 10 * i + 10, {names.get(doing, doing): 10}, 0, inst)
              for i, (doing, inst) in enumerate(kinds)]  # fmt: skip
     found = folded(parts)
     assert [(x.doing, x.gaps) for x in found] == [
-        ("host", 0), ("queue", 0), ("prefill", 1), ("queue", 0), ("decode", 2), ("move", 0), ("decode", 0)
+        ("host", 0), ("queue", 0), ("prefill", 1), ("queue", 0), ("decode", 2), ("transfer", 0), ("decode", 0)
     ]  # fmt: skip
-    assert found[4].ns == {"slow": 30, "turn": 20}
+    assert found[4].ns == {"contention": 30, "queue": 20}
     assert [x.end_ns for x in found[:-1]] == [x.start_ns for x in found[1:]]
     assert sum(sum(x.ns.values()) for x in found) == 10 * len(kinds)
 
@@ -161,8 +163,8 @@ def test_a_run_that_cannot_be_made_again_is_explained_by_its_sums_alone(
 ) -> None:
     run = run_of(out, "static")
     stored = record.read(run)
-    column = pa.array([x + later_ns for x in stored["turn_ns"].to_pylist()], pa.int64())
-    at = stored.schema.get_field_index("turn_ns")
+    column = pa.array([x + later_ns for x in stored["queue_ns"].to_pylist()], pa.int64())
+    at = stored.schema.get_field_index("queue_ns")
     other = stored.set_column(at, stored.schema.field(at), column)
     about = {key: value for key, value in record.meta(run).items() if key != "counts"} | {"fidelity": fidelity}
     record.write(tmp_path / run.name, other.to_batches(), about)

@@ -233,22 +233,24 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
         "steps",
         panel("fair default", kind="base", axis="rate_rps", xs=[1.0, 16.0]),
         panel("more (cumulative)", name="more", kind="cumulative", origin="unknown", axis="rate_rps", row=1),
+        panel("most (cumulative)", name="most", kind="cumulative", origin="unknown", axis="rate_rps", other_end=True),
         panel("more (alone)", name="more", kind="alone", origin="unknown", axis="rate_rps", row=2),
         claims=[claim("ratio", "prism", "static", paper=2.0), claim("ratio", "prism", "gone")],
         sample={"rule": "bisect", "each": "seed"},
     )
-    knees = {"fair default": (4.0, 4.0), "more (cumulative)": (8.0, 2.0), "more (alone)": (8.0, 4.0)}
+    knees = {"fair default": (4.0, 4.0), "more (cumulative)": (8.0, 2.0), "most (cumulative)": (8.0, 1.0),
+             "more (alone)": (8.0, 4.0)}  # fmt: skip
     table = measured(*(run for name, (ours, theirs) in knees.items() for run in ratio_rows(name, ours, theirs)))
     points = steps.points(table, facts)
     assert list(points["ratio"].unique()) == ["prism / static"]  # of systems that take part
-    assert list(points["step"]) == [0, 1, 1]
-    assert list(points["standing"]) == ["even", "ahead", "ahead"]
+    assert list(points["step"]) == [0, 1, 2, 1]
+    assert list(points["standing"]) == ["even", "ahead", "ahead", "ahead"]
     with style.theme():
         figure = steps.draw(table, facts)
     (axis,) = figure.axes
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more"]
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
     walks = [xs(line) for line in axis.get_lines() if line.get_drawstyle() == "steps-post"]
-    assert [len(walk) for walk in walks] == [2]  # a corner a step; what stands alone is beside it
+    assert [len(walk) for walk in walks] == [2]  # a corner a step; beside it what stands alone, and a band's other end
     for fact in ("Rates: 1, 16 req/s, then by bisection of each seed's crossing.", "At least 100 requests a run.",
                  "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
         assert fact in written(figure)
@@ -266,9 +268,9 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     with style.theme():
         (axis,) = matrix.draw(table, facts).axes
     said = [text.get_text() for text in axis.texts]
-    assert said == ["+ 4.00x", "[4.00, 4.00]", "+ static is infeasible", "? both hold 99 % at 16\nreq/s"]
+    assert said == ["+ 4.00x", "[4.00, 4.00]", "? static does not fit", "? both hold 99 % at 16\nreq/s"]
     filled = [patch.get_facecolor() for patch in axis.patches]
-    assert filled[0] == filled[1] != filled[2]
+    assert filled[0] != filled[1] == filled[2]  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
         matrix.draw(table, facts | {"claims": []})
 

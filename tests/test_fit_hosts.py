@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import shutil
+import tomllib
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.engines.costs import quantities
-from harness.validate.fit_hosts import errors, groups, left_out, profile, tables, usable, whole, whole_requests
-from harness.validate.measured import Batch, Case, Closed, Setting, cases
+from harness.validate import fit_card, fit_hosts
+from harness.validate.fit_hosts import (
+    errors,
+    groups,
+    inputs,
+    left_out,
+    profile,
+    stages,
+    tables,
+    usable,
+    whole,
+    whole_requests,
+)
+from harness.validate.measured import Batch, Case, Closed, Poisson, Setting, cases
+from harness.validate.staggered import Load, Measured
 from harness.validate.validate import ours
+from workloads.models import shape
 
 BASE = quantities.host("vllm-0.6", "h100")._replace(host0=0.0, host1=0.0, host_tp=0.0)
 TRUE = BASE._replace(host0=2e-3, host1=8e-5)
@@ -106,3 +123,67 @@ def test_the_profiles_name_the_rows_that_they_were_fitted_on(measured_dir: Path)
     """Conditions that change which rows are usable want a new fit."""
     found = [c for c in cases(measured_dir) if c.setting.load is not None]
     assert [c.fitted for c in found] == [usable(c.setting) for c in found]
+
+
+def test_what_went_into_a_fit_has_one_hash() -> None:
+    """Conditions, loads and measurements count; names of files as they lie on a machine, and the simulator, do not."""
+    (made,) = batches(TRUE, (4,))
+    longer = made._replace(setting=made.setting._replace(load=Batch(4, 256, 64)))
+    capped = made._replace(setting=made.setting._replace(flags=(("batch_cap", 2),)))
+    slower = made._replace(measured={"throughput": 1.0})
+    assert inputs([made]) == inputs([made])
+    assert len({inputs([one]) for one in (made, longer, capped, slower)}) == 4
+
+
+def test_the_table_carries_the_hash_of_what_it_was_fitted_with(measured_dir: Path) -> None:
+    """Other rows, other conditions of ours or another table of kernels want `make fit-hosts`."""
+    said = tomllib.loads((quantities.TABLES / "hosts.toml").read_text("utf-8"))["fitted_with"]
+    assert said["inputs"] == inputs(cases(measured_dir))
+    assert said["card"] == fit_card.inputs(fit_card.measured_ramps(measured_dir))
+
+
+@pytest.mark.slow
+def test_a_refit_of_one_constant_gives_what_its_table_has(measured_dir: Path) -> None:
+    """The simulator is none of the hash: whether it still gives the same constant is seen by fitting it."""
+    host = quantities.host("vllm-0.15", "h100")
+    got = fit_hosts.first_token(host._replace(api_in_s=0.0))(stages(cases(measured_dir)))
+    assert float(f"{got.api_in_s:.3g}") == host.api_in_s
+    assert quantities.host("vllm-0.14", "h100").api_in_s == host.api_in_s
+
+
+def test_the_newest_engine_is_fitted_on_stages() -> None:
+    load = Poisson(((1.0, 9.0),), 16, 32, 8)
+    run = Case("f", 1, Setting("vllm-0.15", "h100", "llama-2-7b", 1, load), None, {}, False, {})
+    assert stages([run, run._replace(stage=0), run._replace(setting=loop(1), stage=0)]) == [run._replace(stage=0)]
+
+
+def test_a_refit_that_gives_what_stands_changes_nothing_but_its_hashes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed = (quantities.TABLES / "hosts.toml").read_text("utf-8")
+    hosts, turns = (tomllib.loads(committed)[name] for name in ("host", "turns"))
+    shutil.copytree(quantities.TABLES, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(quantities, "TABLES", tmp_path)
+    fitted = {name: dict(hosts[name]) for name in ("vllm-0.15", "vllm-0.12", "sglang-0.5", "vllm-0.6")}
+    monkeypatch.setattr(fit_hosts, "fit", lambda: fitted)
+    monkeypatch.setattr(fit_hosts, "measured_rows", lambda: batches(TRUE, (4,)))
+    load = Load(shape("qwen-2.5-7b"), 6, 256, 1024, 943.0)
+    monkeypatch.setattr(fit_hosts, "measured_ramps", lambda: Measured(load, pd.DataFrame({"system": []})))
+    card = dict(hosts["vllm-0.14"]["on"]["mi300x"])
+    monkeypatch.setattr(fit_card, "tables", lambda _run, _day: (card, turns))
+    fit_hosts.main()
+    first = (tmp_path / "hosts.toml").read_text("utf-8")
+    file = tomllib.loads(first)
+    assert file.pop("fitted_with")["inputs"] == inputs(batches(TRUE, (4,)))
+    before = tomllib.loads(committed)
+    before.pop("fitted_with")
+    assert file == before
+    assert list(file["host"]) == list(hosts)
+    fit_hosts.main()
+    assert (tmp_path / "hosts.toml").read_text("utf-8") == first
+    fitted["vllm-0.15"]["api_in_s"] = 1.0
+    card["scale_decode"] = 2.0
+    fit_hosts.main()
+    after = tomllib.loads((tmp_path / "hosts.toml").read_text("utf-8"))["host"]
+    assert after["vllm-0.14"]["api_in_s"] == 1.0  # the next release follows
+    assert after["vllm-0.14"]["on"] == {"mi300x": card}  # but for what its own rows gave

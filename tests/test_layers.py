@@ -66,7 +66,7 @@ ARCHITECTURE = {
         "numpy pandas pyarrow scipy",
     ),
     "check": Box("policy loop rows engines engines.costs workloads", "numpy pyarrow"),
-    "plots": Box("policy rows", "matplotlib numpy pandas pyarrow seaborn"),
+    "plots": Box("policy loop rows", "matplotlib numpy pandas pyarrow seaborn"),
     "cli": Box(
         "policy loop rows engines.costs traces workloads mock report run study validate check plots",
         "click numpy pandas pyarrow tqdm",
@@ -298,7 +298,7 @@ PLANTED = [
     ("systems.prism", "import numpy as np\nx = np.random.default_rng(0)", "numpy.random"),
     ("systems.prism", "from systems.static import Static", "imports systems.static"),
     ("systems.prism", "from . import static", "imports ."),
-    ("systems.prism", "x = open('x')", "calls open()"),
+    ("systems.prism", "x = open('x')", "uses open"),
 ]
 
 

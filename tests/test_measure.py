@@ -151,7 +151,7 @@ def test_explain_judges_a_studys_run_as_its_panels_do(shown: Measured) -> None:
     rows = [r for r in shown.table.to_pylist() if (r["label"], r["condition"]) == ("static", "scales")]
     (run,) = {r["run"] for r in rows}  # one for every SLO scale
     folder = shown.folder.parent / run
-    judges = {one.under.rule: one for one in slo.rulings(folder)}
+    judges = {one.under.rule: one for one in slo.rulings(folder)[0]}
     assert set(judges) >= {"1xP95", "2xP95"}
     spec, table = from_dict(record.meta(folder)["spec"]), record.read(folder)
     scored = [r for r in rows if r["definition"] in {"ttft", "tpot"} and r["over"] == "pooled"]

@@ -46,7 +46,11 @@ def table(*requests: dict[str, Any]) -> pa.Table:
             "done_ns": ns(done),
             "first_tokens": r.get("first_tokens", int(first is not None)),
             "state": r.get("state", "unfinished" if done is None else "done"),
-            **{f"{wait}_ns": ns(r.get(wait, 0.0)) for wait in WAITS},
+            **{f"{wait}_ns": ns(r.get(wait, 0.0) + r.get(f"ttft_{wait}", 0.0)) for wait in WAITS},
+            **{f"ttft_{wait}_ns": ns(r.get(f"ttft_{wait}", 0.0)) for wait in WAITS},
+            **{f"gap_{wait}_ns": ns(r.get(f"gap_{wait}", 0.0 if "gap_compute" in r else None)) for wait in WAITS},
+            "alone_prefill_ns": ns(r.get("alone_prefill")),
+            "alone_decode_ns": ns(r.get("alone_decode")),
             "preemptions": 0,
             "gpus": "0",
             "fidelity": "simulated",
@@ -137,11 +141,24 @@ def test_token_definitions_by_hand(
     tokens: list[float], slo: tuple[float, float], share: float, fraction: float
 ) -> None:
     r = rows({"tokens": tokens}, {"tokens": tokens[:1], "state": "unfinished"}, {"tokens": []})
-    shares, fractions = met("token", r, {"a": slo}), met("qos", r, {"a": slo})
+    shares, fractions = met("token_mean", r, {"a": slo}), met("qos", r, {"a": slo})
     assert shares is not None
     assert fractions is not None
     assert shares == pytest.approx([share, 0, 0])
     assert fractions == pytest.approx([fraction, 0, 0])
+
+
+def test_tokens_are_pooled_or_counted_by_request() -> None:
+    """One of one in time, 4 of 9 in time, and a request that asked for 10 and was dropped: 5 of 20, or 13 / 9 of 3."""
+    slow = [1.0, 2.0, 3.0, 4.0, *(10.0 + k for k in range(5))]
+    r = rows({"tokens": [0.5]}, {"tokens": slow}, {"tokens": [], "state": "dropped", "asked": 10})
+    slo = {"a": (1.0, 1.0)}
+    assert met("token", r, slo) == met("token_mean", r, slo) == pytest.approx([1, 4 / 9, 0])
+    shares = {name: attainment.share(np.array(met(name, r, slo)), DEFINITIONS[name].weights(r)) for name in DEFINITIONS}
+    assert shares["token"] == pytest.approx(5 / 20)
+    assert shares["token_mean"] == pytest.approx(13 / 27)
+    alike = [name for name, one in DEFINITIONS.items() if one.weights(r).tolist() == [1, 1, 1]]
+    assert alike == [name for name in DEFINITIONS if name != "token"]
 
 
 def test_attainment_definitions_by_hand() -> None:
@@ -206,25 +223,10 @@ def test_busy_time_by_hand() -> None:
         {"arrival": 0.0, "first": 1.0, "done": 2.0, "made": 4},
         {"arrival": 1.0, "first": 2.5, "done": 3.0, "made": 4},
         {"arrival": 5.0, "done": 6.0, "state": "dropped"},
-        {"arrival": 7.0, "held": 1.0},
+        {"arrival": 7.0, "admission": 1.0},
     )
     assert attainment.busy_s(r) == pytest.approx(5.0)
     assert attainment.throughput_tps(r) == pytest.approx(8 / 5)
-
-
-def test_why_requests_missed() -> None:
-    r = rows(
-        {"load": 3.0, "kv": 1.0, "solo": 9.0},
-        {"kv": 1.0, "solo": 0.5},
-        {"kv": 1.0, "turn": 1.0},  # a tie: the earlier cause
-        {"slow": 2.0},
-    )
-    causes = attainment.causes(r, np.array([0, 0, 0, 1.0]))
-    assert causes["kv"] == pytest.approx(2 / 3)
-    assert causes["load"] == pytest.approx(1 / 3)
-    assert sum(causes.values()) == pytest.approx(1)
-    assert "solo" not in causes
-    assert attainment.causes(r, np.ones(4)) == {}
 
 
 # ------------------------------------------------------------------ laws
@@ -331,7 +333,7 @@ def paper_share(stamps: Sequence[float], ttft: float, tpot: float) -> float:
 @given(requests=REQUESTS, slo=SLO)
 def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[dict[str, Any]], slo: ByModel) -> None:
     found = scores(rows(*requests), slo)
-    for name, rule in (("token", paper_share), ("qos", released_qos)):
+    for name, rule in (("token", paper_share), ("token_mean", paper_share), ("qos", released_qos)):
         one_by_one = [(r["state"] == "done") * rule(r["tokens"], *slo[r["model"]]) for r in requests]
         assert found[name] == pytest.approx(one_by_one)
 
@@ -340,10 +342,11 @@ def test_token_definitions_agree_with_the_rules_token_by_token(requests: list[di
 def test_models_add_up(requests: list[dict[str, Any]], slo: attainment.Slo) -> None:
     r = rows(*requests)
     for name, each in scores(r, slo).items():
-        by_model = attainment.per_model(r, np.array(each))
-        counts = {model: sum(q["model"] == model for q in requests) for model in by_model}
-        assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(sum(each)), name
-        worst, mean = min(by_model.values()), attainment.share(np.array(each))
+        weights = DEFINITIONS[name].weights(r)
+        by_model = attainment.per_model(r, np.array(each), weights)
+        counts = {model: float(weights[r.model == r.models.index(model)].sum()) for model in by_model}
+        assert sum(by_model[k] * counts[k] for k in counts) == pytest.approx(float(weights @ each)), name
+        worst, mean = min(by_model.values()), attainment.share(np.array(each), weights)
         assert worst <= mean + 1e-12
         assert math.isnan(index := attainment.jain(by_model.values())) or 1 / len(by_model) - 1e-9 <= index <= 1 + 1e-9
 
@@ -366,7 +369,7 @@ def run(name: str, seed: int = 0, **more: Any) -> tidy.Run:
             "seed": seed, "window_s": 10.0, "slo": "5xP95", "engine": "sim", "scaling": "rotate"}  # fmt: skip
     stats = {"kv_byte_s": 30.0, "kv_cap_bytes": 4.0, "gpus": 2.0, "span_s": 15.0, "gpu_busy_s": 6.0, "loads": 3.0,
              "cap_bound": 0.03, "chunk_bound": 0.01, "prefill_bound": 0.0}  # fmt: skip
-    late = {"arrival": 2.0, "first": 8.0, "done": 9.0, "made": 3, "model": "b", "kv": 5.0}
+    late = {"arrival": 2.0, "first": 8.0, "done": 9.0, "made": 3, "model": "b", "ttft_kv": 5.0}
     good = {"arrival": 1.0, "first": 1.5, "done": 2.0, "made": 3}
     warm = {"arrival": -1.0, "first": 8.0, "done": 9.0, "made": 3}
     meta = {"spec": spec, "fidelity": "simulated", "tier": "replayed", "stats": stats}
@@ -391,7 +394,7 @@ def test_the_table_of_one_run_by_hand() -> None:
     assert value(t, "offered_rps") == 0.2
     assert value(t, "goodput_rps") == 0.1
     assert value(t, "ttft_p50_s") == pytest.approx(3.25)
-    assert value(t, "missed_kv") == 1.0
+    assert value(t, "missed_both_kv") == 1.0
     assert value(t, "kv_used") == 0.5
     assert value(t, "gpu_busy") == 0.2
     assert [value(t, name) for name in tidy.CAPS] == [0.03, 0.01, 0.0]

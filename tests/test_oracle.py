@@ -105,7 +105,7 @@ def test_one_request() -> None:
     # prefill 8/64, then two decode steps of 1/64 + 1/4
     assert r.token_s == [1.125, 1.125 + 17 / 64, 1.125 + 34 / 64]
     assert (r.admit_s, r.first_s, r.done_s, r.state, r.made) == (1.0, 1.125, 1.125 + 34 / 64, "done", 3)
-    assert waits(r) == {"solo": 0.125 + 34 / 64}
+    assert waits(r) == {"compute": 0.125 + 34 / 64}
     assert out.told == [(1.125, Prefilled(0, Batch(A))), (r.done_s, Finished(0, Batch(A), "done"))]
 
 
@@ -119,7 +119,7 @@ def test_unrouted_arrivals_are_told_and_held() -> None:
     script: list[Timed] = [(NEVER, Load(A)), (NEVER, Run(Batch(A))), (2.0, Admit(0, Batch(A)))]
     out = Oracle(setup()).run(jobs((1.0, "a", 8, 1)), script)
     assert [t for t, _ in events(out, Arrived)] == [1.0]
-    assert waits(out.requests[0]) == {"held": 1.0, "solo": 0.125}
+    assert waits(out.requests[0]) == {"admission": 1.0, "compute": 0.125}
     assert out.requests[0].admit_s == 2.0
 
 
@@ -130,7 +130,7 @@ def test_a_prompt_waits_for_the_step_that_is_scheduled_ahead() -> None:
     for ahead, steps in ((0, 2), (1, 3)):
         out = Oracle(setup(lookahead=ahead)).run(work, resident(A))
         assert out.requests[1].first_s == one + steps * step + one  # whole prompts: the decodes wait
-        assert waits(out.requests[1])["turn"] == pytest.approx((steps - 1.5) * step)
+        assert waits(out.requests[1])["queue"] == pytest.approx((steps - 1.5) * step)
     # Nothing else was there to be scheduled: it joins at once.
     for at in (0.0, 0.06):
         out = Oracle(setup(lookahead=1)).run(jobs((0.0, "a", 8, 1), (at, "a", 8, 1)), resident(A))
@@ -149,7 +149,7 @@ def test_whole_prompts_go_before_decodes() -> None:
     # arrives on the boundary of the first prefill: takes the very next step, the decode waits for its turn
     assert out.requests[1].token_s == [0.1875]
     assert out.requests[0].token_s == [0.0625, 0.1875 + 17 / 64, 0.1875 + 34 / 64]
-    assert waits(out.requests[0]) == {"solo": 0.0625 + 34 / 64, "turn": 0.125}
+    assert waits(out.requests[0]) == {"compute": 0.0625 + 34 / 64, "queue": 0.125}
     late = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0626, "a", 8, 1)), resident(A))
     assert late.requests[1].token_s == [0.0625 + 17 / 64 + 0.125]
 
@@ -160,7 +160,7 @@ def test_chunks_ride_with_decodes() -> None:
     first = 0.0625 + 20 / 64
     assert out.requests[0].token_s == [0.0625, first, first + 20 / 64, first + 39 / 64]
     assert out.requests[1].token_s == [first + 39 / 64]
-    assert waits(out.requests[1]) == {"solo": 59 / 64}
+    assert waits(out.requests[1]) == {"compute": 59 / 64}
 
 
 def test_prefill_attention_counts_the_cached_tokens() -> None:
@@ -183,7 +183,7 @@ def test_cap() -> None:
     for out in (Oracle(setup(batch_cap=1)).run(two, resident(A)), Oracle(setup()).run(two, resident(A, seqs=1))):
         assert out.requests[0].token_s == [4 / 64, 21 / 64]
         assert out.requests[1].token_s == [25 / 64, 42 / 64]
-        assert waits(out.requests[1]) == {"turn": 21 / 64, "solo": 21 / 64}
+        assert waits(out.requests[1]) == {"queue": 21 / 64, "compute": 21 / 64}
 
 
 def test_pages_run_out_and_the_latest_recomputes() -> None:
@@ -199,7 +199,7 @@ def test_pages_run_out_and_the_latest_recomputes() -> None:
     again = first.done_s + 9 / 64
     assert second.token_s == [start, start + both, again, again + one]
     # its walk did not stop for memory at the instant of preemption; it did at the next boundary
-    assert waits(second) == {"solo": start + both + 9 / 64 + one, "turn": one, "kv": one}
+    assert waits(second) == {"compute": start + both + 9 / 64 + one, "queue": one, "kv": one}
     assert (second.preemptions, second.first_s) == (1, start)
     assert len(events(out, Prefilled)) == 3
     check(out, work)
@@ -225,7 +225,7 @@ def test_watermark_and_limit() -> None:
         Oracle(setup()).run(two, [*resident(A), (NEVER, Limit("a", 0, 3))]),
     ):
         assert [r.done_s for r in out.requests] == [7 / 64, 14 / 64]
-        assert waits(out.requests[1]) == {"kv": 7 / 64, "solo": 7 / 64}
+        assert waits(out.requests[1]) == {"kv": 7 / 64, "compute": 7 / 64}
 
 
 def test_granules() -> None:
@@ -247,8 +247,8 @@ def test_swap() -> None:
     assert first.token_s == [start, start + both, start + both + 0.5 + one, start + both + 0.5 + 2 * one]
     back = first.done_s + 0.25
     assert second.token_s == [start, start + both, back + one, back + 2 * one]
-    assert waits(second) == {"solo": start + both + 2 * one, "move": 0.75, "kv": 2 * one}
-    assert waits(first) == {"solo": start + both + 2 * one, "kv": 0.5}
+    assert waits(second) == {"compute": start + both + 2 * one, "transfer": 0.75, "kv": 2 * one}
+    assert waits(first) == {"compute": start + both + 2 * one, "kv": 0.5}
     check(out, work)
 
 
@@ -257,8 +257,8 @@ def test_a_closed_lane_parks() -> None:
     work = jobs((0.0, "a", 8, 2), (2.0, "a", 8, 2))
     out = Oracle(setup()).run(work, script, 10.0)
     assert out.requests[0].token_s == [0.125, 1 + 17 / 64]
-    assert waits(out.requests[0]) == {"solo": 0.125 + 17 / 64, "turn": 0.875}
-    assert (out.requests[1].state, waits(out.requests[1])) == ("unfinished", {"turn": 8.0})
+    assert waits(out.requests[0]) == {"compute": 0.125 + 17 / 64, "queue": 0.875}
+    assert (out.requests[1].state, waits(out.requests[1])) == ("unfinished", {"queue": 8.0})
 
 
 def test_prefill_and_decode_lanes_run_side_by_side() -> None:
@@ -266,7 +266,7 @@ def test_prefill_and_decode_lanes_run_side_by_side() -> None:
     out = Oracle(setup()).run(jobs((0.0, "a", 4, 3), (0.0625, "a", 8, 2)), script)
     assert out.requests[0].token_s == [4 / 64, 21 / 64, 21 / 64 + 18 / 64]
     assert out.requests[1].token_s == [12 / 64, 21 / 64 + 18 / 64]  # joins at the boundary of the decode lane
-    assert waits(out.requests[1]) == {"solo": 8 / 64 + 18 / 64, "turn": 9 / 64}
+    assert waits(out.requests[1]) == {"compute": 8 / 64 + 18 / 64, "queue": 9 / 64}
 
 
 def test_mixed_waits_for_the_decode_lane_that_it_replaces() -> None:
@@ -279,8 +279,8 @@ def test_mixed_waits_for_the_decode_lane_that_it_replaces() -> None:
 def test_two_co_runners_at_half_speed() -> None:
     out = Oracle(setup(cost={"fl_tok": 1e9})).run(jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B))
     assert [r.done_s for r in out.requests] == [8 / 64, 12 / 64]
-    assert waits(out.requests[0]) == {"solo": 4 / 64, "slow": 4 / 64}
-    assert waits(out.requests[1]) == {"solo": 8 / 64, "slow": 4 / 64}
+    assert waits(out.requests[0]) == {"compute": 4 / 64, "contention": 4 / 64}
+    assert waits(out.requests[1]) == {"compute": 8 / 64, "contention": 4 / 64}
     alone = Oracle(setup(cost={"fl_tok": 1e9}, sharing="none")).run(
         jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), resident(A, B)
     )
@@ -294,7 +294,7 @@ def test_two_processes_take_turns(quantum: int, turns: tuple[int, int]) -> None:
     first = sum(turns) / 64  # a step of each, in a round of both turns
     assert [r.first_s for r in out.requests] == pytest.approx([first, first])
     assert out.requests[1].done_s == pytest.approx(first + 17 / 64)  # alone, for as long as its step takes
-    assert waits(out.requests[0]) == pytest.approx({"solo": 4 / 64, "slow": first - 4 / 64})
+    assert waits(out.requests[0]) == pytest.approx({"compute": 4 / 64, "time_slice": first - 4 / 64})
 
 
 def test_lanes_of_a_process_share_its_turn() -> None:
@@ -347,7 +347,7 @@ def test_load_then_run() -> None:
     # a: the slower link takes 4 s, then 1/4 s fixed; b: behind a's first part on h2d0
     assert events(out, Done) == [(3.25, Done(Load(B))), (5.25, Done(Load(A)))]
     assert out.requests[0].done_s == 5.375
-    assert waits(out.requests[0]) == {"load": 5.25, "solo": 0.125}
+    assert waits(out.requests[0]) == {"load": 5.25, "compute": 0.125}
 
 
 def test_grants_wait_for_memory_and_evict_frees_it() -> None:
@@ -370,12 +370,12 @@ def test_a_waiting_grant_counts_against_kv() -> None:
     ways: Ways = {(B, "host"): (1.0, [])}
     script = [*resident(A), (0.0, Load(B)), (2.0, Evict(B))]
     out = Oracle(setup(blocks=9, ways=ways)).run(jobs((0.0, "a", 8, 9)), script)
-    assert waits(out.requests[0]) == {"kv": 2.0, "solo": 0.125 + 8 * 17 / 64}  # B is in: 1 byte is left of 3
+    assert waits(out.requests[0]) == {"kv": 2.0, "compute": 0.125 + 8 * 17 / 64}  # B is in: 1 byte is left of 3
     out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B)), (2.0, Evict(B))])
-    assert waits(out.requests[0]) == {"kv": 1.5, "solo": 0.125}
+    assert waits(out.requests[0]) == {"kv": 1.5, "compute": 0.125}
     assert [(e.failed, e.why) for _, e in events(out, Done) if isinstance(e, Done)] == [("gone", "evicted"), (None, "")]
     out = Oracle(setup(blocks=7)).run(jobs((0.5, "a", 8, 1)), [*resident(A), (0.0, Load(B))])
-    assert waits(out.requests[0]) == {"solo": 0.125}  # nothing would ever free memory: the Load fails at once
+    assert waits(out.requests[0]) == {"compute": 0.125}  # nothing would ever free memory: the Load fails at once
 
 
 def test_refusals() -> None:
@@ -402,12 +402,12 @@ def test_move_to_another_gpu() -> None:
     out = Oracle(two).run(work, [*both, (0.5, Admit(0, Batch(far))), (0.5, Move(0, (1,)))])
     # two blocks at 2 bytes/s
     assert out.requests[0].token_s == [7 / 64, 1.5 + 17 / 64]
-    assert waits(out.requests[0]) == {"solo": 24 / 64, "turn": 0.5 - 7 / 64, "move": 1.0}
+    assert waits(out.requests[0]) == {"compute": 24 / 64, "queue": 0.5 - 7 / 64, "transfer": 1.0}
     assert events(out, Done) == [(1.5, Done(Move(0, (1,))))]
     host: list[Timed] = [(0.5, Move(0, Host())), (0.5, Admit(0, Batch(far))), (3.0, Move(0, (1,)))]
     out = Oracle(two).run(work, both + host)
     assert out.requests[0].token_s == [7 / 64, 3.5 + 17 / 64]
-    assert waits(out.requests[0]) == {"solo": 24 / 64, "turn": 0.5 - 7 / 64, "move": 3.0}
+    assert waits(out.requests[0]) == {"compute": 24 / 64, "queue": 0.5 - 7 / 64, "transfer": 3.0}
     away = Oracle(two).run(work, [*both, (0.0625, Move(0, None)), (1.0, Drop(0))])
     # discarded at the step's end, and computed again: the second token
     assert away.requests[0].token_s == [7 / 64, 15 / 64]

@@ -192,7 +192,7 @@ def test_a_given_placement_is_kept(name: str) -> None:
 def test_a_given_placement_that_does_not_fit_is_infeasible() -> None:
     homes = dict.fromkeys(begun(heavy8("elastic"))[0], (0,))
     for name in ("prism", "muxserve", "static", "elastic"):
-        with pytest.raises(Infeasible, match="of GPU 0"):
+        with pytest.raises(Infeasible, match="on GPU 0"):
             begun(heavy8(name, homes=tuple(homes.items())))
 
 

@@ -68,7 +68,7 @@ GRID = sweep(
         for seed in range(3)
     ),
     {"label": "qlm", "infeasible": "70B does not fit", "values": {"both": 0.0, "ttft": 0.0, "tpot": 0.0}},
-    {"label": "qlm", "rate_scale": 16.0, "values": values(0.1, math.inf, 16.0)},
+    {"label": "swap", "rate_scale": 16.0, "values": values(0.1, math.inf, 16.0)},
     {"label": "pdmux", "skipped": "sim cannot Run.sms", "values": dict.fromkeys(["both", "ttft", "tpot"])},
 )
 
@@ -151,7 +151,7 @@ def test_the_csv_holds_the_points_and_the_command(tmp_path: Path) -> None:
     at = points[(points["series"] == "static") & (points["rate_scale"] == 4) & (points["definition"] == "both")].iloc[0]
     assert (at["mean"], at["n"]) == (pytest.approx(0.89), 3)
     assert at["low"] < at["mean"] < at["high"]
-    assert set(points["series"]) == {"static", "prism", "dedicated (8 GPUs)", "qlm"}  # the skipped one is absent
+    assert set(points["series"]) == {"static", "prism", "dedicated (8 GPUs)", "qlm", "swap"}  # none skipped
 
 
 def test_fonts_are_embedded_and_nothing_dates_the_file(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def words(table: pa.Table) -> str:
 def test_a_figure_says_what_it_shows() -> None:
     said = words(GRID)
     facts = """t (replayed) | heavy8 | 2 x h100 | simulated | SLO 5xP95 | 1 to 3 seeds | plans know the trace | rotate
-        | 1.5 req/s | dedicated (8 GPUs) | Hollow | never finished | 2 runs are stale"""
+        | 1.5 req/s | dedicated (8 GPUs) | Not drawn | never finished | 2 runs are stale"""
     for fact in map(str.strip, facts.split("|")):
         assert fact in said, fact
     one = words(sweep({"values": values(1.0)}))
@@ -196,11 +196,16 @@ def xs(line: Line2D) -> list[float]:
     return list(np.asarray(line.get_xdata(), np.float64))
 
 
-def test_infeasible_is_hollow_and_infinite_is_at_the_edge() -> None:
+def test_what_has_no_room_is_not_drawn_and_infinite_is_at_the_edge() -> None:
     with style.theme():
-        axes = fig_compare.draw(GRID).axes
-    faces = {line.get_markerfacecolor() for line in axes[0].lines if xs(line) and line.get_marker() == "^"}
-    assert "white" in faces
+        figure = fig_compare.draw(GRID)
+    axes = figure.axes
+    assert "white" not in {line.get_markerfacecolor() for line in axes[0].lines if xs(line)}
+    drawn = {tuple(point) for line in axes[0].lines for point in np.asarray(line.get_xydata()).tolist()}
+    assert (1.0, 0.0) not in drawn  # qlm has no room at rate 1
+    words = " ".join(" ".join(text.get_text() for text in figure.texts).split())
+    assert "Not drawn, for their models do not fit: qlm." in words
+    assert "qlm" not in [text.get_text() for legend in figure.legends for text in legend.get_texts()]
     edge = [line for line in axes[3].lines if line.get_transform() == axes[3].get_xaxis_transform() and xs(line)]
     assert [xs(line) for line in edge] == [[16.0]]
 

@@ -206,7 +206,7 @@ def test_who_wants_a_model_that_is_out_waits_for_its_weights_and_not_for_the_pol
     (row,) = [row for batch in engine.rows() for row in batch.to_pylist() if row["model"] == "m2"]
     load_s = engine.cluster.profile.load_s(Inst("m2", (0,)), "parallel")  # it begins at once
     assert row["load_ns"] / 1e9 == pytest.approx(load_s, abs=2e-9)
-    assert (row["held_ns"], row["kv_ns"], row["turn_ns"]) == (0, 0, 0)
+    assert (row["admission_ns"], row["kv_ns"], row["queue_ns"]) == (0, 0, 0)
 
 
 def test_nobody_is_evicted_while_there_is_room() -> None:
@@ -254,9 +254,9 @@ def test_a_model_moves_off_a_crowded_gpu_and_drains_where_it_was() -> None:
     assert of(Load, still) == []
 
 
-def crowd() -> tuple[Config, Jobs]:
-    """Two GPUs full of three models each; two of the first have most of the traffic."""
-    config = world(6, 3.2, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
+def crowd(room: float = 3.2) -> tuple[Config, Jobs]:
+    """Two GPUs of three models each, full or with room for more; two of the first have most of the traffic."""
+    config = world(6, room, gpus=2, rates=[3.0, 2.9, 2.8, 2.7, 2.6, 2.5])
     start = Prism(Sim(config, {"kv": "elastic"}).cluster, **Prism.untuned)  # type: ignore[arg-type]
     list(start.begin(0.0))
     busy = [k for k in range(6) if start.models[f"m{k}"].home == (0,)][:2]
@@ -265,17 +265,36 @@ def crowd() -> tuple[Config, Jobs]:
     return config, work(config, sorted(rows))
 
 
-def test_only_an_exchange_moves_a_model_where_no_second_copy_fits() -> None:
+def moved(said: list[tuple[float, Event, Action]]) -> list[Action]:
+    """Loads and evictions, those of the start left out."""
+    return [a for _, event, a in said if isinstance(a, Evict | Load) and event != Woke("start")]
+
+
+def test_two_models_change_places_with_second_copies() -> None:
+    config, jobs = crowd(room=5.2)
+    said, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    loads = [a for a in moved(said)[:2] if isinstance(a, Load)]
+    evicts = [a for a in moved(said)[2:4] if isinstance(a, Evict)]  # once the copies are in
+    assert {a.inst.model for a in loads} == {a.inst.model for a in evicts}
+    assert [a.inst.place for a in sorted(loads, key=str)] == [a.inst.place for a in sorted(evicts, key=str)][::-1]
+    rows = [row for batch in engine.rows() for row in batch.to_pylist()]
+    assert all(row["load_ns"] == row["admission_ns"] == 0 for row in rows)  # and nobody waited for it
+
+
+def test_without_room_for_second_copies_nothing_moves_before_a_request_has_waited() -> None:
     config, jobs = crowd()
-    said = {moves: run(config, jobs, moves=moves, window_s=20.0) for moves in ("copy", "deactivate", "exchange")}
-    assert of(Evict, said["copy"][0]) == of(Evict, said["deactivate"][0]) == []
-    first, second, third, last = [a for *_, a in said["exchange"][0] if isinstance(a, Evict | Load)][6:10]
+    for moves in ("copy", "deactivate", "exchange"):
+        assert moved(run(config, jobs, moves=moves, window_s=20.0)[0]) == []
+    jobs.output_tokens[:] = 1200  # more KV memory than there is
+    assert moved(run(config, jobs, moves="copy", window_s=20.0)[0]) == []
+    said, engine = run(config, jobs, moves="exchange", window_s=20.0)
+    first, second, third, last = moved(said)[:4]
     assert isinstance(first, Evict)
     assert isinstance(second, Evict)  # both leave before anybody comes
     assert {third, last} == {
         Load(Inst(a.inst.model, b.inst.place), "parallel") for a, b in ((first, second), (second, first))
     }
-    assert set(states(said["exchange"][1])) == {"done"}
+    assert set(states(engine)) == {"done"}
 
 
 def test_deactivate_evicts_before_it_loads() -> None:

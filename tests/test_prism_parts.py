@@ -16,9 +16,12 @@ from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.loop.replay import missing, replay
 from harness.policy.types import GIB, Infeasible, Jobs, Plan
+from harness.run.resolve import resolve
+from harness.run.setup import Setup
+from harness.run.spec import Spec
 from systems.prism import Prism
 from tests.cases import cases
-from workloads.models import shape
+from workloads.models import model_set, shape
 
 SHAPE = shape("llama-3.1-8b")._replace(max_tokens=2048)
 WEIGHTS = 15.0 * GIB + GIB // 2 + 5 * 128 * (1 << 20)  # of an 8B, with its process and the pages that it keeps
@@ -144,3 +147,37 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
     engine = llamacpp.make(config, policy.options, machine(config), llamacpp.Fields())
     assert missing(policy, engine) == []
     assert missing(system.build(make, Sim(config, {}).cluster, {}), engine) != []
+
+
+@cache
+def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
+    """Eight models of 1B to 8B at a moderate load: P95 of TTFT by model, the share within its SLO, and migrations.
+
+    In seconds; on two GPUs whose engines take turns.
+    """
+    models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
+    slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
+    spec = Spec(
+        system, trace="arena-like", models=models, assign="shuffled", rate_scale=4.0, scaling="time", sharing="turns",
+        seed=1, slo_s=tuple((m.name, *slo_s[m.name.split("-")[2][:2]]) for m in model_set(models).members),
+    )  # fmt: skip
+    setup = Setup(resolve(spec))
+    jobs = setup.jobs()
+    replay(setup.policy, setup.engine, jobs, end_s=setup.end_s, control_s=setup.spec.control_s or 0.0)
+    assert isinstance(setup.engine, Sim)
+    ttft_s = setup.engine.S.requests["first"] - jobs.arrival_s
+    seen = jobs.arrival_s >= 0
+    limit_s = np.array([slo_s[name.split("-")[2][:2]][0] for name in jobs.models])[jobs.model]
+    p95_s = {m: float(np.percentile(ttft_s[seen & (jobs.model == k)], 95)) for k, m in enumerate(jobs.models)}
+    return p95_s, float((ttft_s <= limit_s)[seen].mean()), setup.engine.stats()["migrations"]
+
+
+@cases("name", ["elastic", "prism_released", "prism"])
+def test_at_a_moderate_load_no_model_waits_for_a_migration(name: str) -> None:
+    p95_s, met, _ = taking_turns(name)
+    assert max(p95_s.values()) < 0.2
+    assert met > 0.99
+
+
+def test_though_models_do_migrate() -> None:
+    assert taking_turns("prism")[2] > 0

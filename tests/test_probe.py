@@ -88,7 +88,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def profiled(folder: Path, **changed: Any) -> tuple[list[dict[str, Any]], list[str]]:
     said = list[str]()
-    return probe.profile(subject(**changed), folder, said.append), said
+    return probe.profile(subject(**changed), folder, said.append).lines, said
 
 
 def test_what_is_measured_of_a_known_table_gives_it_back(tmp_path: Path) -> None:
@@ -145,6 +145,98 @@ def test_what_others_disturbed_is_measured_again_and_then_told(
     assert (line["tries"], line["other_cores"], left) == (tries, kept, [])
     assert len(line["all"]) == probe.REPEATS
     assert line["p50"] == pytest.approx(API_S + KNOWN.step_s(0, 0, 8), abs=1e-8)
+
+
+def hidden(monkeypatch: pytest.MonkeyPatch, hides: Callable[[int, int], bool]) -> None:
+    """Let no step be seen of so many servers with so many requests each."""
+    real = Rig._decodes
+
+    def decodes(self: Rig, insts: Sequence[Inst], seqs: int, ctx: int) -> tuple[list[float], float]:
+        if hides(len(insts), seqs):
+            raise probe.Unseen("nothing came")
+        return real(self, insts, seqs, ctx)
+
+    monkeypatch.setattr(Rig, "_decodes", decodes)
+
+
+def test_a_cell_that_shows_nothing_is_left_out_and_the_table_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (4, 1))
+    said = list[str]()
+    lines, gaps = probe.profile(subject(), tmp_path, said.append)
+    assert [(one.probe.what, one.probe.params["servers"], one.why) for one in gaps] == [
+        ("beside", 4, "nothing came")
+    ] * probe.ROUNDS
+    assert sum("left out: nothing came" in line for line in said) == probe.ROUNDS
+    spec = dict.fromkeys(quantities.GpuSpec._fields[2:], (1.0, "by hand"))
+    file, _ = fit_whole.table(lines, fit_whole.About("desk", "a desk", "by hand", {}, spec, ["host"], {}))
+    assert file["co_run"]["share"] == pytest.approx(SHARE, rel=0.05)
+    told, again = calibrate.lacking(lines, gaps)
+    assert told.startswith("left out 3 x: beside shape m, servers 4, seqs 1, ctx 19: nothing came; no round has it")
+    assert "again measures" in again
+    assert calibrate.lacking(lines, []) == []
+    calibrate._needed(lines, gaps)
+    monkeypatch.undo()  # a second call measures what was left out
+    monkeypatch.setattr(Rig, "_log", stamped)
+    monkeypatch.setattr(probe, "OtherLoad", Quiet())
+    more, none = probe.profile(subject(), tmp_path, said.append)
+    assert (len(more) - len(lines), none) == (probe.ROUNDS, [])
+
+
+def test_a_cell_that_one_round_has_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter([True] * probe.TRIES)
+    hidden(monkeypatch, lambda servers, seqs: (servers, seqs) == (1, 2) and next(turns, False))
+    lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
+    assert [one.probe.params["round"] for one in gaps] == [1]
+    assert "other rounds have it" in calibrate.lacking(lines, gaps)[0]
+
+
+def test_what_shows_nothing_once_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = iter([True])
+    hidden(monkeypatch, lambda servers, seqs: next(turns, False))
+    line = Rig(subject(), tmp_path).measured(Probe("decode", {"shape": "m", "seqs": 2, "ctx": 8, "held": False}))
+    assert line is not None
+    assert line["tries"] == 2
+
+
+@cases(("kind", "hides"), [("no decode step", lambda k, n: k == 1), ("no step of servers side", lambda k, n: k > 1)])
+def test_without_any_of_a_kind_there_is_no_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, hides: Callable[[int, int], bool]
+) -> None:
+    hidden(monkeypatch, hides)
+    monkeypatch.setattr(probe, "BESIDE", (2,))
+    real = Rig._take
+
+    def take(self: Rig, one: Probe) -> Any:
+        if one.what == "beside" and hides(2, 1):
+            raise probe.Unseen("nothing came")
+        return real(self, one)
+
+    monkeypatch.setattr(Rig, "_take", take)
+    lines, gaps = probe.profile(subject(), tmp_path, list[str]().append)
+    with pytest.raises(UserError, match=rf"^m: {kind}.* could be measured, and a cost table needs some: nothing came$"):
+        calibrate._needed(lines, gaps)
+
+
+def test_requests_one_after_the_other_show_no_step_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_by_one(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
+        log = stamped(self, sizes, insts, rounds)
+        return log._replace(chunk_ns=log.chunk_ns + np.arange(len(log.chunk_ns)) // probe.STEPS * 10**12)
+
+    def at_once(self: Rig, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
+        log = stamped(self, sizes, insts, rounds)
+        return log._replace(chunk_ns=np.zeros_like(log.chunk_ns))
+
+    rig = Rig(subject(), tmp_path)
+    monkeypatch.setattr(Rig, "_log", one_by_one)
+    rig._decodes(SERVERS[:1], 1, 8)
+    for servers, seqs, says in ((4, 1, "4 servers with a request each"), (1, 3, "3 requests of a server were never")):
+        with pytest.raises(probe.Unseen, match=says):
+            rig._decodes(SERVERS[:servers], seqs, 8)
+    monkeypatch.setattr(Rig, "_log", at_once)
+    with pytest.raises(probe.Unseen, match="all tokens of its request came at once"):
+        rig._decodes(SERVERS[:1], 1, 8)
 
 
 def test_another_machine_is_refused(tmp_path: Path) -> None:

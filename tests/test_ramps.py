@@ -33,8 +33,10 @@ def test_outputs_have_the_mean_and_end_at_the_cap() -> None:
     assert lengths.mean() == pytest.approx(943.0, abs=0.5)
     below = lengths[lengths < 1024]
     assert len(below) / len(lengths) == pytest.approx(1 - (1 - 1 / 6340) ** 1023, abs=0.01)  # a chance of 1 / 6,340
-    with pytest.raises(ValueError, match="a mean of 1024"):
-        outputs(10, 1024, 1024.0)
+    assert outputs(3, 1024, 1024.0).tolist() == [1024] * 3  # nothing ends before the cap
+    assert outputs(3, 1024, 1.0).tolist() == [1] * 3
+    with pytest.raises(ValueError, match="a mean of 1025"):
+        outputs(10, 1024, 1025.0)
 
 
 def test_a_seed_moves_outputs_and_nothing_else() -> None:

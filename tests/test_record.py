@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -52,6 +54,10 @@ def batch(
         "first_tokens": done.astype(np.int32),
         "state": coded(np.where(done, 0, 3), record.STATES),
         **{f"{wait}_ns": np.full(n, k) for k, wait in enumerate(record.WAITS)},
+        **{f"ttft_{wait}_ns": np.full(n, k // 2) for k, wait in enumerate(record.WAITS)},
+        **{f"gap_{wait}_ns": pa.nulls(n) for wait in record.WAITS},
+        "alone_prefill_ns": np.full(n, 7),
+        "alone_decode_ns": pa.nulls(n),
         "preemptions": at * 0,
         "gpus": coded(at % 2, ("0", "0>1")),
         "fidelity": coded(at * 0, ("simulated",)),
@@ -81,7 +87,7 @@ def test_what_is_written_is_read(tmp_path: Path, tokens: bool) -> None:
     table = record.read(tmp_path / "run")
     assert table.schema.equals(record.SCHEMA)
     assert table.to_pylist() == rows.to_pylist()
-    assert record.meta(tmp_path / "run") == {**META, "counts": {"done": 800, "unfinished": 200}}
+    assert record.meta(tmp_path / "run") == {**META, "counts": {"done": 800, "unfinished": 200}, "schema": 2}
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["requests.parquet", "run", "side.json"]
     assert record.read(tmp_path / "run", ["id"]).column_names == ["id"]
 
@@ -115,7 +121,7 @@ def test_skipped_run_has_no_rows_and_a_reason(tmp_path: Path) -> None:
     record.write(tmp_path / "run", [], {"skipped": "sim cannot Move.to:host"})
     assert record.read(tmp_path / "run").num_rows == 0
     assert record.read(tmp_path / "run").schema.equals(record.SCHEMA)
-    assert record.meta(tmp_path / "run") == {"skipped": "sim cannot Move.to:host", "counts": {}}
+    assert record.meta(tmp_path / "run") == {"skipped": "sim cannot Move.to:host", "counts": {}, "schema": 2}
 
 
 def test_other_schemas_are_refused(tmp_path: Path) -> None:
@@ -303,3 +309,41 @@ def test_load_gives_tidy_frames(tmp_path: Path) -> None:
     assert len(everything.requests) == 10
     assert [p.name for p in record.runs(tmp_path / "chat-00")] == ["prism-00"]
     assert len(harness.load(tmp_path / "qlm-00").requests) == 0
+
+
+OLD = {"held": 1, "host": 2, "load": 3, "kv": 4, "move": 5, "turn": 6, "solo": 7, "slow": 8}  # waits of schema 1
+
+
+def of_schema_1(folder: Path, **spec: str) -> Path:
+    """A run as releases before 2 wrote it: other names of waits, no parts, no word of a schema."""
+    table = pa.Table.from_batches([batch(10)])
+    kept = {name: table[name] for name in table.column_names if not name.startswith(("ttft_", "alone_"))}
+    for wait in record.WAITS:
+        del kept[f"{wait}_ns"]
+    kept |= {f"{wait}_ns": pa.array([ns] * 10) for wait, ns in OLD.items()}
+    folder.mkdir()
+    pq.write_table(pa.table(kept).replace_schema_metadata({"spec": json.dumps(spec)}), folder / record.ROWS)
+    return folder
+
+
+@cases(("sharing", "slow"), [("own", "contention"), ("turns", "time_slice")])
+def test_files_of_schema_1_are_read(tmp_path: Path, sharing: str, slow: str) -> None:
+    run = of_schema_1(tmp_path / f"run-{sharing}", sharing=sharing)
+    table = record.read(run)
+    assert table.schema.equals(record.SCHEMA)
+    row = table.to_pylist()[1]
+    now = {"admission": 1, "host": 2, "load": 3, "kv": 4, "transfer": 5, "queue": 6, "compute": 7, slow: 8}
+    assert {wait: row[f"{wait}_ns"] for wait in record.WAITS} == dict.fromkeys(record.WAITS, 0) | now
+    assert row["ttft_kv_ns"] is row["alone_prefill_ns"] is None
+    assert record.read(run, ["id", "queue_ns"]).column_names == ["id", "queue_ns"]
+    frame = record.load(run).requests
+    assert frame["queue_s"].tolist() == [6e-9] * 10
+    assert frame["ttft_queue_s"].isna().all()
+
+
+def test_files_of_a_later_schema_are_refused(tmp_path: Path) -> None:
+    record.write(tmp_path / "run", [batch(1)], META)
+    table = record.read(tmp_path / "run")
+    pq.write_table(table.replace_schema_metadata({"schema": "3"}), tmp_path / "run" / record.ROWS)
+    with pytest.raises(UserError, match="is of schema 3, and this release reads up to 2"):
+        record.read(tmp_path / "run")

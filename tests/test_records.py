@@ -148,5 +148,7 @@ def test_every_field_is_read() -> None:
     assert {
         (name, field)
         for name, field in known - found
-        if field not in by_name and not (name == "WORLD" and field in addresses)
+        if field not in by_name
+        and not (name == "WORLD" and field in addresses)
+        and not (name in {"REQUEST", "LOG"} and field in (rows.FIELDS.names or ()))  # `rows` reads them all, by cause
     } == set()

@@ -19,7 +19,7 @@ from harness.engines.costs.shapes import weight_bytes
 from harness.engines.sim.engine import Sim
 from harness.loop import replay as loop
 from harness.loop.answers import fault
-from harness.loop.guard import LIMIT_S, Fault, _collecting
+from harness.loop.guard import LIMIT_S, Fault, Interrupted, _collecting
 from harness.loop.recorder import Decision, Recorder
 from harness.loop.replay import Livelock, replay
 from harness.policy.actions import Action, Admit, Drop, Evict, Limit, Load, Move, Run, Wake
@@ -224,7 +224,13 @@ def test_a_fault_names_what_the_policy_did_and_when() -> None:
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-@cases("error", [Infeasible("too small"), KeyboardInterrupt()])
+def test_an_interrupt_that_a_policy_raises_by_itself_is_its_fault() -> None:
+    policy, (sim, jobs) = Policy(raising(KeyboardInterrupt())), engine([0.0, 1.25])
+    with pytest.raises(Fault, match="KeyboardInterrupt"):
+        replay(policy, sim, jobs)
+
+
+@cases("error", [Infeasible("too small"), Interrupted()])
 def test_what_is_no_fault_comes_through(error: BaseException) -> None:
     policy, (sim, jobs) = Policy(raising(error)), engine([0.0, 1.25])
     with pytest.raises(type(error)):

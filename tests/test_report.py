@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.report import formats, sentences
+from harness.report.commands import again
 from harness.report.summary import Summary, summarize
 from harness.report.text_table import laid
-from harness.rows import estimate, tidy
+from harness.rows import estimate, statistics, tidy
 from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
 from harness.rows.statistics import Estimate
+from harness.study.measure import Measured
+from harness.study.sentences import next_command
 from tests.cases import cases
 
 # ------------------------------------------------------------------ an estimate as text
@@ -181,7 +189,7 @@ def test_the_verdict_leaves_controls_out() -> None:
 
 
 def test_why_names_the_cause_of_most_misses() -> None:
-    causes = {"missed_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_load": {"b": {1.0: [0.3, 0.5]}}}
+    causes = {"missed_both_kv": {"b": {1.0: [0.7, 0.5]}}, "missed_both_load": {"b": {1.0: [0.3, 0.5]}}}
     of = scored({"a": {1.0: [1.0, 1.0]}, "b": {1.0: [0.5, 0.5]}}, **causes)
     assert sentences.why(of, shown(of, "a", "b"), "both", 0.99) == "Why requests miss: b 60 % KV wait"
     assert sentences.why(of, shown(of, "a"), "both", 0.99) is None
@@ -213,6 +221,147 @@ def test_a_rate_is_never_below_0_and_its_interval_is_as_wide_as_it_is() -> None:
     (line,) = csv.DictReader(io.StringIO(formats.as_csv(view)))
     assert all(float(value) >= 0 for key, value in line.items() if "_rps" in key and value not in {"", "="})
     assert "10.0 [0, 112]" in formats.terminal(view, bold=False)[-1]
+
+
+def marked(of: pa.Table, column: str, label: str, reason: str, rates: tuple[float, ...] = (1.0, 2.0, 4.0)) -> pa.Table:
+    """The table with a reason in a column of a label's runs at some rates."""
+    told = [
+        row | ({column: reason} if row["label"] == label and row["rate_scale"] in rates else {})
+        for row in of.to_pylist()
+    ]
+    schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
+    return pa.Table.from_pylist(told, schema=schema).cast(tidy.TABLE_SCHEMA)
+
+
+NO_ROOM = {"a": {1.0: [1.0] * 3, 2.0: [0.5] * 3}, "b": {1.0: [0.0] * 3, 2.0: [0.0] * 3}}
+
+
+@cases("rates", [(1.0, 2.0), (2.0,)])
+def test_nothing_is_said_of_a_system_that_did_not_run(rates: tuple[float, ...]) -> None:
+    """Of b no run, or not one of its rates, had room: no sentence, no value in any export, a reason in its row."""
+    of = marked(scored(NO_ROOM), "infeasible", "b", "1.0 GiB short on GPU 8", rates)
+    view = shown(of, "a", "b")
+    assert sentences.verdict(of, view, "both", 0.99) is None
+    assert "b " not in str(sentences.why(of, view, "both", 0.99))
+    a, b = formats.records(view)
+    assert (a["infeasible"], b["infeasible"]) == (False, True)
+    assert {b[key] for key in ("both_pct", "mean_pct", "rate_99_rps", "rate_99_rps_low", "fails_99_rps")} == {None}
+    lines = formats.terminal(view, bold=False, unfit={"b": "does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"})
+    assert lines[-1] == "b  does not fit: 1.0 GiB short on GPU 8 (fits with --gpus 9)"
+    assert len(lines) == 4  # two heads, a, and why not b
+    assert any(line.startswith(r"b (does not fit) & - & ") for line in formats.latex(view))
+    alone = shown(of.filter(pc.equal(of["label"].cast(pa.string()), "b")), "b")
+    assert formats.terminal(alone, bold=False, unfit={"b": "does not fit"}) == ["b  does not fit"]
+
+
+def test_an_invalid_run_gives_no_sentence_and_wins_no_column() -> None:
+    of = marked(scored(APART), "invalid", "a", "other processes took 0.5 cores, the limit 0.2")
+    view = shown(of, "a", "b")
+    assert sentences.verdict(of, view, "both", 0.99) is None
+    assert "a (invalid)" in "\n".join(formats.terminal(view, bold=True))
+    assert formats.BOLD not in "\n".join(formats.terminal(view, bold=True))
+
+
+@cases(
+    ("why", "says"),
+    [
+        ("2 of 4 runs: other processes took 0.61 cores, the limit 0.2",
+         "end what else runs on this machine, then bench compare --systems a -o {again}"),
+        ("lag P99 is 9.1 ms, the limit 5 ms",
+         "a rate at which the client keeps up: bench compare --systems a --rate-scale 0.125 -o {again}"),
+        ("the load of other processes was not measured", "let the client read the load of this machine (/proc), then "),
+    ],
+)  # fmt: skip
+def test_what_makes_runs_valid_is_asked_next(why: str, says: str, tmp_path: Path) -> None:
+    """A stored run stays as it is, so the next ones go elsewhere."""
+    of = marked(scored(APART), "invalid", "a", why)
+    found = SimpleNamespace(table=of, xs=(0.25, 0.5), folder=tmp_path / "x")
+    words = ["compare", "--systems", "a", "--rate-scale", "0.25,0.5"] if "lag" in why else ["compare", "--systems", "a"]
+    said = next_command(cast("Measured", found), shown(of, "a", "b"), "both", words)
+    assert said.startswith(says.format(again=tmp_path / "again"))
+
+
+def test_who_is_ahead_in_rates_and_behind_in_the_table_is_told_both_ways() -> None:
+    """a holds 8 with two seeds and nothing with the third (mean 5.67); b holds 4 with all, and falls to 90 % at 8."""
+    of = scored({"a": {x: [1.0, 1.0, 0.5] for x in (1.0, 2.0, 4.0, 8.0)},
+                 "b": {1.0: [1.0] * 3, 2.0: [1.0] * 3, 4.0: [1.0] * 3, 8.0: [0.9] * 3}})  # fmt: skip
+    said = str(sentences.verdict(of, shown(of, "a", "b"), "both", 0.99))
+    assert said.startswith("a meets 99 % at ~")
+    assert "; at 8.00 req/s b meets +16.67 [" in said
+    assert said.endswith("points more than a (3 seeds, not significant)")
+    agreed = scored(APART)
+    assert "req/s" not in str(sentences.verdict(agreed, shown(agreed, "a", "b"), "both", 0.99))
+
+
+def test_what_holds_up_to_the_same_rate_is_told_as_equal() -> None:
+    same = {1.0: [1.0] * 3, 2.0: [0.98, 0.97, 0.98]}
+    of = scored({"a": same, "b": same, "c": {1.0: [1.0] * 3, 2.0: [0.5] * 3}})
+    said = str(sentences.verdict(of, shown(of, "a", "b", "c"), "both", 0.99))
+    assert re.match(r"a and b meet 99 % up to the same rate, within 1 %; a meets 99 % at 1\.4\dx \[1\.", said), said
+    both = of.filter(pc.invert(pc.equal(of["label"].cast(pa.string()), "c")))
+    assert sentences.verdict(both, shown(both, "a", "b"), "both", 0.99) == (
+        "a and b meet 99 % up to the same rate, within 1 %"
+    )
+
+
+FLAT = {"a": {1.0: [0.988, 1.0], 2.0: [0.992, 1.0], 4.0: [0.991, 1.0], 8.0: [0.989, 0.998], 16.0: [0.5, 0.5]},
+        "b": {1.0: [1.0, 1.0], 2.0: [1.0, 1.0], 4.0: [0.9, 0.9], 8.0: [0.4, 0.4], 16.0: [0.1, 0.1]}}  # fmt: skip
+
+
+def test_a_curve_on_the_threshold_has_a_range_and_no_crossing() -> None:
+    """The first seed of a is within 0.2 points of 99 % from 1 to 8 (2 to 16 req/s): 0.2 points move it by 3 octaves."""
+    of = scored(FLAT)
+    view = shown(of, "a", "b")
+    assert view.systems[0].flat == pytest.approx((2.0, 16.0, 0.988, 1.0))
+    assert view.systems[1].flat is None
+    assert "flat, 2.00 to 16.0" in formats.terminal(view, bold=False)[2]
+    assert sentences.plateaus(view, 0.99) == [
+        "a crosses 99 % nowhere in particular: 98.8 to 100.0 % from 2.00 to 16.0 req/s"
+    ]
+    said = str(sentences.verdict(of, view, "both", 0.99))  # at the table's rate, and no ratio
+    assert re.match(r"at 16\.0 req/s a meets \+59\.35 \[", said), said
+    assert "x [" not in said
+    a, b = formats.records(view)
+    assert (a["flat_from_rps"], a["flat_to_rps"]) == (2.0, 16.0)
+    assert (b["flat_from_rps"], b["flat_to_rps"]) == (None, None)
+
+
+@cases(
+    ("curve", "flat"),
+    [
+        ({1.0: 1.0, 2.0: 0.991, 4.0: 0.989, 8.0: 0.5}, (2.0, 4.0)),  # an octave on the level
+        ({1.0: 1.0, 2.0: 0.991, 3.9: 0.989, 8.0: 0.5}, None),  # less than one
+        ({1.0: 1.0, 2.0: 0.994, 4.0: 0.986, 8.0: 0.5}, None),  # near it, and told apart from it
+        ({1.0: 0.9, 2.0: 0.8, 4.0: 0.7, 8.0: 0.5}, None),  # below it
+        ({1.0: 1.0, 2.0: 1.0, 4.0: 1.0, 8.0: 1.0}, None),  # above it
+        ({1.0: 0.989, 2.0: 0.989, 4.0: 0.989}, (1.0, 4.0)),  # "<1", by a tenth of a point
+    ],
+)
+def test_a_plateau_is_an_octave_within_a_fifth_of_a_point(
+    curve: dict[float, float], flat: tuple[float, float] | None
+) -> None:
+    found = statistics.plateau({0: curve}, 0.99)
+    assert (found and found[:2]) == flat
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=3, max_size=3), min_size=2, max_size=5))
+def test_no_export_has_a_rate_below_0(seeds: list[list[float]]) -> None:
+    of = scored({"a": {2.0**k: [seed[k] for seed in seeds] for k in range(3)}})
+    view = shown(of, "a")
+    for record in (*formats.records(view), *json.loads(formats.as_json(view, {}))["systems"]):
+        assert all(value is None or value >= 0 for key, value in record.items() if key.endswith(("_rps", "_rps_low")))
+    (line,) = csv.DictReader(io.StringIO(formats.as_csv(view)))
+    assert not any(value.startswith("-") for value in line.values())
+    for text in (formats.terminal(view, bold=False), formats.markdown(view), formats.latex(view)):
+        assert "[-" not in "\n".join(text)
+
+
+def test_a_command_is_repeated_with_other_values() -> None:
+    words = ["compare", "--systems", "a,b", "--gpus=2", "--set", "mem_fraction=0.9", "--set=seed=3", "-o", "out"]
+    assert again(words, "--gpus", "3") == (
+        "bench compare --systems a,b --set mem_fraction=0.9 --set=seed=3 -o out --gpus 3"
+    )
+    assert again(words, "--set", "mem_fraction=0.95").endswith("--gpus=2 --set seed=3 -o out --set mem_fraction=0.95")
 
 
 def test_cells_in_latex_are_escaped() -> None:

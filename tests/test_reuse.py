@@ -65,7 +65,8 @@ def served(work: Jobs, config: Config = CONFIG, limit: int | None = None) -> Sim
     sim = Sim(config)
     for action in (Load(INST), Limit("m", 0, limit), Run(Batch(INST)), Admit("m", Batch(INST))):
         sim.do(action)
-    sim.begin(work, frozenset(), oracle=False)
+    sim.take(work)
+    sim.begin(frozenset(), oracle=False)
     assert sim.poll(math.inf) is None
     assert (sim.S.requests["state"] == state.DONE).all()
     return sim
@@ -260,14 +261,16 @@ def test_nobody_finds_what_no_other_prompt_has(first: int) -> None:
 
 
 def test_blocks_of_an_id_are_whole_blocks_of_the_engine() -> None:
+    sim = Sim(CONFIG)
+    sim.take(alike([[0]], 30, 1, block_tokens=24))
     with pytest.raises(ValueError, match="block_tokens, 16, is no divisor of the 24 that an id stands for"):
-        Sim(CONFIG).begin(alike([[0]], 30, 1, block_tokens=24), frozenset(), oracle=False)
+        sim.begin(frozenset(), oracle=False)
 
 
 def test_an_engine_in_real_time_says_that_it_has_none() -> None:
     engine = wallclock.WallClock.__new__(wallclock.WallClock)
     with pytest.raises(Unsupported, match=r"a prefix cache \(--no-prefix-cache\)"):
-        engine.begin(alike([[0]], 30, 1), frozenset(), oracle=False)
+        engine.take(alike([[0]], 30, 1))
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ def test_a_routed_request_leaves_at_its_time_and_its_books_are_the_clients(monke
     stage = Stage(monkeypatch)
     _, (row,) = stage.run(Script(routed("a"), {Woke}), jobs((1.0, "a", 6)))
     assert (row["state"], row["fidelity"], row["gpus"], row["made_tokens"]) == ("done", "real", "0", 6)
-    assert waits(row) == {"host": 1.0, "solo": 90.0}  # the lag; a prefill of 50 ms, and four steps of 10
+    assert waits(row) == {"host": 1.0, "compute": 90.0}  # the lag; a prefill of 50 ms, and four steps of 10
     first_ns, done_ns = 1_051 * MS, 1_091 * MS
     assert (row["arrival_ns"], row["admit_ns"], row["first_ns"], row["done_ns"]) == (
         1000 * MS,
@@ -50,7 +50,7 @@ def test_a_request_waits_for_its_server_and_its_model_is_loaded_once(monkeypatch
     script = Script(answers)
     _, rows = stage.run(script, jobs((1.0, "a", 2), (1.2, "a", 2)))
     assert [waits(row) for row in rows] == [
-        {"load": 500.0, "host": 1.0, "solo": 50.0}, {"load": 300.0, "host": 1.0, "solo": 50.0},
+        {"load": 500.0, "host": 1.0, "compute": 50.0}, {"load": 300.0, "host": 1.0, "compute": 50.0},
     ]  # fmt: skip
     assert len(stage.kind.seats) == 1
     assert [one.failed for one in script.told(Done)] == [None, None]  # each Load is told
@@ -70,7 +70,7 @@ def test_a_request_that_nobody_admits_is_held_and_one_without_a_lane_waits_its_t
                 yield Run(batch("a"))
 
     _, (row,) = Stage(monkeypatch).run(Script(answers), jobs((1.0, "a", 2)))
-    assert waits(row) == {"held": 300.0, "turn": 400.0, "host": 1.0, "solo": 50.0}
+    assert waits(row) == {"admission": 300.0, "queue": 400.0, "host": 1.0, "compute": 50.0}
 
 
 def test_what_is_under_way_at_the_end_is_unfinished_and_later_tokens_are_none_of_the_runs(
@@ -81,7 +81,7 @@ def test_what_is_under_way_at_the_end_is_unfinished_and_later_tokens_are_none_of
     assert (one["state"], other["state"]) == ("unfinished", "unfinished")
     assert one["made_tokens"] == 2 + 14  # a step ends every 10 ms from 1.051 s
     assert (one["done_ns"], other["first_ns"]) == (None, None)
-    assert waits(one) == {"host": 1.0, "solo": 199.0}
+    assert waits(one) == {"host": 1.0, "compute": 199.0}
 
 
 def test_a_dropped_request_ends_so_wherever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,8 +128,8 @@ def test_a_server_stops_when_its_requests_have_ended_and_the_next_starts_in_its_
     stage = Stage(monkeypatch, mem_bytes=WEIGHTS + 20_000)  # one server, with KV for two longest requests
     script = Script(swapped)
     outcome, (a, b) = stage.run(script, jobs((1.0, "a", 10), (1.01, "b", 2)))
-    assert waits(a) == {"host": 1.0, "solo": 130.0}  # until 1.131 s
-    assert waits(b) == {"load": 131.0 - 10.0 + 100.0 + 500.0, "host": 1.0, "solo": 50.0}
+    assert waits(a) == {"host": 1.0, "compute": 130.0}  # until 1.131 s
+    assert waits(b) == {"load": 131.0 - 10.0 + 100.0 + 500.0, "host": 1.0, "compute": 50.0}
     assert (a["state"], b["state"], outcome.refused) == (
         "done",
         "done",
@@ -157,8 +157,8 @@ def test_a_request_that_left_before_the_client_heard_of_the_end_of_its_route_is_
     stage = Stage(monkeypatch, deaf_ns=40 * MS)
     _, (early, late) = stage.run(Script(answers), jobs((1.02, "a", 2), (1.5, "a", 2)))
     assert (early["state"], late["state"]) == ("done", "done")
-    assert waits(early) == {"host": 1.0, "solo": 50.0}
-    assert waits(late) == {"load": 1000.0, "host": 1.0, "solo": 50.0}  # until the next server is up, at 2.5 s
+    assert waits(early) == {"host": 1.0, "compute": 50.0}
+    assert waits(late) == {"load": 1000.0, "host": 1.0, "compute": 50.0}  # until the next server is up, at 2.5 s
     assert stage.sender is not None
     assert [rid for rid, _ in stage.sender.sent] == [0, 1]  # nobody is sent twice
 
@@ -190,7 +190,7 @@ def test_the_requests_of_a_server_that_dies_fail_with_the_reason_until_it_is_loa
     assert stage.engine.errors == {0: why, 1: why}
     assert stage.engine.side()["faults"] == [why]
     assert capsys.readouterr().err == f"{why}\n"
-    assert "solo" not in waits(rows[1])  # it never ran
+    assert "compute" not in waits(rows[1])  # it never ran
 
 
 def test_a_server_that_never_answers_is_a_refusal_and_who_waits_for_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,7 +125,7 @@ def test_a_system_that_swaps_in_order_of_arrival_swaps_for_every_request() -> No
     assert (one.stats()["loads"], one.stats()["evicts"]) == (4.0, 4.0)
     done_ns = [row["done_ns"] for row in rows]
     assert done_ns == sorted(done_ns)  # one at a time
-    assert all(row["load_ns"] + row["held_ns"] > 0 for row in rows[1:])
+    assert all(row["load_ns"] + row["admission_ns"] > 0 for row in rows[1:])
     starts = [one["model"] for one in one.side()["servers"] if one["what"] == "start"]
     assert starts == ["a", "b", "a", "b", "a"]
 

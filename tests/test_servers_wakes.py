@@ -101,9 +101,9 @@ def kept(monkeypatch: pytest.MonkeyPatch, lines: int) -> tuple[Stage, list[dict[
 def test_wakes_are_no_loads_and_their_wait_is_charged_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
     stage, rows = kept(monkeypatch, 2)
     assert [waits(row) for row in rows] == [
-        {"host": 1.0, "solo": 50.0},
-        {"host": 1.0, "load": 50.0, "solo": 40.0},  # nobody says how long the prompt took
-        {"host": 1.0, "solo": 50.0},
+        {"host": 1.0, "compute": 50.0},
+        {"host": 1.0, "load": 50.0, "compute": 40.0},  # nobody says how long the prompt took
+        {"host": 1.0, "compute": 50.0},
         {"host": 1.0, "load": 50.0},
     ]
     stats = stage.engine.stats()
@@ -150,7 +150,7 @@ def test_a_mock_that_sleeps_wakes_as_its_log_says() -> None:
     woken = {wake.rid: wake.seconds for wake in one.wakes}
     assert min(woken[2], woken[4]) >= 0.149  # what the mock waits, but for its clock's millisecond
     assert rows[2]["load_ns"] >= 149 * MS
-    assert rows[2]["load_ns"] + rows[2]["solo_ns"] + rows[2]["host_ns"] == rows[2]["done_ns"] - rows[2]["arrival_ns"]
+    assert rows[2]["load_ns"] + rows[2]["compute_ns"] + rows[2]["host_ns"] == rows[2]["done_ns"] - rows[2]["arrival_ns"]
     assert one.stats()["wakes"] == len(one.wakes)
     assert said["logged"] >= 2
     assert ("their logs tell of" in said["text"]) == (said["logged"] != len(one.wakes))

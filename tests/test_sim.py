@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from harness.policy.actions import Admit, Drop, Evict, Load, Move, Run
 from harness.policy.events import Arrived
 from harness.policy.types import MIB, Batch, Inst, Jobs, Plan
 from harness.rows.record import SCHEMA
+from harness.rows.record import WAITS as CAUSES
 from harness.run.spec import Spec
 from harness.study.bases import slo_target
 from tests.cases import cases
@@ -26,7 +28,7 @@ from tests.oracle import Oracle
 from tests.worlds import drive, world
 from workloads.models import model_set, shape
 
-WAITS = [f"{c}_ns" for c in ("held", "host", "load", "kv", "move", "turn", "solo", "slow")]
+WAITS = [f"{c}_ns" for c in CAUSES]
 
 
 @cases("first", range(0, 30, 15))
@@ -39,6 +41,43 @@ def test_token_times_rebuilt_from_spans_are_the_oracles(first: int) -> None:
         for q, ns in zip(want, table.column("token_ns").to_pylist(), strict=True):
             made = np.array(ns) / 1e9 + w.jobs.arrival_s[q.id]
             np.testing.assert_allclose(made, q.token_s, atol=2e-9)
+
+
+@cases(
+    ("name", "options", "causes"),
+    [
+        ("static", {"sharing": "turns"}, "compute time_slice"),
+        ("prism", {}, "compute contention"),
+        ("aegaeon", {}, "compute load transfer queue"),
+        ("pdmux", {}, "compute contention queue"),
+        ("disaggregated", {}, "compute transfer queue"),
+    ],
+)
+def test_waits_of_the_longest_gap_sum_to_it(name: str, options: dict[str, str], causes: str) -> None:
+    served = tuple(Served(m, shape("llama-3.2-1b"), 1, 1.0, 0.05) for m in "abcd")
+    plan = {m.name: Plan(1.0, 500, 150, "trace") for m in served}
+    config = Config(served, gpus=8 if name == "disaggregated" else 2, noise=0.05, token_times=True, mem_fraction=0.2,
+                    plan=plan)  # fmt: skip
+    n, rng = 200, np.random.default_rng(0)
+    jobs = Jobs(
+        tuple("abcd"), np.sort(rng.uniform(0, 20, n)), rng.integers(0, 4, n).astype(np.int32),
+        rng.integers(1, 1500, n).astype(np.int32), rng.integers(1, 300, n).astype(np.int32),
+        np.full(n, 1.0), np.full(n, 0.05),
+    )  # fmt: skip
+    sim = Sim(config, options | dict(find(name)(Sim(config).cluster).options))
+    replay(find(name)(sim.cluster), sim, jobs, end_s=19.0)  # some have not ended
+    table, waited = pa.Table.from_batches(list(sim.rows()), SCHEMA).to_pylist(), Counter[str]()
+    for row in table:
+        gaps_ns, parts = np.diff(row["token_ns"]), {wait: row[f"gap_{wait}"] for wait in WAITS}
+        if not len(gaps_ns):
+            assert set(parts.values()) == {None}
+            continue
+        assert sum(parts.values()) == gaps_ns.max()
+        assert min(parts.values()) >= -1
+        assert all(part <= row[wait] + 8 for wait, part in parts.items())
+        waited.update(parts)
+    assert {row["state"] for row in table} > {"done"}
+    assert {wait for wait, ns in waited.items() if ns > 1000} == {f"{cause}_ns" for cause in causes.split()}
 
 
 def test_rows_sum_and_name_where_they_ran() -> None:
@@ -56,6 +95,11 @@ def test_rows_sum_and_name_where_they_ran() -> None:
     t = pa.Table.from_batches(list(sim.rows()), SCHEMA)
     total = sum(t.column(w).to_numpy() for w in WAITS)
     np.testing.assert_array_equal(total, t.column("done_ns").to_numpy() - t.column("arrival_ns").to_numpy())
+    first = [t.column(f"ttft_{w}").to_numpy() for w in WAITS]
+    np.testing.assert_array_equal(sum(first), t.column("first_ns").to_numpy() - t.column("arrival_ns").to_numpy())
+    assert all(
+        (part >= 0).all() and (part <= t.column(w).to_numpy()).all() for w, part in zip(WAITS, first, strict=True)
+    )
     assert set(t.column("state").to_pylist()) == {"done"}
     assert {(m, g) for m, g in zip(*(t.column(c).to_pylist() for c in ("model", "gpus")), strict=True)} == {
         ("a", "0"), ("b", "1+2"),
@@ -78,9 +122,8 @@ def test_elastic_memory_is_taken_in_whole_pages_and_given_back() -> None:
         sim.do(action)
     never = np.full(8, math.inf)
     lengths = np.full(8, 600, np.int32)
-    sim.begin(
-        Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never), frozenset({Arrived}), False
-    )
+    sim.take(Jobs(("m",), np.zeros(8), np.zeros(8, np.int32), lengths, lengths, never, never))
+    sim.begin(frozenset({Arrived}), False)
     used = []
     for t in (0.5, 1.0, math.inf):
         while sim.poll(t) is not None:
@@ -104,7 +147,8 @@ def test_a_view_tells_what_waits_for_memory_from_what_is_on_its_way() -> None:
         sim.do(action)
     none = np.full(1, math.inf)
     lengths = np.full(1, 8000, np.int32), np.full(1, 100, np.int32)
-    sim.begin(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none), frozenset(), False)
+    sim.take(Jobs(("a", "b", "c"), np.zeros(1), np.zeros(1, np.int32), *lengths, none, none))
+    sim.begin(frozenset(), False)
 
     def seen(at_s: float) -> tuple[str, int, int, str]:
         while sim.poll(at_s) is not None:

@@ -154,12 +154,26 @@ def test_prisms_bridge_names_the_origin_of_each_step() -> None:
     steps = prism.steps()
     specs = {name: prism.spec_of(steps[0], name) for name in prism.systems}
     assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "shuffled", "rotate")}
-    specs = {name: prism.spec_of(steps[len(prism.condition)], name) for name in prism.systems}
+    last = [one for one in steps if one.kind == "cumulative"][-1]
+    specs = {name: prism.spec_of(last, name) for name in prism.systems}
     assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs.values()} == {
         ("window", "released", "replicate", "turns", "sglang-eager-2024")
     }
     assert {spec.pool_bytes for spec in specs.values()} == {POOL}
     assert specs["static"].label == "static:equal"
+
+
+def test_prisms_bridge_shows_both_ends_of_old_sglangs_host_time() -> None:
+    prism = study("prism-bridge")
+    steps = prism.steps()
+    hosts = [[prism.spec_of(one, name).host for name in prism.systems] for one in steps]
+    ends = ("sglang-eager-2024-high", "sglang-eager-2024")
+    old = [i for i, names in enumerate(hosts) if ends[0] in names]
+    assert [steps[i].kind for i in old] == ["cumulative"] * 5 + ["alone"]
+    assert all(steps[i].other_end and not steps[i + 1].other_end for i in old)
+    assert all(set(hosts[i]) == {ends[0]} and set(hosts[i + 1]) == {ends[1]} for i in old)
+    assert all(steps[i].name == f"{steps[i + 1].name}; host {ends[0]}" for i in old)
+    assert len(steps) == 1 + 2 * len(prism.condition) + len(old)
 
 
 def test_prisms_regimes_have_a_condition_each() -> None:
@@ -413,6 +427,7 @@ MISTAKES: list[tuple[str, str, str]] = [  # what stands in MINE, what stands the
     ('among = ["chunked", "theirs"]', 'among = ["chunked", "qlm"]', 'condition "counts": no system "qlm"'),
     ('among = ["chunked", "theirs"]', 'systems = { their = "x" }', 'no system "their"; did you mean theirs?'),
     ('among = ["chunked", "theirs"]', 'origin = "unknown"', "origin is of the steps of a cumulative study"),
+    ('among = ["chunked", "theirs"]', 'band = { host = "none" }', "band: it is the other end of what a step"),
     ("[[claim]]", "[[claims]]", 'unknown key "claims"; did you mean claim?'),
     ("paper = 2.3", 'paper = "always"', 'claim 1: paper is "always", not a number, reached or never'),
     ("paper = 2.3", "paper = [3, 2]", "claim 1: paper is [3.0, 2.0], not a number or two, the smaller first"),

@@ -174,6 +174,32 @@ def test_each_router_has_its_own_models() -> None:
     assert x.ask("acd") == "0 -b +c 1"  # d waits for a
 
 
+def homes(tp: str, gpus: int, preset: str, node_gpus: int = 8) -> dict[str, Gpus]:
+    """Where models of these tensor-parallel degrees live; the first are asked for most."""
+    cards = tuple(Gpu("flat", g // node_gpus, WEIGHTS + 4 * LONGEST, 100, ()) for g in range(gpus))
+    models = {chr(97 + k): Model(1, int(n), WEIGHTS, 1, 1, 10, 1.0, 0.1) for k, n in enumerate(tp)}
+    plan = {m: Plan(20.0 - k, 5, 5, "test") for k, m in enumerate(models)}
+    made = Swap(Cluster(cards, models, plan, NoProfile()), **Swap.presets[preset])  # type: ignore[arg-type]
+    return {m: place for m in models for (place,) in [made.home[m].places[m]]}
+
+
+@cases("preset", ["llama-swap", "llama-swap-fifo", "router", "sleep", "sleep-2"])
+def test_each_model_has_gpus_of_its_own_while_there_are_enough(preset: str) -> None:
+    tp = "111111244211"  # eight on one GPU each, two on two, two that are asked for little on four: 20
+    for gpus in (20, 24):
+        taken = [g for place in homes(tp, gpus, preset).values() for g in place]
+        assert len(taken) == len(set(taken)) == 20
+    short = homes(tp, 19, preset)
+    assert short["h"] == short["i"] == (0, 1, 2, 3)  # three GPUs are left, which hold neither
+    assert len({place for m, place in short.items() if m not in "hi"}) == 10
+
+
+def test_models_that_nobody_is_known_to_ask_for_have_gpus_of_their_own_too() -> None:
+    x = Router("llama-swap", "abc", gpus=3)
+    made = Swap(replace(x.policy.cluster, plan={}), **Swap.presets["llama-swap"])  # type: ignore[arg-type]
+    assert sorted(place for m in "abc" for place in made.home[m].places[m]) == [(0,), (1,), (2,)]
+
+
 def test_ollama_stops_the_first_by_name_of_those_without_requests() -> None:
     x = Router("ollama", "abcd", holds=3)
     for at_s, m in enumerate("cba", 1):

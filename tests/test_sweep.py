@@ -30,7 +30,7 @@ from harness.run.execute import current, execute
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
-from harness.run.spec import Spec, as_dict
+from harness.run.spec import Spec, as_dict, canonical
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.compare import comparison
 from harness.study.measure import Measured, measure
@@ -270,6 +270,49 @@ def test_a_files_name_and_place_do_not_enter_the_code(tmp_path: Path) -> None:
         path.write_text(SYSTEM % "")
         hashes.add(code(resolve(replace(TINY, system=str(path)))))
     assert len(hashes) == 1
+
+
+def test_files_enter_a_runs_hash_by_content(tmp_path: Path) -> None:
+    """Wherever they lie; names of what is shipped stay names."""
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    given = {"system": "mine.py", "models": "set.toml"}
+    texts = {"system": SYSTEM % "", "models": '[[model]]\nshape = "llama-3.2-1b"\ncopies = 3\n'}
+    texts["models"] = (ROOT / "workloads/sets/heavy8.toml").read_text()
+    for folder in ("a", "b"):
+        for key, name in given.items():
+            (tmp_path / folder / name).write_text(texts[key])
+    for key, name in given.items():
+        here, there = (replace(TINY, **{key: str(tmp_path / folder / name)}) for folder in ("a", "b"))  # type: ignore[arg-type]
+        assert here.hash8 == there.hash8 != TINY.hash8
+        (tmp_path / "b" / name).write_text(texts[key] + "# another version\n")
+        assert here.hash8 != there.hash8
+    assert "heavy8" in canonical(replace(TINY, models="heavy8"))
+    rule, other = (slo.SloTarget(f"classes:{tmp_path / folder / 'set.toml'}", None) for folder in ("a", "b"))
+    assert rule.identity != other.identity
+    (tmp_path / "b/set.toml").write_text(texts["models"])
+    assert rule.identity == slo.SloTarget(f"classes:{tmp_path / 'b/set.toml'}", None).identity
+
+
+def test_a_folder_that_is_moved_is_current_and_two_versions_stand_side_by_side(tmp_path: Path) -> None:
+    here, there, out = tmp_path / "a", tmp_path / "b", tmp_path / "out"
+    here.mkdir()
+    (here / "mine.py").write_text(SYSTEM % "")
+    asked = replace(TINY, system=str(here / "mine.py"))
+    (folder,) = sweep.sweep([asked], out, workers=1)
+    before = record.read(folder)
+    here.rename(there)
+    out.rename(tmp_path / "moved")
+    moved = resolve(replace(asked, system=str(there / "mine.py")))
+    assert current(moved, tmp_path / "moved", code(moved))
+    (again,) = sweep.sweep([moved], tmp_path / "moved", workers=1)
+    assert again.name == folder.name
+    assert record.meta(again)["spec"]["system"] == str(there / "mine.py")  # and can be made again from there
+    assert record.read(again).equals(before)
+    (there / "mine.py").write_text((SYSTEM % "") + "# edited\n")
+    (new,) = sweep.sweep([moved], tmp_path / "moved", workers=1)
+    assert new != again
+    assert record.exists(again)
 
 
 # ------------------------------------------------------------------ runs

@@ -36,7 +36,7 @@ TOLD = """
 rates: rate (req/s) at which each system holds 99 % (SLO 5x, 2 GPUs)
 trace models system 99 % TTFT fails at 99 % TPOT | at TTFT % TPOT % loads evicts moved
 hyperbolic-like heavy8 prism 12.2 [12.2, 12.2] 24.0 >24.0 | 6 100.0 100.0 7 6 2
-hyperbolic-like heavy8 1.5 static >5 5 ≤2 >5 | 4 80.0 100.0 7 6 2
+hyperbolic-like heavy8 1.5 static >5 5 ≤2 misses SLOs >5 | 4 80.0 100.0 7 6 2
 prism / static, rate at 99 % TTFT rates 2.3x 4.00x [4.00, 4.00] differs our interval holds the paper's
 prism, SLO scale for 99 % TTFT SLOs reached reached by 3 of 3 seeds agrees every seed reaches it
 static, SLO scale for 99 % TTFT SLOs never reached by 0 of 3 seeds agrees no seed reaches it
@@ -121,6 +121,23 @@ def test_a_system_that_does_not_fit_is_shown_as_such() -> None:
     assert "static does not fit (hyperbolic-like, heavy8 with 1 of 3 seeds): no room" in without(1)
 
 
+@cases(
+    ("gone", "says"),
+    [({}, "misses SLOs"), ({3.0: (0, 1, 2)}, "does not fit"), ({3.0: (1,)}, "does not fit (1 of 3 seeds)")],
+)
+def test_what_ends_the_fewest_gpus_is_room_or_load(gone: dict[float, tuple[int, ...]], says: str) -> None:
+    """Prism holds from 4 GPUs on; on 3 it misses, or some seeds have no room."""
+    told = said(table([
+        row | ({"infeasible": "no room", "ttft": 0.0, "tpot": 0.0}
+               if (row["condition"], row["label"]) == ("counts", "prism") and row["seed"] in gone.get(row["x"], ())
+               else {})
+        for row in scores()
+    ]))  # fmt: skip
+    (line,) = (line for line in told if line.startswith("hyperbolic-like heavy8 1.5 prism "))
+    assert line.startswith("hyperbolic-like heavy8 1.5 prism 4 "), line
+    assert f" {says} " in line
+
+
 # ------------------------------------------------------------------ a fleet
 
 
@@ -131,11 +148,11 @@ def test_a_fleet_tells_the_count_of_each_seed() -> None:
     facts = about(FLEET[:1], [], layout="fleet", definitions=["ttft"], controls=["dedicated"])
     told = said(table(rows), facts)
     assert told[0] == "counts: GPUs at which each system reaches 99 % (hyperbolic-like (synthetic) at 1.5 req/s)"
-    assert told[1].startswith("trace models req/s system 99 % TTFT fails at each seed |")
+    assert told[1].startswith("trace models req/s system 99 % TTFT fails at below that each seed |")
     by_system = {name: next(line for line in told if f" {name} " in line) for name in ("prism", "static", "dedicated")}
-    assert " prism 4 3 3 to 4 | " in by_system["prism"]  # of the mean over seeds; the first seed alone takes 3
-    assert " static >5 5 5 to >5 | " in by_system["static"]
-    assert " dedicated (8 GPUs) 8 - - | " in by_system["dedicated"]  # a bound, on what it takes
+    assert " prism 4 3 misses SLOs 3 to 4 | " in by_system["prism"]  # of the mean; the first seed alone takes 3
+    assert " static >5 5 misses SLOs 5 to >5 | " in by_system["static"]
+    assert " dedicated (8 GPUs) 8 - - - | " in by_system["dedicated"]  # a bound, on what it takes
 
 
 # ------------------------------------------------------------------ ratios

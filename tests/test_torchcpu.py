@@ -111,7 +111,7 @@ def test_fifty_requests_of_two_models_under_static() -> None:
         assert 0 <= row["arrival_ns"] <= row["admit_ns"] <= row["first_ns"] <= row["done_ns"]
         assert row["token_ns"] == sorted(row["token_ns"])
         assert row["token_ns"][-1] == row["done_ns"] - row["arrival_ns"] == sum(row[f"{w}_ns"] for w in record.WAITS)
-        assert row["solo_ns"] > 0 == row["load_ns"]
+        assert row["compute_ns"] > 0 == row["load_ns"]
     assert {row["gpus"] for row in rows} == {"0"}
 
 

@@ -15,7 +15,7 @@ from harness.engines.sim.trace import SECONDS, Trace, Traced
 from tests.cases import cases
 from tests.worlds import CUT, SHARED, SLICED, TURNED, WILD, World, drive, looped, world
 
-CAUSES = ("held", "load", "kv", "move", "turn", "solo", "slow")
+CAUSES = ("admission", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
 END_S = 60.0
 
 
@@ -42,7 +42,7 @@ def spent(trace: Trace, n: int) -> dict[str, np.ndarray]:
     for stretch in trace.stretches:
         for name, seconds in stretch.seconds.items():
             found[name][stretch.request] += seconds
-    found["turn"] += found.pop("closed")
+    found["queue"] += found.pop("closed")
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,12 @@ from click.testing import CliRunner
 from harness.cli.app import main
 from harness.engines.costs import quantities
 from harness.policy.types import UserError
+from harness.report.text_table import laid
 from harness.rows import checked
-from harness.validate import measured
+from harness.validate import measured, names
 from harness.validate.measured import BLOCK_TOKENS, ENGINES, PROMPTS, Batch, Case, Closed, Poisson, Setting
-from harness.validate.validate import AIMS, ours, points, refits, scores, slow, within
+from harness.validate.page import page
+from harness.validate.validate import AIMS, SEEDS, ours, points, refits, scores, sides, unscored, within, worst
 from plots import fig_validate, style
 from tests.cases import cases
 from traces.prefix import seen_tokens
@@ -72,15 +75,26 @@ def test_a_row_of_each_form(tmp_path: Path) -> None:
         (CLOSED, LOOP.replace(",50,", ",-50,"), 'mine.csv:3: silicon_ttft_ms is "-50", not a number above 0'),
         (CLOSED, LOOP.replace(",50,", ",nan,"), 'mine.csv:3: silicon_ttft_ms is "nan", not a number above 0'),
         (CLOSED, LOOP.replace("4.0", "4.5"), 'mine.csv:3: concurrency is "4.5", not a whole number'),
-        (CLOSED, LOOP.replace("h100_sxm", "h1000"), 'mine.csv:3: system is "h1000", not a GPU kind (unknown'),
-        (CLOSED, LOOP.replace("0.12.0", "0.2"), 'mine.csv:3: backend_version is "0.2", not of a known engine (vllm-0'),
-        (CLOSED, LOOP.replace("llama-3.1-8b", "llama-9b"), 'mine.csv:3: model_path is "llama-9b", not a model (no'),
         (CLOSED, LOOP + ",1", "mine.csv:3: 11 values for 10 columns"),
         (CLOSED, LOOP.rpartition(",")[0], "mine.csv:3: 9 values for 10 columns (silicon_tpot_ms is the last)"),
         (POISSON, STAGE.replace("2x20;4x30", "2x20;4"), 'mine.csv:3: stage_rates_s is "2x20;4", not RATExSECONDS'),
         (POISSON, STAGE.replace("2x20;4x30", "0x20"), 'mine.csv:3: stage_rates_s is "0x20", not RATExSECONDS'),
         (POISSON, STAGE.replace(",0.9,0,", ",0.9,2,"), 'mine.csv:3: stage is "2", not -1 (all) or the number of'),
-        (OFFLINE, BATCH.replace("vLLM", "TRT"), 'mine.csv:3: Framework is "TRT", not vLLM'),
+        (POISSON, STAGE.replace(",0.9,0,", ",0.9,²,"), 'mine.csv:3: stage is "²", not -1 (all) or the number of'),
+        (POISSON, STAGE.replace(",0.9,", ",1e9,"), 'mine.csv:3: mem is "1e9", not a share, at most 1'),
+        (POISSON, STAGE.replace(",500,", ",1e300,"), 'mine.csv:3: real_e2e_mean is "1e300", not between a nanosecond'),
+        (POISSON, STAGE.replace(",500,", ",19,"), 'mine.csv:3: real_e2e_mean is "19", not at least real_ttft_mean'),
+        (POISSON, STAGE.replace(",2048,", f",{10**20},"), f'mine.csv:3: mbt is "{10**20}", not at most 2,147,483,647'),
+        (POISSON, STAGE.replace("2x20;4x30", "1.2.3x4"), 'mine.csv:3: stage_rates_s is "1.2.3x4", not RATExSECONDS'),
+        (POISSON, STAGE.replace("2x20;4x30", "1e300x1"), "mine.csv:3: stage_rates_s is"),
+        (POISSON, STAGE.replace("2x20;4x30", ";".join(["5x60"] * 2001)), "not at most 100 stages"),
+        (POISSON, STAGE.replace("2x20;4x30", "1000x1000"), "not at most 200,000 requests"),
+        (POISSON, STAGE.replace("2x20;4x30", "0.01x1;9x9"), "not at least 20 requests, where they are scored"),
+        (CLOSED, LOOP.replace(",32,", ",1e9,"), 'mine.csv:3: osl is "1e9", not a length of requests of at most 8,192'),
+        (CLOSED, LOOP.replace("4.0", "1e300"), 'mine.csv:3: concurrency is "1e300", not at most 20,000'),
+        (OFFLINE, BATCH.replace(",64,", ",1e9,"), 'mine.csv:3: Input Output Length is "1e9", not a length'),
+        (OFFLINE, BATCH.replace(",8,", ",1e300,"), 'mine.csv:3: Batch Size is "1e300", not at most 200,000'),
+        (POOLS, POOL.replace(",0.9,", ",1e300,"), 'mine.csv:3: gpu_memory_utilization is "1e300", not a share'),
         (POOLS, POOL.replace(",16,", ",32,"), 'mine.csv:3: block_tokens is "32", not 16'),
     ],
 )
@@ -90,6 +104,86 @@ def test_a_malformed_row_is_one_line(tmp_path: Path, header: str, row: str, mess
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_column_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = file(tmp_path, f"{CLOSED},osl", f"{LOOP},64")
+    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot"])
+    assert (result.exit_code, result.stderr) == (2, f"error: {path}:1: column osl is there twice\n")
+
+
+@cases("given", ["--counts 0", "--table nope.toml", "--window-s 5", "--seeds 5", "--runs x"])
+def test_options_of_servers_are_refused_without_them(given: str, tmp_path: Path) -> None:
+    path = file(tmp_path, CLOSED, LOOP)
+    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot", *given.split()])
+    assert result.exit_code == 2
+    assert f"{given.partition(' ')[0]} is for --engine NAME" in result.stderr
+
+
+def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_path: Path) -> None:
+    file(tmp_path, "a,b", "1,2", name="foreign.csv")
+    file(tmp_path, CLOSED, LOOP.replace("h100_sxm", "h1000"), LOOP.replace("llama-3.1-8b", "llama-9b"))
+    result = CliRunner().invoke(main, ["validate", str(tmp_path), "--no-plot"])
+    assert result.exit_code == 0, result.output
+    assert "0 cases of 0 files, 3 skipped" in result.stdout
+    assert "skipped foreign.csv:1: no known columns; the nearest form lacks model" in result.stdout
+    assert 'skipped mine.csv:2: unknown GPU "h1000"; nearest: h100,' in result.stdout
+    assert 'skipped mine.csv:3: unknown model "llama-9b"; nearest: llama-2-7b' in result.stdout
+    file(tmp_path, CLOSED, LOOP.replace("0.12.0", "0.2"), LOOP)
+    file(tmp_path, OFFLINE, BATCH.replace("vLLM", "TRT"), name="offline.csv")
+    found = measured.read(tmp_path)
+    assert [one.setting.engine for one in found.cases] == ["vllm-0.12"]
+    assert [str(one).partition(";")[0] for one in found.skipped] == [
+        "foreign.csv:1: no known columns",
+        'mine.csv:2: unknown engine "vllm-0.2"',
+        'offline.csv:2: unknown engine "TRT"',
+    ]
+
+
+@cases(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Nvidia H100 GPU", "h100"),
+        ("h100_sxm", "h100"),
+        ("H100 SXM5 80GB", "h100"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("A100-SXM4-80GB", "a100-80g"),
+        ("A100 80 GB", "a100-80g"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40g"),
+        ("NVIDIA L40S", "l40s"),
+        ("L40S", "l40s"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800", "h800"),
+        ("AMD Instinct MI300X", "mi300x"),
+    ],
+)
+def test_gpus_are_known_by_the_names_of_nvidia_smi_and_of_papers(name: str, kind: str) -> None:
+    assert names.gpu(name) == kind
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA A100 80GB PCIe", "L40", "H1000"])
+def test_other_cards_of_a_name_are_no_card_of_ours(name: str) -> None:
+    with pytest.raises(names.UnknownName, match="nearest: "):
+        names.gpu(name)
+
+
+def test_a_missing_shape_is_given_by_a_file_or_by_columns(tmp_path: Path) -> None:
+    shape = "layers = 32, hidden = 4096, q_heads = 32, kv_heads = 8, head_dim = 128, ffn = 14336, vocab = 128256"
+    (tmp_path / "mine.toml").write_text(
+        f'[shapes]\n"llama-9b" = {{ {shape}, gated = true, tied = false, context = 131072, sampled = true }}\n', "utf-8"
+    )
+    path = file(tmp_path, CLOSED, LOOP.replace("llama-3.1-8b", "llama-9b"), LOOP)
+    result = CliRunner().invoke(main, ["validate", str(path), "--shape", str(tmp_path / "mine.toml"), "-o",
+                                       str(tmp_path / "fig")])  # fmt: skip
+    assert result.exit_code == 0, result.output
+    kept = pd.read_csv(tmp_path / "fig.csv", comment="#")
+    assert kept["model"].tolist() == ["llama-9b"] * 3 + ["llama-3.1-8b"] * 3
+    assert kept["ours"].tolist()[:3] == kept["ours"].tolist()[3:]  # dimensions are equal, whatever the name
+    header = f"{CLOSED},{','.join(measured.SHAPE)}"
+    (case_,) = measured.cases(file(tmp_path, header, f"{LOOP},32,4096,32,8,128,14336,128256"))
+    assert case_.setting.shape._replace(sampled=True) == measured.cases(file(tmp_path, CLOSED, LOOP))[0].setting.shape
 
 
 def test_what_holds_no_rows(tmp_path: Path) -> None:
@@ -155,7 +249,7 @@ def test_our_own_numbers_have_no_error(tmp_path: Path) -> None:
     path = file(tmp_path, CLOSED, row, LOOP)
     told: list[tuple[int, int]] = []
     frame = points(measured.cases(path), lambda done, total: told.append((done, total)))
-    assert told == [(0, 1), (1, 1)]
+    assert told == [(k, 1 + SEEDS) for k in range(SEEDS + 2)]
     first = frame[frame["row"] == 2]
     np.testing.assert_allclose(first["error"], 0.0, atol=1e-9)  # E2E too: it is TTFT and the gaps
     assert frame[(frame["row"] == 3) & (frame["metric"] == "ttft")]["error"].item() == mine["ttft"] / 0.05 - 1
@@ -172,26 +266,31 @@ def test_stages_make_the_whole() -> None:
     jobs = setting.load.jobs()
     early = int((jobs.arrival_s < 30.0).sum())
     whole, *stages = ours([case(setting, stage) for stage in (None, 0, 1)])
-    for metric, value in whole.items():
+    for metric in ("ttft", "tpot", "e2e"):
         parts = early * stages[0][metric] + (len(jobs) - early) * stages[1][metric]
-        assert value == pytest.approx(parts / len(jobs))
+        assert whole[metric] == pytest.approx(parts / len(jobs))
     assert stages[0]["tpot"] < stages[1]["tpot"]
 
 
 def test_errors_are_counted_by_engine_gpu_metric_and_side() -> None:
     frame = pd.DataFrame(
         [
-            {"engine": "b", "gpu": "g", "metric": "tpot", "error": error, "fitted": fitted}
+            {"engine": "b", "gpu": "g", "metric": "tpot", "error": error, "fitted": fitted, "unscored": ""}
             for error, fitted in ((0.1, False), (-0.2, False), (0.4, False), (0.05, True))
         ]
-        + [{"engine": "a", "gpu": "g", "metric": "ttft", "error": -0.5, "fitted": False}]
-    )
+        + [
+            {"engine": "a", "gpu": "g", "metric": metric, "error": -0.5, "fitted": False, "unscored": why}
+            for metric, why in (("ttft", ""), ("tpot", "start unknown"))
+        ]
+    ).assign(spread=0.02, real_spread=float("nan"))
     header, *lines = scores(frame)
-    assert header == ("engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %")
+    assert header[:8] == ("engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %")
+    assert header[8:] == ("spread of 8 seeds %", "measured spread %")
     assert lines == [
-        ("a", "g", "ttft", "left out", "1", "50.0", "50.0", "-50.0"),
-        ("b", "g", "tpot", "left out", "3", "20.0", "38.0", "+10.0"),
-        ("b", "g", "tpot", "fitted", "1", "5.0", "5.0", "+5.0"),
+        ("a", "g", "ttft", "left out", "1", "50.0", "50.0", "-50.0", "2.0", "-"),
+        ("a", "g", "tpot", "start unknown", "1", "-", "-", "-", "-", "-"),
+        ("b", "g", "tpot", "left out", "3", "20.0", "38.0", "+10.0", "2.0", "-"),
+        ("b", "g", "tpot", "fitted", "1", "5.0", "5.0", "+5.0", "2.0", "-"),
     ]
 
 
@@ -213,7 +312,7 @@ def test_the_profiles_meet_their_aims_on_rows_that_a_refit_left_out() -> None:
     assert set(quantities.held("vllm-0.15")) == {"ttft", "tpot", "e2e"}
 
 
-def test_slow_cases_are_counted_by_whole_requests() -> None:
+def test_cases_far_off_are_counted_on_both_sides_by_whole_requests() -> None:
     frame = pd.DataFrame(
         [
             ("e2e", 1.0, 1.29),
@@ -221,10 +320,72 @@ def test_slow_cases_are_counted_by_whole_requests() -> None:
             ("ttft", 1.0, 9.0),
             ("throughput", 1.31, 1.0),
             ("throughput", 1.0, 1.31),
+            ("e2e", 1.31, 1.0),
+            ("e2e", 1.29, 1.0),
         ],
         columns=["metric", "measured", "ours"],
     )
-    assert slow(frame) == (2, 4)
+    assert sides(frame) == (2, 2, 6)
+
+
+def test_a_row_that_repeats_has_an_error_without_noise_and_two_spreads(tmp_path: Path) -> None:
+    """Its error is that of the fits' steps; ours spreads over seeds, what was measured over its rows."""
+    rows = [LOOP.replace(",50,8", f",50,{ms}") for ms in (7, 9) * 4]
+    path = file(tmp_path, CLOSED, *rows)
+    found = measured.cases(path)
+    frame = points(found)
+    plain = ours(found, quantities.host("vllm-0.12", "h100"))
+    gaps = frame[frame["metric"] == "tpot"]
+    assert gaps["ours"].tolist() == [one["tpot"] for one in plain]
+    assert gaps["ours"].nunique() == 1
+    drawn = [ours(found[:1], draw=k)[0]["tpot"] for k in range(SEEDS)]
+    assert len(set(drawn)) == SEEDS
+    assert gaps["spread"].iloc[0] == pytest.approx(np.std(drawn, ddof=1) / plain[0]["tpot"])
+    assert gaps["real_spread"].iloc[0] == pytest.approx(np.std([7, 9] * 4, ddof=1) / 8)
+    result = CliRunner().invoke(main, ["validate", str(path), "--no-plot"])
+    assert "30 % slower: 0; 30 % faster: 0; of 8 cases" in result.stdout
+
+
+def test_no_setting_has_the_noise_of_another() -> None:
+    """Equal loads on equal machines but for a flag that does nothing: drawn alike, they would err alike."""
+    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
+    one, other = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))], draw=0)
+    assert one["tpot"] != other["tpot"]
+    alone, beside = ours([case(loop), case(loop._replace(flags=(("batch_cap", 512),)))])
+    assert alone == beside
+
+
+def test_tails_are_scored_where_rows_have_them(tmp_path: Path) -> None:
+    path = file(tmp_path, POISSON + ",real_ttft_p90,real_e2e_p99", STAGE + ",30,900", STAGE + ",,")
+    first, second = measured.cases(path)
+    assert {k: first.measured[k] for k in ("ttft_p90", "e2e_p99")} == pytest.approx({"ttft_p90": 0.03, "e2e_p99": 0.9})
+    assert set(second.measured) == {"ttft", "tpot", "e2e"}
+    (mine, _) = ours([first, second])
+    assert mine["ttft"] < mine["ttft_p90"] <= mine["ttft_p99"]
+    assert set(points([first], seeds=0)["metric"]) == {"ttft", "tpot", "e2e", "ttft_p90", "e2e_p99"}
+
+
+def test_ttft_of_a_closed_loop_on_vllm_is_not_scored() -> None:
+    """No source says how its clients begin."""
+    loop = Setting("vllm-0.12", "h100", "llama-3.1-8b", 1, Closed(4, 512, 32))
+    assert unscored(loop, "ttft") == "start unknown"
+    assert not unscored(loop, "tpot")
+    assert not unscored(loop._replace(engine="sglang-0.5"), "ttft")
+    assert not unscored(loop._replace(load=Poisson(((1.0, 9.0),), 16, 32, 8)), "ttft")
+
+
+def test_the_page_has_the_ten_worst_rows_and_their_conditions(tmp_path: Path) -> None:
+    rows = [LOOP.replace(",50,8", f",50,{k}") for k in range(1, 13)]
+    frame = points(measured.cases(file(tmp_path, CLOSED, *rows)), seeds=0)
+    listed = worst(frame)
+    assert len(listed) == 10
+    off = np.abs(np.log(listed["ours"] / listed["measured"]))
+    assert (np.diff(off) <= 0).all()
+    text = page(frame, [names.Skipped("b.csv", 3, "unknown GPU")], ["static: met"], partial(laid, markdown=True))
+    assert text.count("| 1 x h100 | llama-3.1-8b | 4 clients, 512+32 | defaults | left out |") == 10
+    assert "12 cases of 1 files; 1 skipped." in text
+    assert "- b.csv:3: unknown GPU\n" in text
+    assert "- static: met\n" in text
 
 
 def test_the_command_prints_draws_and_keeps_the_points(tmp_path: Path) -> None:
@@ -244,13 +405,14 @@ def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
     files = sorted((measured_dir / "single").glob("*.csv"))
     assert len(found) == sum(len(path.read_text("utf-8").splitlines()) - 1 for path in files)
     assert {checked.checked(case.setting.gpu, case.setting.engine) for case in found} == {True}
-    frame = points(found)
+    frame = points(found, seeds=0)
     assert np.isfinite(frame[["measured", "ours"]].to_numpy(np.float64)).all()
     assert (frame["ours"] > 0).all()
     pools = frame[frame["metric"] == "kv_blocks"]
     assert len(pools) == 3
     assert pools["error"].abs().max() < 0.01
-    assert slow(frame) == (0, len(found) - len(pools))
+    slower, _, of = sides(frame)
+    assert (slower, of) == (0, len(found) - len(pools))
     gaps = frame[frame["metric"] == "tpot"].groupby("engine")["error"]
     assert gaps.apply(lambda error: error.abs().median()).max() < 0.2  # far from a proof: `bench validate` tells
 
@@ -259,13 +421,20 @@ def test_every_measured_row_is_replayed(measured_dir: Path) -> None:
 
 
 def test_the_list_of_checked_engines_names_what_exists() -> None:
-    assert set(checked._pairs()) == set(ENGINES)
-    assert {gpu for gpus in checked._pairs().values() for gpu in gpus} <= set(quantities.gpu_kinds())
+    assert set(checked.pairs()) == set(ENGINES)
+    assert {gpu for gpus in checked.pairs().values() for gpu in gpus} <= set(quantities.gpu_kinds())
     assert checked.note("h100", "vllm-0.15") == ""
-    assert checked.note("h20", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
+    assert checked.note("a100-80g", "vllm-0.15") == checked.note("h100", "none") == "unchecked end to end"
 
 
-@cases(("gpu", "host", "said"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True)])
+def test_captions_say_where_a_table_rests_on_kernels_alone() -> None:
+    marked = [k for k in quantities.gpu_kinds() if quantities.quantities(k).get("evidence") == checked.KERNELS_ONLY]
+    assert checked.kernels_only() == marked == ["h20"]
+    assert checked.note("h20", "vllm-0.15") == "unchecked end to end (h20: kernels only)"
+    assert not {gpu for gpus in checked.pairs().values() for gpu in gpus} & set(marked)
+
+
+@cases(("gpu", "host", "said"), [("h100", "vllm-0.15", False), ("a100-80g", "vllm-0.15", True), ("h20", "none", True)])
 def test_captions_say_what_is_unchecked(gpu: str, host: str, said: bool) -> None:
     runs = pd.DataFrame(
         [{"trace": "t", "tier": "replayed", "models": "m", "gpus": 1, "gpu": gpu, "host": host, "slo": "5xP95",
@@ -278,7 +447,7 @@ def test_captions_say_what_is_unchecked(gpu: str, host: str, said: bool) -> None
 def test_rows_left_out_of_a_fit_are_hollow() -> None:
     frame = pd.DataFrame(
         [{"file": "f", "row": k, "engine": "vllm-0.6", "gpu": "h100", "metric": "throughput",
-          "measured": 10.0 ** k, "ours": 11.0 ** k, "fitted": k == 1} for k in (1, 2, 3)]
+          "measured": 10.0 ** k, "ours": 11.0 ** k, "fitted": k == 1, "unscored": ""} for k in (1, 2, 3)]
     )  # fmt: skip
     with style.theme():
         figure = fig_validate.draw(frame)

@@ -15,10 +15,11 @@ from harness.engines.sim.engine import Sim
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.actions import Action
+from harness.policy.chance import draw
 from harness.policy.events import Event
 from harness.policy.types import Infeasible, Inst, Jobs, Plan
 from harness.policy.view import View
-from systems.weaver import Weaver, draw, grain, wait_s
+from systems.weaver import Weaver, grain, wait_s
 from tests.cases import cases
 from workloads.models import shape
 

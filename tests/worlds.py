@@ -623,7 +623,8 @@ def drive(
     for t, action in world.script:
         if t == NEVER:
             do(action)
-    sim.begin(world.jobs, HEARD, oracle=False, end_s=end_s)
+    sim.take(world.jobs)
+    sim.begin(HEARD, oracle=False, end_s=end_s)
 
     def hear(until: float) -> None:
         while (event := sim.poll(until)) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,18 @@ from harness.policy.types import UserError
 
 Where = Callable[[int], str]  # row -> "file:line"
 MOST_TOKENS = np.iinfo(np.int32).max
+MOST_S = 1e9  # nanoseconds of 63 bits end at 9.2e9 s
 
 
 def times(seconds: NDArray[np.float64], where: Where, column: str) -> None:
     """Finite and not negative."""
     _none(~np.isfinite(seconds), seconds, where, column, "not a finite time")
     _none(seconds < 0, seconds, where, column, "a negative time")
+
+
+def reached(seconds: NDArray[np.float64], where: Where, column: str) -> None:
+    """No later than a run can count to."""
+    _none(seconds > MOST_S, seconds, where, column, f"later than {MOST_S:g} s")
 
 
 def ordered(seconds: NDArray[np.float64], where: Where, column: str, way_out: str) -> None:
@@ -31,6 +38,12 @@ def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -
     _none(counts < 0, counts, where, column, "a negative number of tokens")
     _none(counts == 0, counts, where, column, f"no tokens at all ({way_out})")
     _none(counts > MOST_TOKENS, counts, where, column, "more tokens than any model serves")
+
+
+def names(found: list[str], codes: NDArray[Any], where: Where, column: str) -> None:
+    """Of characters that can be printed, and some; `codes` are the rows' indices into the names."""
+    bad = np.array([not (name and name.isprintable()) for name in found], bool)[codes]
+    _none(bad, np.array(found, object)[codes], where, column, "no name")
 
 
 def unique(ids: NDArray[Any], where: Where, column: str) -> None:
@@ -50,4 +63,4 @@ def _none(bad: NDArray[np.bool_], values: NDArray[Any], where: Where, column: st
 
 def _show(value: Any) -> str:
     value = value.item() if isinstance(value, np.generic) else value
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)

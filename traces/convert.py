@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -109,16 +111,27 @@ def convert(
     order = np.flatnonzero(keep)
     order = order[np.argsort(when[order], kind="stable")]
     when = when[order]
+    checks.reached(when, lambda row: source.where(int(order[row])), columns["arrival_s"])
     mean_gap_s = (when[-1] - when[0]) / max(1, len(when) - 1)
     if span_s is None:
         span_s = float(when[-1] + (mean_gap_s or 1.0))
-    elif not when[-1] <= span_s < np.inf:
-        raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s")
+    elif not when[-1] <= span_s <= checks.MOST_S:
+        most = f"or after {checks.MOST_S:g} s"
+        raise UserError(f"{path}: a span of {span_s:g} s ends before the last request at {when[-1]:g} s, {most}")
 
     out: dict[str, Any] = {"request_id": _ids(source, columns, order), "arrival_s": when, "src_row": source.line(order)}
     for key, own in columns.items():
         if key not in out and key not in tokens:
             out[key] = _cast(source, own, schema.COLUMNS[key]).take(pa.array(order))
+            if pa.types.is_list(out[key].type) and out[key].flatten().null_count:
+                row = next(i for i, ids in enumerate(out[key].to_pylist()) if None in (ids or ()))
+                raise UserError(f'{source.where(int(order[row]))}: column "{own}" has an empty id')
+    if "model" in out:
+        found = out["model"].combine_chunks() if isinstance(out["model"], pa.ChunkedArray) else out["model"]
+        codes = np.asarray(found.indices.to_numpy(zero_copy_only=False), np.int64)
+        checks.names(found.dictionary.to_pylist(), codes, lambda row: source.where(int(order[row])), columns["model"])
+    elif not (model and model.isprintable()):
+        raise UserError(f'--model "{model}" is no name')
     if model is not None:
         out["model"] = pa.array([model]).dictionary_encode().take(pa.array(np.zeros(len(order), np.int64)))
     out |= {key: counts[order] for key, counts in tokens.items()}
@@ -192,8 +205,8 @@ def _parquet(path: Path, wanted: list[str]) -> Source:
         names = pq.read_schema(path).names
         _has(path, wanted, names)
         rows = pq.read_table(path, columns=wanted)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {next(iter(str(error).splitlines()), '')}") from None
     return _typed(path, {name: rows[name].combine_chunks() for name in wanted})
 
 
@@ -203,7 +216,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
     try:
         with path.open(encoding="utf-8-sig") as file:
             for number, line in enumerate(file, 1):
-                row = json.loads(line)
+                row = json.loads(line, object_pairs_hook=_once)
                 if not isinstance(row, dict):
                     raise UserError(f"{path}:{number}: not a JSON object")
                 rows.append(row)
@@ -211,9 +224,20 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
         raise UserError(f"{path}: not readable: {error}") from None
     except ValueError as error:
         raise UserError(f"{path}:{len(rows) + 1}: not JSON: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}:{len(rows) + 1}: nested too deeply") from None
     if not rows:
         raise UserError(f"{path}: no rows")
     return _typed(path, _columns(path, rows, wanted))
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON; ValueError for a key that stands twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f'the key "{next(key for key in keys if keys.count(key) > 1)}" is there twice')
+    return found
 
 
 def _pickle(path: Path, wanted: list[str]) -> Source:
@@ -229,18 +253,36 @@ def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -
     _has(path, wanted, list(rows[0]))
     found = {}
     for name in wanted:
-        try:
-            found[name] = _inferred([row.get(name) for row in rows])
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
-            raise UserError(f'{path}: column "{name}": {str(error).splitlines()[0]}') from None
+        values = [row.get(name) for row in rows]
+        if (array := _inferred(values)) is None:
+            row = _first_bad(partial(_alike, values), len(values))
+            raise UserError(f'{path}:{row + 1}: column "{name}" is {_quoted(values[row])}, of another kind than before')
+        found[name] = array
     return found
 
 
-def _inferred(values: list[Any]) -> pa.Array:
-    try:
-        return pa.array(values)
-    except OverflowError:  # hashes of 64 bits
-        return pa.array(values, pa.list_(pa.uint64()))
+def _alike(values: list[Any], _low: int, high: int) -> bool:
+    return _inferred(values[:high]) is not None
+
+
+def _first_bad(fine: Callable[[int, int], bool], count: int) -> int:
+    """The first value that does not go, by halving: it lies in [low, high) and none before."""
+    low, high = 0, count
+    while high - low > 1:
+        middle = (low + high) // 2
+        if fine(low, middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _inferred(values: list[Any]) -> pa.Array | None:
+    """Values as a column of the type that they have; None where there is none."""
+    for kind in (None, pa.list_(pa.uint64())):  # hashes of 64 bits
+        with suppress(pa.ArrowException, OverflowError, UnicodeEncodeError, TypeError):
+            return pa.array(values, kind)
+    return None
 
 
 def _typed(path: Path, columns: Mapping[str, pa.Array]) -> Source:
@@ -261,6 +303,8 @@ def _has(path: Path, wanted: list[str], names: list[str]) -> None:
             raise UserError(
                 f'{path}: no column "{name}"{meant(name, map(str, names))} (it has {", ".join(map(str, names[:12]))})'
             )
+        if names.count(name) > 1:
+            raise UserError(f'{path}: there are {names.count(name)} columns "{name}"')
 
 
 def _times(
@@ -335,19 +379,21 @@ def _numbers(source: Source, column: str, kind: pa.DataType, why: str) -> NDArra
 def _cast(source: Source, column: str, kind: pa.DataType, why: str | None = None) -> pa.Array:
     """Cast a column; the first value that does not go is found by halving."""
     values = source.columns[column]
+    if pa.types.is_boolean(values.type):
+        raise UserError(f'{source.where(0)}: column "{column}" holds truth values, {why or f"not {kind}"}')
     if pa.types.is_string(values.type) and not (kind == schema.NAMES or pa.types.is_string(kind)):
         values = pc.utf8_trim_whitespace(values)
     try:
         return _as(values, kind)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        low, high = 0, len(values)  # a bad value lies in [low, high) and none before
-        while high - low > 1:
-            middle = (low + high) // 2
-            try:
-                _as(values[low:middle], kind)
-                low = middle
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-                high = middle
+    except pa.ArrowException:
+
+        def fine(low: int, high: int) -> bool:
+            part = values.take(pa.array(range(low, high)))  # a slice of lists would be cast with all around it
+            with suppress(pa.ArrowException):
+                return bool(_as(part, kind).type)
+            return False
+
+        low = _first_bad(fine, len(values))
         value = _quoted(source.columns[column][low].as_py())
         raise UserError(f'{source.where(low)}: column "{column}" is {value}, {why or f"not {kind}"}') from None
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,7 +135,8 @@ class Family(NamedTuple):
         return f"{self.entry['fallback']}+models={self.models}+rate_rps={self.rate_rps:g}{lengths}{cut}"
 
 
-MEMBER = re.compile(r"(\d+)-(\d+\.\d+)-(\d+\.\d+)-(\d+\.\d+)")
+MEMBER = re.compile(r"([0-9]{1,6})-([0-9]+\.[0-9]+)-([0-9]+\.[0-9]+)-([0-9]+\.[0-9]+)")
+COUNT = re.compile(r"[0-9]{1,18}")
 
 
 def family(name: str) -> Family | None:
@@ -148,7 +150,7 @@ def family(name: str) -> Family | None:
     most = None
     for pair in pairs:
         key, _, value = pair.partition("=")
-        if key != "max_tokens" or not value.isdigit() or int(value) < 2:
+        if key != "max_tokens" or not COUNT.fullmatch(value) or int(value) < 2:
             raise UserError(f'trace "{name}": "+{pair}" is not +max_tokens=N, all that its rows take')
         most = int(value)
     return Family(label, entry, int(numbers[1]), float(numbers[2]), float(numbers[3]), float(numbers[4]), most)
@@ -222,7 +224,7 @@ def listing() -> list[dict[str, Any]]:
 
 def of_table(rows: pa.Table, source: str) -> Trace:
     """Make a trace of a canonical table; its rows are checked again, for files come from anywhere."""
-    meta = schema.metadata(rows)
+    meta = _facts(rows, source)
     if not rows.num_rows:
         raise UserError(f"{source}: no rows")
     for column in schema.REQUIRED:
@@ -235,6 +237,7 @@ def of_table(rows: pa.Table, source: str) -> Trace:
 
     arrival_s = np.ascontiguousarray(rows["arrival_s"].to_numpy())
     checks.times(arrival_s, where, "arrival_s")
+    checks.reached(arrival_s, where, "arrival_s")
     checks.ordered(arrival_s, where, "arrival_s", "bench trace convert --sort")
     lengths = {}
     for column in ("prompt_tokens", "output_tokens"):
@@ -243,10 +246,14 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         lengths[column] = counts.astype(np.int32)
     checks.unique(rows["request_id"].to_numpy(), where, "request_id")
     models, model = _codes(rows["model"], meta.get("streams", ()))
+    checks.names(list(models), model, where, "model")
     tenant = _codes(rows["tenant"])[1] if "tenant" in rows.column_names and not rows["tenant"].null_count else None
-    span_s = float(meta.get("span_s") or arrival_s[-1] * (1 + 1 / len(arrival_s)) or 1.0)
-    if not arrival_s[-1] <= span_s < np.inf:
-        raise UserError(f"{source}: metadata span_s {span_s:g} ends before the last request at {arrival_s[-1]:g} s")
+    span_s = float(meta["span_s"] if "span_s" in meta else arrival_s[-1] * (1 + 1 / len(arrival_s)) or 1.0)
+    if not arrival_s[-1] <= span_s <= checks.MOST_S:
+        raise UserError(
+            f"{source}: metadata span_s {span_s:g} ends before the last request at {arrival_s[-1]:g} s, or after "
+            f"{checks.MOST_S:g} s"
+        )
     arrays: dict[str, NDArray[Any]] = {"arrival_s": arrival_s, "model": model, **lengths, "span_s": np.array([span_s])}
     if tenant is not None:
         arrays["tenant"] = tenant
@@ -277,6 +284,32 @@ def of_table(rows: pa.Table, source: str) -> Trace:
         length_origin=str(meta.get("length_origin", "measured")),
         notice=None,
     )
+
+
+KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may say
+    "span_s": (int, float), "streams": (list,), "maker": (str, NoneType), "fit": (str, NoneType), "ordered": (bool,),
+    "timestamp_resolution_s": (int, float, NoneType), "name": (str,), "tier": (str,), "licence": (str,), "note": (str,),
+    "length_origin": (str,),
+}  # fmt: skip
+
+
+def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
+    """The metadata of a canonical table; UserError for what is of another kind than it should be."""
+    meta = schema.metadata(rows)
+    for key, kinds in KINDS.items():
+        text = (rows.schema.metadata or {}).get(key.encode())
+        if text is not None and not (key in meta and type(meta[key]) in kinds):
+            raise UserError(f"{source}: metadata {key} is {text.decode(errors='replace')} (bench trace convert)")
+    if bad := [one for one in meta.get("streams", ()) if not isinstance(one, str)]:
+        raise UserError(f"{source}: metadata streams: {bad[0]!r} is no name")
+    if meta.get("maker") is not None:
+        try:
+            synthetic.preset(meta["maker"])
+        except UserError as error:
+            raise UserError(f"{source}: metadata maker: {error}") from None
+    if meta.get("tier", schema.TIERS[0]) not in schema.TIERS:
+        raise UserError(f'{source}: metadata tier is "{meta["tier"]}" ({", ".join(schema.TIERS)})')
+    return meta
 
 
 def _noted(found: Trace, entry: Mapping[str, Any]) -> Trace:

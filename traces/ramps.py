@@ -45,6 +45,8 @@ def ramp(peak: int) -> NDArray[np.float64]:
 
 def outputs(n: int, cap: int, mean: float) -> NDArray[np.int32]:
     """Quantiles of min(`cap`, a geometric length), whose chance to end gives the mean before the cut to quantiles."""
+    if mean in {1, cap}:
+        return np.full(n, int(mean), np.int32)
     if not 1.0 < mean < cap:
         raise ValueError(f"outputs of 1 to {cap} tokens cannot have a mean of {mean:g}")
 

@@ -75,17 +75,23 @@ def read(path: Path) -> pa.Table:
     """Read a canonical Parquet; UserError where it is none."""
     try:
         rows = pq.read_table(path)
-    except (OSError, pa.ArrowInvalid) as error:
-        raise UserError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from None
+        rows.validate(full=True)
+        names = rows.column_names  # some may not be UTF-8
+    except (OSError, ValueError, MemoryError, pa.ArrowException) as error:
+        raise UserError(f"{path}: not a readable Parquet file: {_first(error)}") from None
     for name in REQUIRED:
-        if name not in rows.column_names:
+        if name not in names:
             raise UserError(f'{path}: no column "{name}" (bench trace convert makes a canonical trace of any table)')
-    for name in rows.column_names:
+    for name in names:
         if name in COLUMNS and rows.schema.field(name).type != COLUMNS[name]:
             raise UserError(
                 f'{path}: column "{name}" is {rows.schema.field(name).type}, not {COLUMNS[name]} (bench trace convert)'
             )
     return rows
+
+
+def _first(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 def metadata(rows: pa.Table) -> dict[str, Any]:

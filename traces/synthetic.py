@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from traces import schema
-from traces.arrivals import on_off, positive, rng, zipf
+from traces.arrivals import MOST_REQUESTS, bounded, on_off, positive, rng, zipf
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
@@ -279,6 +279,7 @@ ONLY: Mapping[str, frozenset[str]] = {  # who else has it not
 WAVES = 10  # requests of a client, unless said
 NOMINAL_TPOT_S = 0.05  # only for forecasts of closed loops: about what readers are promised
 MOST_MODELS, SAMPLE_REQUESTS = 1000, 200
+MOST = 1e9  # of any number: as seconds, what nanoseconds in 63 bits can hold
 
 
 def free(name: str) -> list[str]:
@@ -293,6 +294,9 @@ def preset(text: str) -> Preset:
         raise UserError(f'no generator "{name}"{meant(name, PRESETS)} ({", ".join(PRESETS)})')
     found = PRESETS[name]
     kinds: dict[str, Any] = {one.name: type(getattr(found, one.name)) for one in fields(found)}
+    keys = [pair.partition("=")[0] for pair in pairs]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise UserError(f"trace {text}: {twice} is there twice")
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if key not in free(name) or not equals:
@@ -307,6 +311,8 @@ def preset(text: str) -> Preset:
 
 def _check(p: Preset, text: str) -> None:
     positive(f"trace {text}: span_s", p.span_s)
+    if p.span_s > MOST:
+        raise UserError(f"trace {text}: span_s is {p.span_s:g}, above {MOST:g}")
     known = (*LENGTHS, *(("fixed",) if p.name == "closed" else ()))
     if p.lengths not in known:
         raise UserError(f'trace {text}: lengths is "{p.lengths}" ({", ".join(known)})')
@@ -315,8 +321,10 @@ def _check(p: Preset, text: str) -> None:
         least_of |= {"clients": 1, "requests": 0, "prompt": 1, "output": 1, "think_s": 0}
     for key, least in least_of.items():
         value = getattr(p, key)
-        if not (math.isfinite(value) and value >= least):
-            raise UserError(f"trace {text}: {key} is {value}, below {least}")
+        if not least <= value <= MOST:
+            raise UserError(
+                f"trace {text}: {key} is {value}, {f'above {MOST:g}' if value > MOST else f'below {least}'}"
+            )
     if p.models > MOST_MODELS:
         raise UserError(f"trace {text}: models is {p.models}, above {MOST_MODELS}")
     if p.clients and p.sent <= p.clients:
@@ -327,10 +335,30 @@ def _check(p: Preset, text: str) -> None:
         _arena(p.models)
     if p.name == "aegaeon-like":
         positive(f"trace {text}: rate_rps", p.rate_rps)
+    bounded(f"trace {text}", _expected(p), "fewer models, clients or seconds, or a lower rate")
+    if p.drift_s:
+        periods = p.span_s / p.drift_s
+        if not periods * p.models <= MOST_REQUESTS:
+            raise UserError(f"trace {text}: {periods:.3g} periods of drift_s (a longer drift_s)")
+
+
+def _expected(p: Preset) -> float:
+    """About how many requests there are."""
+    match p.name:
+        case "arena-like":
+            return sum(ARENA_COUNTS) * p.span_s / PER_S
+        case "sample":
+            return SAMPLE_REQUESTS * p.span_s / 60.0
+        case "aegaeon-like":
+            return p.models * p.rate_rps * p.span_s
+        case "closed":
+            return float(p.models * p.sent)
+        case _:
+            return sum(HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(p.models)) * p.span_s / PER_S
 
 
 def _plain(value: str | float) -> str:
-    return f"{value:.12g}" if isinstance(value, float) else str(value)
+    return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)  # a + begins a field
 
 
 # ------------------------------------------------------------------ drawing

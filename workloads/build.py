@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
-from traces.arrivals import positive, rng
+from traces.arrivals import bounded, positive, rng
 from traces.prefix import numbered, picked
 from workloads.models import ModelSet, shape
 
@@ -33,6 +33,7 @@ I8 = NDArray[np.int64]
 Scaling = Literal["none", "rotate", "replicate", "time", "clients"]
 Origin = Literal["held-out", "window", "trace", "prefix"]
 Assign = Literal["released", "shuffled"]
+Rule = Literal["released", "by name", "in order", "by traffic", "shuffled"]
 SCALINGS: tuple[Scaling, ...] = ("none", "rotate", "replicate", "time", "clients")
 
 WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
@@ -127,8 +128,8 @@ def build(
         jobs = _loop(trace, models, loop.times(rate_scale), scaling, seed, warmup_s, assign)
         return replace(jobs, ttft_slo_s=ttft_slo_s[jobs.model], tpot_slo_s=tpot_slo_s[jobs.model])
     rows = _rows(trace, models, seed, rate_scale if scaling == "time" else 1.0, fold=fold, assign=assign)
-    if scaling == "clients" and rows.tenant is None:
-        raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
+    if scaling == "clients":
+        _named_clients(trace, rows.tenant)
     when, row, copy, lap = _copies(rows, rate_scale, scaling, seed)
     span_s = rows.span_s
     if scaling == "time":
@@ -172,6 +173,26 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
     if origin not in {"held-out", "window"} or trace.maker is not None:
         return None
     return 1 if trace.span_s >= FOLDED_S else 1 - seed % 2
+
+
+def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
+    """UserError where a run, or the copies that it is cut from, would be of more requests than can be held.
+
+    Also where its clients are to be scaled and the trace names none.
+    """
+    if scaling == "clients" and closed(trace) is None:
+        _named_clients(trace, trace.tenant)
+    said, way, times = f"rate scale {rate_scale:g} of {trace.name}", "a lower one", float(scaling != "time")
+    if window_s is not None:
+        span_s = window_s + warmup_s
+        said, way = f"{said} over {span_s:g} s", "a lower one, or a shorter window_s and warmup_s"
+        times = max(times, span_s / trace.span_s)
+    bounded(said, len(trace.model) * rate_scale * times, way)
+
+
+def _named_clients(trace: Rows, tenant: I4 | None) -> None:
+    if tenant is None:
+        raise UserError(f"{trace.name} names no clients: --scaling clients cannot be used (rotate can)")
 
 
 def window_span_s(trace: Rows, origin: str) -> float:
@@ -272,26 +293,36 @@ def idle_to_swap(jobs: Jobs, swap_s: float) -> float:
     return float(np.median(idle)) / swap_s if len(idle) else float("nan")
 
 
-def _streams(trace: Rows, models: ModelSet, seed: int, assign: Assign) -> list[tuple[str, float]]:
-    """Name the stream of each model of the set, and the seconds by which it comes later.
+class Assignment(NamedTuple):
+    """Which stream of a trace each model of a set has, and the seconds by which it comes later."""
 
-    The streams that the set names where the trace has them; else the k-th for the k-th model where the trace is ordered
-    so; else the most popular streams, as many as there are models, in an order that the seed draws (no released map
-    fixes it). `shuffled` draws the order of all.
+    rule: Rule
+    streams: tuple[tuple[str, float], ...]  # by model
+
+
+def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "released") -> Assignment:
+    """Give each model of the set its stream, and name the rule that did. UserError where there are too few.
+
+    released    as the set names them, where the trace has its streams
+    by name     else a model whose name equals a stream's has that one (the rest: by the rules below)
+    in order    else the k-th stream for the k-th model, where the trace is ordered so
+    by traffic  else the most popular streams, as many as there are models, in an order that the seed draws
+    shuffled    `assign="shuffled"`: the seed draws the order of all these
     """
     found = _named(trace, models, seed)
     if assign == "released":
         return found
-    return [found[k] for k in rng(seed, "assign").permutation(len(found))]
+    order = rng(seed, "assign").permutation(len(found.streams))
+    return Assignment("shuffled", tuple(found.streams[k] for k in order))
 
 
-def _named(trace: Rows, models: ModelSet, seed: int) -> list[tuple[str, float]]:
+def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
     names = trace.models if trace.maker is None else synthetic.preset(trace.maker).streams
     named = [(one.stream, one.shift_s) for one in models.members if one.stream is not None]
     if len(named) == len(models.members) and any(stream in names for stream, _ in named):
         if missing := next((stream for stream, _ in named if stream not in names), None):
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
-        return named
+        return Assignment("released", tuple(named))
     if len(names) < len(models.members):
         more = trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED
         fits = f"; +models={len(models.members)} on the trace's name draws more" if more else ""
@@ -299,14 +330,22 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> list[tuple[str, float]]:
             f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
             f"(--models lists fewer{fits})"
         )
-    if trace.ordered:
-        return [(name, one.shift_s) for name, one in zip(names, models.members, strict=False)]
-    counts = np.bincount(trace.model, minlength=len(trace.models))
-    hottest = np.argsort(-counts, kind="stable")[: len(models.members)]
-    found = [""] * len(hottest)
-    for stream, member in zip(hottest, rng(seed, "streams").permutation(len(hottest)), strict=True):
-        found[member] = trace.models[stream]
-    return [(name, one.shift_s) for name, one in zip(found, models.members, strict=True)]
+    equal = set(names) & set(models.names)
+    left = [name for name in models.names if name not in equal]
+    if not left:
+        others: list[str] = []
+    elif trace.ordered:
+        others = [name for name in names if name not in equal][: len(left)]
+    else:
+        counts = np.bincount(trace.model, minlength=len(trace.models))
+        popular = [trace.models[k] for k in np.argsort(-counts, kind="stable") if trace.models[k] not in equal]
+        popular += [name for name in names if name not in {*trace.models, *equal}]  # of which none was drawn
+        others = [""] * len(left)
+        for stream, k in zip(popular, rng(seed, "streams").permutation(len(left)), strict=False):
+            others[k] = stream
+    of = dict(zip(left, others, strict=True)) | {name: name for name in equal}
+    rule: Rule = "in order" if trace.ordered else "by traffic"
+    return Assignment("by name" if equal else rule, tuple((of[one.name], one.shift_s) for one in models.members))
 
 
 def _served(streams: list[str], source: Rows | synthetic.Drawn) -> tuple[I8, I4]:
@@ -362,7 +401,7 @@ def _rows(
     A model's shift holds after stamps are divided by `time_scale`. `maker` is the generator, if not the trace's own,
     `drawn` the seed of what it draws, if not that of the run.
     """
-    shared, tenant, prefix = _streams(trace, models, seed, assign), trace.tenant, trace.prefix
+    shared, tenant, prefix = assigned(trace, models, seed, assign).streams, trace.tenant, trace.prefix
     streams = [stream for stream, _ in shared]
     source: Rows | synthetic.Drawn = trace
     if trace.maker is not None:

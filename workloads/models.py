@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import MinLen
+from annotated_types import Ge, Le, MinLen
 
 from harness import toml
 from harness.policy.fields import meant
 from harness.policy.types import Shape, UserError
-from harness.toml import Count, Positive
+from harness.toml import MOST_S, Count, Positive
 
 HERE = Path(__file__).parent
 MOST_MODELS = 1000
+COUNT = re.compile(r"[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,14 @@ class Member:
     shape: str
     tp: Count = 1
     stream: str | None = None
-    shift_s: float = 0.0
+    shift_s: Annotated[float, Ge(-MOST_S), Le(MOST_S)] = 0.0
     released: Seconds | None = None
 
     def __post_init__(self) -> None:
+        for key in ("name", "stream"):
+            text = getattr(self, key)
+            if text is not None and not (text and text.isprintable()):
+                raise ValueError(f"{key} is {toml.shown(text)}, not a name")
         if self.shape not in shapes():
             raise ValueError(_no_model(self.shape))
 
@@ -89,6 +95,8 @@ class SetFile:
 
     def __post_init__(self) -> None:
         names = [one.name for one in self.model]
+        if len(names) > MOST_MODELS:
+            raise ValueError(f"{len(names)} models, above {MOST_MODELS}")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f'name "{twice}" is used twice')
         streams = [(one.stream, one.shift_s) for one in self.model if one.stream is not None]
@@ -134,7 +142,12 @@ class ModelSet:
 @cache
 def shapes() -> dict[str, Shape]:
     """Every shape of `shapes.toml` by name."""
-    return {name: one.shape(name) for name, one in toml.read(HERE / "shapes.toml", Shapes).shapes.items()}
+    return read_shapes(HERE / "shapes.toml")
+
+
+def read_shapes(path: Path) -> dict[str, Shape]:
+    """The shapes of a file of the form of `shapes.toml`, by name."""
+    return {name: one.shape(name) for name, one in toml.read(path, Shapes).shapes.items()}
 
 
 def shape(name: str) -> Shape:
@@ -169,7 +182,10 @@ def model_set(name: str) -> ModelSet:
     parts = [part.strip().partition("*") for part in name.split(",")]
     if len(parts) == 1 and not parts[0][1] and parts[0][0] not in shapes():
         raise UserError(f'no model set "{name}"{meant(name, (*sets(), *shapes()))} (bench list)')
-    names = [one for one, star, times in parts for _ in range(_times(name, times) if star else 1)]
+    times = [_times(name, count) if star else 1 for _, star, count in parts]
+    if sum(times) > MOST_MODELS:
+        raise UserError(f'model set "{name}" has {sum(times)} models, above {MOST_MODELS}')
+    names = [one for (one, *_), n in zip(parts, times, strict=True) for _ in range(n)]
     return ModelSet(name, tuple(Served(f"{one}/{names[:i].count(one) + 1}", shape(one)) for i, one in enumerate(names)))
 
 
@@ -189,6 +205,6 @@ def _set(path: Path) -> ModelSet:
 
 
 def _times(name: str, text: str) -> int:
-    if not text.strip().isdigit() or int(text) < 1:
+    if not COUNT.fullmatch(text.strip()) or int(text) < 1:
         raise UserError(f'model set "{name}": "{text}" is not a count of models')
     return int(text)

@@ -100,6 +100,7 @@ def parse(text: str) -> Rule:
 
 def scaled(base: str, scale: float) -> str:
     """The rule that is `scale` times a base; any other rule is what it is, at scale 1. UserError at another."""
+    positive("SLO scale", scale)
     if base.startswith("absolute:"):
         return base if scale == 1 else f"{scale:g}x{base}"
     if base in BASES:

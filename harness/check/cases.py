@@ -97,6 +97,7 @@ def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
         "one-token": case("one-token", output=(1, 1)),
         "long-prompts": case("long-prompts", prompt=(5000, 8000)),
         "simultaneous": case("simultaneous", burst=8),
+        "room": case("room", Config(_models(5, {0: 4, 1: 4}), gpus=12), span_s=200.0),
         "idle-model": case("idle-model", asked=2),
         "no-requests": case("no-requests")._replace(jobs=case("none").jobs.first(0)),
         "refused": case("refused", Config(_models(6), gpus=3), ample=False, refuse=4),

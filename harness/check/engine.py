@@ -280,6 +280,8 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 def waits(trial: Trial) -> Iterator[Breach]:
     """Causes of waiting are no less than nothing and sum to the latency; who has tokens has run.
 
+    Those until the first token are a part of them, and sum to the TTFT of who is done. Those of the longest gap, where
+    an engine tells them, sum to it.
     Whoever is dropped may have run without a token: in pieces of its prompt, or in slices of its layers.
     """
     for row in trial.rows:
@@ -289,10 +291,19 @@ def waits(trial: Trial) -> Iterator[Breach]:
         idle = row["made_tokens"] == 0 and row["state"] != "dropped"
         if (
             min(parts.values()) < -8
-            or (row["made_tokens"] > 0 and not parts["solo"] > 0)
-            or (idle and parts["solo"] > 0)
+            or (row["made_tokens"] > 0 and not parts["compute"] > 0)
+            or (idle and parts["compute"] > 0)
         ):
             yield Breach(f"request {row['id']} with {row['made_tokens']} tokens waited {parts}")
+        first = {wait: row[f"ttft_{wait}_ns"] for wait in WAITS}
+        if None in first.values() or any(not -8 <= first[wait] <= parts[wait] + 8 for wait in WAITS):
+            yield Breach(f"request {row['id']} waited {parts}, and until its first token {first}")
+        elif row["state"] == "done" and abs(sum(first.values()) - (row["first_ns"] - row["arrival_ns"])) > 1:
+            yield Breach(f"request {row['id']} waited {sum(first.values())} ns until its first token, not its TTFT")
+        gap = [row[f"gap_{wait}_ns"] for wait in WAITS if row[f"gap_{wait}_ns"] is not None]
+        gaps_ns = [b - a for a, b in pairwise(row["token_ns"] or ())]
+        if gap and (min(gap) < -8 or sum(gap) != max(gaps_ns, default=None)):
+            yield Breach(f"request {row['id']} waited {gap} ns in its longest gap of {gaps_ns}")
 
 
 def ordered(trial: Trial) -> Iterator[Breach]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from harness.check.cases import cases
 from harness.check.findings import Breach
 from harness.check.purity import impure
 from harness.check.trial import ACTIONS, EVENTS, USES, Lent, Stale, Trial, patience_s, run, subject
+from harness.engines.costs import quantities
 from harness.loop import system
 from harness.loop.guard import Endless, Fault, quiet, said
 from harness.loop.recorder import Decision, Read
@@ -25,7 +28,7 @@ from harness.loop.replay import Livelock
 from harness.policy.actions import brief
 from harness.policy.events import Arrived, Woke
 from harness.policy.fields import domains
-from harness.policy.types import Infeasible, Jobs, UserError
+from harness.policy.types import Cluster, Infeasible, Inst, Jobs, UserError
 
 # ------------------------------------------------------------------ of a file
 
@@ -47,6 +50,8 @@ def starts(name: str) -> Iterator[Breach]:
         yield Breach("the file has no docstring that says what the system does")
     presets = make.presets
     takes = domains(make)
+    if not isinstance(rule(make), str):
+        yield Breach("`leaves_idle` is no text: quote the rule by which GPUs stay empty, and where it stands")
     for preset, values in presets.items():
         if unknown := sorted(set(values) - set(takes)):
             yield Breach(f"preset {preset} sets {unknown[0]}, which is no field")
@@ -156,6 +161,47 @@ def served(trial: Trial) -> Iterator[Breach]:
         if row["state"] == "failed" and trial.subject.case.ample:
             yield _about(trial, row, "failed although there was memory for it")
     yield from _lost(trial)
+
+
+def idle(trial: Trial) -> Iterator[Breach]:
+    """No request waits long for a load to begin while GPUs for its model hold and run nothing, but by a quoted rule."""
+    case = trial.subject.case
+    if trial.error or case.refuse or case.decision_s or rule(trial.subject.make):
+        return
+    cluster = trial.subject.assemble()[1].cluster
+    limit_s = transfers_s(cluster, trial.uses)
+    for row in trial.rows:
+        if (row["admission_ns"] + row["load_ns"]) / 1e9 <= limit_s:
+            continue
+        m, arrival_s, first_ns = row["model"], row["arrival_ns"] / 1e9, row["first_ns"] or row["done_ns"]
+        first_s = math.inf if first_ns is None else first_ns / 1e9
+        since_s: dict[int, float] = {}  # while its weights are in nowhere: empty GPUs, and since when
+        for now, after in pairwise(trial.held):
+            from_s, to_s = max(now.from_s, arrival_s), min(after.from_s, first_s)
+            if from_s >= to_s:
+                continue
+            since_s = {} if m in now.models else {g: since_s.get(g, from_s) for g in now.empty}
+            for node in sorted({cluster.gpus[g].node for g in since_s}):
+                free = sorted((at_s, g) for g, at_s in since_s.items() if cluster.gpus[g].node == node)
+                free = free[: cluster.models[m].tp]
+                if len(free) == cluster.models[m].tp and (waits_s := to_s - free[-1][0]) > limit_s:
+                    here = ", ".join(map(str, sorted(g for _, g in free)))
+                    what = f"waits {waits_s:.2f} s until its weights are asked for, while GPU {here} holds nothing"
+                    yield _about(trial, row, f"{what} (the weights of all models pass a link in {limit_s:.2f} s)")
+                    return
+
+
+def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
+    """Seconds in which the weights of all models pass one link after the other, by the slowest rung in `uses`."""
+    ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
+    ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
+    insts = [Inst(m, tuple(range(model.tp))) for m, model in models.items()]
+    return max(sum(cluster.profile.load_s(inst, way) - ladder[way].fixed_s for inst in insts) for way in ways)
+
+
+def rule(make: Any) -> str:
+    """What a system quotes of its source that leaves GPUs without work, if it does."""
+    return getattr(make, "leaves_idle", "")
 
 
 def replayed(trial: Trial) -> Iterator[Breach]:
@@ -292,6 +338,7 @@ TRIAL_LAWS: Mapping[str, Callable[[Trial], Iterator[Breach]]] = {
     "patient": patient,
     "memory": memory,
     "served": served,
+    "idle": idle,
     "replayed": replayed,
     "blind": blind,
 }

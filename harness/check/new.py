@@ -28,6 +28,7 @@ class TITLE:
     hears = frozenset({Woke})  # event types it wants; Arrived and Finished, to decide for each request
     uses = frozenset({"Load", "Run", "Admit"})  # each action, and each field off its default: "Run.seqs"
     options = {"kv": "paged"}  # what it needs of an engine  # noqa: RUF012
+    # leaves_idle = "the rule, quoted, and where it stands": if by it requests wait although GPUs are empty
     presets = {}  # named sets of fields, as {"paper": {"tau": 2.0}}  # noqa: RUF012
 
     def on(self, event, view):

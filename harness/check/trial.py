@@ -95,6 +95,14 @@ def _priced(shapes: tuple[tuple[Shape, int], ...], gpu: str, host: str) -> machi
     return machine.machine(Config(tuple(Served("", *each) for each in shapes), gpu=gpu, host=host))
 
 
+class Held(NamedTuple):
+    """What GPUs hold from an instant on."""
+
+    from_s: float
+    empty: frozenset[int]  # GPUs without KV, and without weights in or under way
+    models: frozenset[str]  # whose weights are in or under way somewhere
+
+
 class Trial(NamedTuple):
     """What happened to a subject."""
 
@@ -110,6 +118,7 @@ class Trial(NamedTuple):
     repeats: Sequence[tuple[int, Action]] = ()  # see Probe
     seen: int = 0  # requests that had come by the end
     kv_bytes: int = 0  # held at the end, on GPUs
+    held: Sequence[Held] = ()  # in order of time; the last one is of the end
 
 
 Note = Callable[[str, str], None]  # law, what breaks it
@@ -126,8 +135,15 @@ class Stale(Exception):
 class Lent:
     """A view for the time of one decision: whatever is asked of it goes through one function."""
 
-    def __init__(self, ask: Callable[..., Any], look: Callable[[str], None]) -> None:
-        self._ask, self._look = ask, look
+    def __init__(self, ask: Callable[..., Any], look: Callable[..., None]) -> None:
+        object.__setattr__(self, "_ask", ask)
+        object.__setattr__(self, "_look", look)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__getattribute__(self, "_look")(name, sets=True)
+
+    def __delattr__(self, name: str) -> None:
+        object.__getattribute__(self, "_look")(name, sets=True)
 
     def __getattribute__(self, name: str) -> Any:
         if name == "__class__":
@@ -174,7 +190,10 @@ class Probe:
         if at >= self._most + MOST_PER_S * max(0.0, now_s):
             raise Livelock(f"{at} decisions by {now_s:g} s")
 
-        def look(query: str) -> None:
+        def look(query: str, *, sets: bool = False) -> None:
+            if sets:
+                self.note("blind", f"set {query} of the view, which is only read")
+                raise AttributeError(query)
             if len(self.decisions) != at:
                 self.note("fresh-view", f"{query} was asked of the view of decision {at}")
                 raise Stale(query)
@@ -240,6 +259,15 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
     return found
 
 
+def held(engine: Engine) -> Held:
+    """What GPUs hold now."""
+    view = engine.view()
+    insts = [view.insts(g) for g in range(len(engine.cluster.gpus))]
+    kv = [any(view.kv(m, g).used_bytes for m in engine.cluster.models) for g in range(len(insts))]
+    empty = frozenset(g for g, (here, used) in enumerate(zip(insts, kv, strict=True)) if not here and not used)
+    return Held(view.now_s, empty, frozenset(inst.model for here in insts for inst in here))
+
+
 class Stand:
     """An engine that lacks something for LACK_S now and then; its memory is looked at after whatever happens."""
 
@@ -249,6 +277,7 @@ class Stand:
         self.wall_clock, self.exclusive, self.measured_on = engine.wall_clock, engine.exclusive, engine.measured_on
         self.lacks = engine.lacks
         self.refused: list[Action] = []
+        self.held: list[Held] = []
         self._engine, self._refuse, self._note = engine, refuse, note
         self._start_s, self._seed, self._limitless = config.start_s, config.seed, limitless
         self._count, self._free_s = 0, math.inf  # when what is lacking comes free
@@ -264,9 +293,13 @@ class Stand:
         """See Engine."""
         self._engine.close()
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+    def take(self, jobs: Jobs) -> None:
         """See Engine."""
-        self._engine.begin(jobs, hears, oracle, end_s)
+        self._engine.take(jobs)
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """See Engine."""
+        self._engine.begin(hears, oracle, end_s)
 
     def poll(self, until_s: float) -> Event | None:
         """See Engine."""
@@ -337,6 +370,9 @@ class Stand:
             have = self.cluster.gpus[g].mem_bytes
             if kv < 0 or (weights + kv > have and not self._limitless):
                 self._note("memory", f"GPU {g} holds {weights} bytes of weights and {kv} of KV, of {have}")
+        now = held(self._engine)
+        if not self.held or self.held[-1][1:] != now[1:]:
+            self.held.append(now)
 
 
 @contextmanager
@@ -386,6 +422,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
         repeats=probe.repeats,
         seen=_seen(engine, len(jobs)),
         kv_bytes=sum(kv for _, kv in held_bytes(engine)),
+        held=[*stand.held, held(engine)],
     )
 
 

@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from harness.cli.options import WORDS, examples
 
@@ -66,6 +69,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
         "tune.tune",
         "Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.",
     ),
+    "upgrade": ("runs.upgrade", "Rewrite stored results of earlier releases with the names that they have now."),
     "validate": (
         "tools.validate",
         "Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).",
@@ -95,6 +99,7 @@ class Bench(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and keep its words for those that say what to ask next."""
         ctx.meta[WORDS] = list(args)
+        _typed(args)
         if args and (now := FORMER.get(args[0])):
             from harness.policy.types import UserError
 
@@ -102,9 +107,22 @@ class Bench(click.Group):
         name, _, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else None, rest
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and write out all that it printed."""
+        with _read():
+            code = super().invoke(ctx)
+            sys.stdout.flush()
+        return code
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command line, which may print a version or a help."""
+        with _read():
+            return super().make_context(*args, **extra)
+
     def main(self, *args: Any, **extra: Any) -> Any:
         """Run, and turn what ends a command into its exit code."""
         extra["standalone_mode"] = False
+        _open()
         try:
             code = super().main(*args, **extra)
         except click.Abort as error:
@@ -113,24 +131,65 @@ class Bench(click.Group):
             click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
             code = 143 if isinstance(error.__cause__, Terminated) else 130
         except click.ClickException as error:
+            if not isinstance(error, NoArgsIsHelpError):  # its message is the help
+                click.ClickException.__init__(error, one_line(error.message))
             error.show()
             code = error.exit_code
-        except BrokenPipeError:  # the reader of our output left
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno in FULL:
+                said = f"cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)"
+            elif error.filename is not None:  # a path of the user's, or one below it
+                said = f"{error.filename}: {error.strerror}"
+            else:
                 raise
-            click.echo(f"error: cannot write {error.filename or 'a file'}: {error.strerror} (free the disk)", err=True)
+            click.echo(f"error: {one_line(said)}", err=True)
             code = 2
         except Exception as error:
             from harness.policy.types import UserError
 
             if not isinstance(error, UserError):
                 raise
-            click.echo(f"error: {error}", err=True)
+            click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
             code = 2
         sys.exit(code if isinstance(code, int) else 0)
+
+
+def one_line(text: str) -> str:
+    """A message with what would break its line, or is no character, written out: names may hold anything."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+@contextmanager
+def _read() -> Iterator[None]:
+    """End well where the reader of our output left: who leaves has read enough."""
+    try:
+        yield
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise click.exceptions.Exit(0) from None
+
+
+def _open() -> None:
+    """Let a closed stdout or stderr swallow what is written, and no file that is opened later take its number."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115 - until the process ends
+
+
+def _typed(args: list[str]) -> None:
+    """UserError where nothing can be made of a command line: words in no encoding, a folder that is gone."""
+    from harness.policy.types import UserError
+
+    if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):
+        raise UserError(f'"{bad}" is not UTF-8')
+    try:
+        os.getcwd()  # noqa: PTH109 - as below, without a path
+    except FileNotFoundError:
+        raise UserError("the folder that this is run in is gone: cd to one that is there") from None
+
+
+def _surrogate(word: str) -> bool:
+    return any("\ud800" <= c <= "\udfff" for c in word)
 
 
 @click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},

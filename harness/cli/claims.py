@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from harness.cli.options import LIMIT, RESULTS, WORKERS, examples
+from harness.cli.options import LIMIT, RESULTS, TARGET, WORKERS, examples, listed
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
 
 FILE = "claims.md"
 
@@ -18,22 +18,22 @@ FILE = "claims.md"
 @click.option("--only", metavar="NAME,...", help="Only the claims that these hold; then they are printed, without -o.")
 @LIMIT
 @WORKERS
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+@click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="Where the page goes.  [default: results/claims.md]")  # fmt: skip
 def claims(*, only: str | None, workers: int | None, out: Path | None) -> None:
     """Hold every paper's claims against runs here: one page, with a verdict each and its cause."""
     from harness.rows import record
     from harness.study import ledger
 
-    names = None if only is None else [name for part in only.split(",") if (name := part.strip())]
+    names = listed("--only", only)
     with Terminal() as teller:
-        found = ledger.ledger(names, RESULTS.resolve(), workers=workers, teller=teller)
+        found = ledger.ledger(names, real(RESULTS), workers=workers, teller=teller)
     page = "\n".join(ledger.markdown(found)).rstrip() + "\n"
     path = out or (RESULTS / FILE if names is None else None)
     if path is None:
         click.echo(page, nl=False)
     else:
-        record.write_bytes(path.resolve(), page.encode())
+        record.write_bytes(real(path), page.encode())
         click.echo(f"{ledger.counted(found.lines)} · {short_path(path)}")
     for name, why in found.missing.items():
         click.echo(f"{name}: {why}", err=True)

@@ -14,8 +14,10 @@ from harness.cli.options import (
     DEFINITION,
     FIGURES,
     LIMIT,
+    MEMORY,
     MOVED,
     OUT,
+    POOL_BYTES,
     RESULTS,
     SCALING,
     SEEDS,
@@ -23,6 +25,7 @@ from harness.cli.options import (
     SLO,
     WORDS,
     WORKERS,
+    WORLD,
     complete,
     examples,
     read_rates,
@@ -31,7 +34,7 @@ from harness.cli.options import (
 )  # fmt: skip
 from harness.cli.study import dry
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.report.summary import Summary
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from harness.study.study import Study
 
 ALL = "all"
+FORMS = ("--json", "--csv", "--markdown", "--latex")
 ROOM = 120  # characters of a line where the width of the terminal is not known
 
 
@@ -88,6 +92,7 @@ def compare(
     **setting: Any,
 ) -> None:
     """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    from harness.policy.types import UserError
     from harness.report import formats
     from harness.report.summary import summarize
     from harness.run.setup import load_trace
@@ -95,9 +100,13 @@ def compare(
     from harness.study.compare import silent
     from harness.study.measure import measure
     from harness.study.search import LEVEL
+    from harness.study.text import unchecked
 
+    words = click.get_current_context().meta.get(WORDS, ())
+    if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
+        raise UserError(f"{' and '.join(given)}: one form at a time")
     asked = compared(systems, {**setting, **settings}, rates, seeds, slo_rule(slo, slo_scale), definition, controls)
-    folder = (out or RESULTS).resolve()
+    folder = real(out or RESULTS)
     if dry_run:
         dry(asked, False, folder)
         return
@@ -108,9 +117,10 @@ def compare(
         measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
     (rule,) = asked.definitions
     names = list(measured.about["systems"])
-    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names))
+    late = unchecked(measured.table)
+    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
-    plots = bool(not no_plot and shown.systems)
+    plots = not no_plot and not all(system.infeasible for system in shown.systems)
     if form is None:
         _print(measured, shown, rule, stem if plots else None)
     elif form == "json":
@@ -145,6 +155,8 @@ def compared(
     others = [name for name in system_names() if name not in listed]
     names = [name for text in listed for name in (others if text == ALL else [text])]
     given = {key: value for key, value in setting.items() if value is not None}
+    if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
+        given["pool_bytes"] = POOL_BYTES
     return comparison(names, given, rates=rates, seeds=seeds, rule=rule, definition=definition, controls=controls)
 
 
@@ -167,12 +179,15 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> Non
         import shutil
 
         room = shutil.get_terminal_size().columns
+    lacks, ways = sentences.unfit(found)
     if shown.systems:
-        click.echo("\n".join(formats.terminal(shown, bold=tty and not os.environ.get("NO_COLOR"), room=room)))
+        bold = tty and not os.environ.get("NO_COLOR")
+        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
     if said := sensitivity.kept(found.folder):
         click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""
     click.echo(short_path(found.folder) + pdf)
-    click.echo(f"next: {sentences.next_command(found, shown, rule, click.get_current_context().meta[WORDS])}")
+    words = click.get_current_context().meta[WORDS]
+    click.echo(f"next: {sentences.next_command(found, shown, rule, words, ways)}")

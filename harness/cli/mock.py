@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from harness.cli.options import complete, examples, gpu_names, stems
+from harness.cli.options import Number, complete, examples, gpu_names, stems
 
 if TYPE_CHECKING:
     from harness.mock.agenda import Agenda
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from harness.mock.pacing import Pacing
 
 NAMED_TOKENS = 32768  # that a model takes whose name is no checkpoint's
-SHARE = click.FloatRange(0, 1)
-MS = click.FloatRange(0, 86_400_000)
+MOST_PORT = 65535
+SHARE = Number(0, 1)
+MS = Number(0, 86_400_000)
 COUNT = click.IntRange(1)
+MOST_PORT = 65535
 
 
 @click.command(epilog=examples("bench mock --models llama-3.1-8b,qwen-2.5-7b --gpu h100 --port 8000",
@@ -86,7 +90,7 @@ COUNT = click.IntRange(1)
 )
 @click.option(
     "--sleep-idle-s",
-    type=click.FloatRange(0),
+    type=Number(0, 86_400 * 365),
     metavar="S",
     help="Models fall asleep when idle for so long.  [default: never]",
 )
@@ -107,7 +111,7 @@ COUNT = click.IntRange(1)
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=click.IntRange(0, MOST_PORT),
     default=8000,
     show_default=True,
     metavar="N",
@@ -153,14 +157,31 @@ def mock(
     from harness.mock.settings import Settings
     from harness.policy.types import UserError
 
+    numbers = {"--ttft-ms": ttft_ms, "--itl-ms": itl_ms, "--sleep-idle-s": sleep_idle_s, "--sleep-ms": sleep_ms,
+               "--wake-ms": wake_ms, "--fail": fail, "--reject": reject, "--hang": hang, "--cut": cut,
+               "--malformed": malformed}  # fmt: skip
+    for option, value in numbers.items():
+        if value is not None and not math.isfinite(value):
+            raise UserError(f"{option} {value:g} is not a finite number")
     if itl_ms is not None and ttft_ms is None:
         raise UserError("--itl-ms needs --ttft-ms: latency is either fixed or by a cost table")
     if (total := fail + reject + hang + cut + malformed) > 1:
         raise UserError(f"--fail, --reject, --hang, --cut and --malformed are {total:g} of all requests together")
+    priced = ("gpu", "gpus", "host_profile", "table", "batch_cap")
+    given = click.get_current_context().get_parameter_source
+    if ttft_ms is not None and (
+        other := next((name for name in priced if given(name) is ParameterSource.COMMANDLINE), None)
+    ):
+        raise UserError(f"--{other.replace('_', '-')} is of latency by a cost table: leave out --ttft-ms")
+    if not host.strip():
+        raise UserError('--host "" is no address')
     if ttft_ms is None:
         served, pacing = _priced(models, gpu, gpus, host_profile, table, batch_cap)
     else:
         served, pacing = _fixed(models, ttft_ms, itl_ms or 0.0)
+    if ports and port and port + len(served) - 1 > MOST_PORT:
+        most = MOST_PORT + 1 - len(served)
+        raise UserError(f"--ports --port {port}: {len(served)} models need as many ports; --port is at most {most}")
     for i, one in enumerate(served):
         served[i] = replace(
             one,
@@ -170,6 +191,8 @@ def mock(
             idle_ns=None if sleep_idle_s is None else round(1e9 * sleep_idle_s),
             wakes=flavour == "llama.cpp",
         )
+    if ports and port and port + len(served) - 1 > MOST_PORT:
+        raise UserError(f"--ports: {len(served)} models from --port {port} on go beyond {MOST_PORT}")
     shares = Shares(fail, reject, hang, cut, malformed)
     kind: Flavour = "llama.cpp" if flavour == "llama.cpp" else "vllm"
     settings = Settings(kind, queue, output_tokens, shares, seed, log)

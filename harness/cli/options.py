@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import errno
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,22 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"
 FIGURES = ROOT / "plots" / "out"
 DEFAULT_SCALE = 5.0
+# What is compared where nothing is said: every system that is here has room in it. The pool is prism-research 595ec1f,
+# README.md, --max-mem-usage of the full run, 67.28 GiB; on another machine memory is the card's, by mem_fraction.
+WORLD: Mapping[str, Any] = {"models": "light8", "gpus": 1, "gpu": "h100", "engine": "sim"}
+POOL_BYTES = 72_241_349_919
+MEMORY = {"pool_bytes", "mem_fraction", "process", "process_bytes", "table"}
+MOST_SHOWN = 60  # characters of a wrong value
+OF_SYSTEMS = ("system", "preset", "fields")
+OF_RUNS = {  # fields of a spec that no user sets, and why
+    "seed": "--seeds says how many there are",
+    "workload": "SLO bases are measured as they need it",
+    "slo_s": "--slo says it",
+    "homes": "--placement says it",
+    "trace_sha256": "it is of the trace's rows",
+    "measured_on": "it is of the machine",
+    "token_times": "--definition itl and token ask for them",
+}
 WORDS = "bench.words"  # key of the context's meta: the words of the command line
 
 
@@ -77,18 +97,48 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
     return rates
 
 
-def read_settings(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`--set KEY=VALUE` as TOML values; a bare word is a string."""
+def listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
+    """The parts of a list; UserError where it holds none."""
+    from harness.policy.types import UserError
+
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(between) if part.strip()]
+    if not parts:
+        raise UserError(f'{option} "{text}" names nothing')
+    return parts
+
+
+def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
+    """KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
+    from harness.policy.types import UserError
+
+    found = dict[str, str]()
+    for pair in pairs:
+        key, value = (part.strip() for part in pair.partition("=")[::2])
+        if not key or not value:
+            raise UserError(f'{param.opts[-1]}: "{_cut(pair)}" is not KEY=VALUE')
+        if key in found:
+            raise UserError(f"{param.opts[-1]}: {key} is there twice")
+        found[key] = value
+    return found
+
+
+def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+    """`--set KEY=VALUE` as TOML values; a bare word is a string. UserError for a key that something else sets."""
     from harness.policy.fields import toml_value
     from harness.policy.types import UserError
 
-    found = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise UserError(f'"{pair}" is not KEY=VALUE')
-        found[key.strip()] = toml_value(value.strip())
-    return found
+    found = read_pairs(ctx, param, pairs)
+    for key in found:
+        if key in OF_SYSTEMS:
+            raise UserError(f"--set {key}: --systems says it, as NAME[:PRESET][+FIELD=VALUE...]")
+        own = next((one.opts[0] for one in ctx.command.params if f"--{key.replace('_', '-')}" in one.opts), None)
+        if own is not None:
+            raise UserError(f"--set {key}: the option {own} sets it")
+        if key in OF_RUNS:
+            raise UserError(f"--set {key}: {OF_RUNS[key]}")
+    return {key: toml_value(value) for key, value in found.items()}
 
 
 def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -102,9 +152,65 @@ def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return wrap
 
 
-OUT = click.option(
-    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Where runs go.  [default: results/]"
-)
+class Place(click.Path):
+    """A path that the file system can look up, whether something is there or not."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse an empty path, one that is too long, and links that lead to each other."""
+        if value == "":
+            self.fail("it is empty", param, ctx)
+        try:
+            Path(value).resolve().stat()
+        except RuntimeError:  # before Python 3.13
+            self.fail(f'"{value}": {os.strerror(errno.ELOOP)}', param, ctx)
+        except OSError as error:
+            if error.errno in {errno.ENAMETOOLONG, errno.ELOOP}:
+                self.fail(f'"{_cut(value)}": {error.strerror}', param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A finite number."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Refuse nan and infinity, which compare with no limit."""
+        found: float = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return found
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+class Target(Place):
+    """Where a file is to be written: tried before anything is worked out for it. Folders on the way may be missing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse a folder, and a place where nothing can be written."""
+        path: Path = super().convert(value, param, ctx)
+        if path.is_dir():
+            self.fail(f'"{path}" is a folder', param, ctx)
+        above = next(one for one in path.resolve().parents if one.exists())
+        try:
+            with tempfile.TemporaryFile(dir=above):
+                return path
+        except OSError as error:
+            self.fail(f'"{path}" cannot be written: {error.strerror or error}', param, ctx)
+
+
+PATH = Place()
+TARGET = Target()
+POSITIVE = Number(0, min_open=True)
+SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies, then those of tuning
+PROCESSES = click.IntRange(1, 4096)
+MOST_INT = (1 << 63) - 1
+SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
+OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Where runs go.  [default: results/]")
 
 
 def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
@@ -116,11 +222,11 @@ def _limited(ctx: click.Context, _param: click.Parameter, seconds: float) -> flo
     return seconds
 
 
-LIMIT = click.option("--policy-limit-s", type=click.FloatRange(0, min_open=True), default=60.0, show_default=True,
+LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), default=60.0, show_default=True,
                      metavar="S", callback=_limited, expose_value=False,
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
-WORKERS = click.option("--workers", type=click.IntRange(1), metavar="N", help="Processes.  [default: as many as pay]")
+WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes.  [default: as many as pay]")
 
 
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:
@@ -136,20 +242,20 @@ MOVED = grouped(
 )
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
-SEEDS = click.option("--seeds", default=5, show_default=True, type=click.IntRange(1), metavar="N",
+SEEDS = click.option("--seeds", default=5, show_default=True, type=SOME_SEEDS, metavar="N",
                      help="Runs of each point.")  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
                  help="Base of the SLO: P95 (measured on dedicated), solo, released, absolute:ttft=S,tpot=S, "
                  "classes:FILE.toml."),
-    click.option("--slo-scale", type=float, metavar="X",
+    click.option("--slo-scale", type=Number(), metavar="X",
                  help="Times the base.  [default: 5; of seconds 1]"),
 )  # fmt: skip
 SETTING = grouped(
-    click.option("--trace", default="arena-chat", show_default=True, shell_complete=complete(trace_names),
+    click.option("--trace", default="hyperbolic-like", show_default=True, shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator's as NAME+FIELD=VALUE, or a canonical Parquet."),
-    click.option("--models", default="heavy8", show_default=True, metavar="SET|FILE|SHAPES",
+    click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),
                  help="Model set by name, its TOML, or shapes as llama-3.1-8b*2,llama-3.2-1b."),
     click.option("--served", type=click.IntRange(2), metavar="N",
@@ -157,10 +263,12 @@ SETTING = grouped(
                  "needs]"),
     click.option("--prefix-cache/--no-prefix-cache", default=None,
                  help="Prompts find what earlier ones left of their KV.  [default: where the trace tells]"),
-    click.option("--gpus", default=2, show_default=True, metavar="N", help="Number of GPUs."),
-    click.option("--gpu", default="h100", show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
+    click.option("--gpus", type=int, default=WORLD["gpus"], show_default=True, metavar="N",
+                 help="Number of GPUs. light8 on one H100 has 67.28 GiB for weights and KV, as Prism's release, unless "
+                 "--set says another memory; other GPUs have what their processes leave."),
+    click.option("--gpu", default=WORLD["gpu"], show_default=True, metavar="KIND", shell_complete=complete(gpu_names),
                  help="Kind of GPU."),
-    click.option("--engine", default="sim", show_default=True, metavar="NAME[+FIELD=VALUE...]",
+    click.option("--engine", default=WORLD["engine"], show_default=True, metavar="NAME[+FIELD=VALUE...]",
                  help="Where time passes: a name (bench list) or the path of a .py. Servers that run already: "
                  "attach+urls=URL[,URL][+key_env=NAME], OpenAI-compatible, models matched by name, else in order."),
     click.option("--host", default="vllm-0.15", show_default=True, metavar="PROFILE", help="Host costs."),
@@ -170,7 +278,8 @@ SETTING = grouped(
                  "replay (synthetic: another seed); the window itself, a bound; all of the trace, replayed whole; its "
                  "first tenth."),
     click.option("--assign", type=click.Choice(["released", "shuffled"]), default="released", show_default=True,
-                 help="Which stream goes to which model: as the set says, or as each seed draws."),
+                 help="Which stream goes to which model: as the set says, else by equal names, else in the trace's "
+                 "order or by traffic; or as each seed draws. Of a trace of your own the output says which rule."),
     click.option("--placement", default="", metavar="FILE|SYSTEM",
                  help="One placement for all systems: a TOML of MODEL = [GPU, ...], or that with which a system "
                  "starts.  [default: each its own]"),

@@ -1,4 +1,4 @@
-"""`bench run`, `plot`, `explain` and `timeline`: one run made, stored results drawn, explained and traced."""
+"""`bench run`, `plot`, `explain`, `timeline`, `upgrade`: a run made, stored results drawn, explained, kept in form."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Any
 import click
 
 import plots
-from harness.cli.options import DEFINITION, FIGURES, LIMIT, MOVED, OUT, RESULTS, examples, slo_rule
+from harness.cli.options import (
+    DEFINITION,
+    FIGURES,
+    LIMIT,
+    MOVED,
+    OUT,
+    PATH,
+    RESULTS,
+    TARGET,
+    Number,
+    examples,
+    slo_rule,
+)
 from harness.cli.terminal import Terminal
-from harness.report.commands import explain_command, short_path
+from harness.report.commands import explain_command, real, short_path
 
 
 @click.command(epilog=examples("bench run mine.toml", "bench run mine.toml -o /tmp/out"))
-@click.argument("spec", type=click.Path(path_type=Path), metavar="SPEC.toml")
+@click.argument("spec", type=PATH, metavar="SPEC.toml")
 @click.option("--dry-run", is_flag=True, help="Show the resolved spec and the estimated time; run nothing.")
 @click.option("--record", "keep", is_flag=True, help="Run it anew, and also store each turn of each lane.")
 @click.option("--engine", metavar="NAME", help="Where time passes, in place of the file's.")
@@ -30,23 +42,35 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.report import explain as words
     from harness.report.formats import by_model
     from harness.rows import record
-    from harness.run import score, sweep
+    from harness.run import realtime, score, streams, sweep
     from harness.run.execute import recorded
     from harness.run.resolve import resolve
+    from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
-    from harness.study.bases import slo_target
+    from harness.study.bases import ahead, said, slo_target
     from harness.study.measure import scored_alone
 
-    folder = (out or RESULTS).resolve()
+    folder = real(out or RESULTS)
     asked = read(spec)
     asked = asked if engine is None else replace(asked, engine=engine)
     try:
         ready = resolve(asked)
         rule = asked.slo or slo_rule("P95", None)
+        said(rule, asked.models)
         if dry_run:
             click.echo(json.dumps(as_dict(ready), indent=1, sort_keys=True))
-            click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
+            click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready), every=True)), nl=False, err=True)
+            if realtime.span(ready) is None:
+                click.echo(f"about {sweep.estimate_s(ready, sweep.speeds(folder)):.1f} s")
+                return
+            known = ahead(asked, rule, folder)
+            if known.bases:
+                click.echo(f"SLO {rule}: {realtime.told(known.bases)} of base runs unless they are stored")
+            why, span = realtime.lacking(ready), realtime.span(ready, known.drain_s)
+            took = f"{realtime.told([span] if span else [])}, beside starts of servers"
+            click.echo(f"not run: {why}" if why else took)
             return
+        click.echo("".join(f"{line}\n" for line in streams.lines(Setup(ready))), nl=False)
         with Terminal() as teller:
             under = slo_target(asked, rule, folder, teller=teller)
             wanted = under.spec(asked)
@@ -77,11 +101,11 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 @click.command(epilog=examples("bench plot", "bench plot results/arena-chat-3f9c01ab -o fig.pdf",
                            "bench plot results/aegaeon-3f9c01ab --figure turns  # of a run that was recorded",
                            "bench list figures"))  # fmt: skip
-@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.argument("folder", type=PATH, required=False)
 @click.option("--figure", "name", type=click.Choice(plots.names()),
               help="Only this one (bench list figures says what each shows).  [default: all that draw such a folder]",
               )  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+@click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
 def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
     """Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points."""
@@ -94,7 +118,7 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
         if not stored:
             raise UserError(f"no sweep in {short_path(RESULTS)}: bench compare makes one")
         folder = stored[-1].parent
-    folder = folder.resolve()
+    folder = real(folder)
     figures = _figures(folder, name)
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
@@ -107,14 +131,14 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
         stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"
         command = f"bench plot {short_path(folder)}" + (f" --figure {name}" if name else "")
         try:
-            for path in figure.render(folder, stem.resolve(), command, note):
+            for path in figure.render(folder, real(stem), command, note):
                 click.echo(short_path(path))
         except UserError as error:  # the others are drawn
             failures.append(str(error))
     if stale:
         click.echo(f"{stale} (the command that made them runs them again)", err=True)
     if failures:
-        raise UserError("\n".join(failures))
+        raise UserError(*failures)
 
 
 def _figures(folder: Path, name: str | None) -> dict[str, Any]:
@@ -138,38 +162,41 @@ def _figures(folder: Path, name: str | None) -> dict[str, Any]:
 
 def _slos(table: Path) -> list[str]:
     """The SLO rules of a stored sweep."""
-    import pyarrow.parquet as pq
+    from harness.rows import tidy
 
-    found = set(pq.read_table(table, columns=["slo"])["slo"].to_pylist())
+    found = set(tidy.stored(table)["slo"].to_pylist())
     return sorted(found, key=lambda rule: (len(rule), rule))
 
 
 def _stale(made: Path) -> str:
-    """Say which runs of a sweep, or whether this run, were made by other sources than the present ones."""
-    import pyarrow.parquet as pq
-
+    """Say which runs of a sweep, or whether this run, were made by other sources than these or are damaged."""
     from harness.rows import record
+    from harness.rows.sealed import Damaged
     from harness.run.sources import code
     from harness.run.spec import stored
 
     path, runs = made / record.SWEEP, {}
     if path.is_file():
-        runs = json.loads((pq.read_metadata(path).metadata or {}).get(b"runs", b"{}"))
+        runs = record.footer(path).get("runs", {})
     elif record.exists(made):
         runs = {made.name: stored(record.meta(made)["spec"]).label}
-    stale = set()
+    stale, damaged = set(), set()
     hashes: dict[tuple[str, ...], str] = {}
     for name, label in runs.items():
         folder = made.parent / name
         if not record.exists(folder):
             continue
-        facts = record.meta(folder)
-        key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
-        if key not in hashes:
-            hashes[key] = code(stored(facts["spec"]))
-        if hashes[key] != facts["code_hash"]:
-            stale.add(label)
-    return f"Stale, made by older sources: {', '.join(sorted(stale))}." if stale else ""
+        try:
+            facts = record.meta(folder)
+            key = tuple(str(facts["spec"][x]) for x in ("engine", "system", "models", "table", "slo"))
+            if key not in hashes:
+                hashes[key] = code(stored(facts["spec"]))
+            if hashes[key] != facts["code_hash"]:
+                stale.add(label)
+        except Damaged:
+            damaged.add(label)
+    said = {"Stale, made by older sources": stale, "Runs damaged since": damaged}
+    return " ".join(f"{words}: {', '.join(sorted(labels))}." for words, labels in said.items() if labels)
 
 
 @click.command(epilog=examples(
@@ -178,14 +205,14 @@ def _stale(made: Path) -> str:
     "bench explain results/arena-chat-3f9c01ab --misses -o causes.pdf  # every system of a comparison",
     "bench explain results/arena-chat-3f9c01ab --misses --system static  # at each of its rates",
 ))  # fmt: skip
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=PATH)
 @click.option("--request", type=click.IntRange(0), metavar="ID", help="One request in order of time.")
 @click.option("--misses", is_flag=True, help="All misses: what they were made of.")
 @click.option("--system", metavar="LABEL", help="Of a comparison, one system at each rate.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+@click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Of a comparison, also draw it: as PDF, PNG and the CSV of its points.")  # fmt: skip
 @click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
-@click.option("--slo-scale", type=float, metavar="X", help="Times the base.  [default: 5; of seconds 1]")
+@click.option("--slo-scale", type=Number(), metavar="X", help="Times the base.  [default: 5; of seconds 1]")
 @click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
 def explain(
     *,
@@ -218,7 +245,7 @@ def explain(
             raise UserError(
                 f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
             )
-        _sweep_misses(folder.resolve(), system, out, definition)
+        _sweep_misses(real(folder), system, out, definition)
         return
     if system is not None or out is not None:
         raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
@@ -258,8 +285,8 @@ def explain(
     "bench timeline results/aegaeon-3f9c01ab -o t.json",
     "bench timeline prism-3f9c01ab -o t.json.gz  # then open it at https://ui.perfetto.dev",
 ))  # fmt: skip
-@click.argument("run", type=click.Path(path_type=Path))
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+@click.argument("run", type=PATH)
+@click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
 def timeline(run: Path, out: Path | None) -> None:
     """Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.
@@ -286,6 +313,24 @@ def timeline(run: Path, out: Path | None) -> None:
     click.echo(f"{short_path(path)}: {len(found):,} events of {span}; open it at https://ui.perfetto.dev")
 
 
+@click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
+@click.argument("results", type=PATH, required=False)
+def upgrade(results: Path | None) -> None:
+    """Rewrite stored results of earlier releases with the names that they have now.
+
+    Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
+    they lie. Every command reads results of earlier releases also without this.
+    """
+    from harness.run.upgrade import upgrade
+
+    folder = results or RESULTS
+    with Terminal() as teller:
+        found = upgrade(folder, teller.progress)
+    for old, new in found.names.items():
+        click.echo(f"{old} is {new}")
+    click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
+
+
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:
     """What the misses of a comparison were made of: lines, and on request a figure."""
     import shlex
@@ -306,7 +351,7 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
 
     again = ["bench", "explain", short_path(sweep), "--misses", *(["--system", system] if system else [])]
     stem = out.with_suffix("") if out.suffix in {".pdf", ".png", ".csv"} else out
-    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, stem.resolve(),
+    for path in fig_causes.render(fig_causes.frame(found.rows), found.scored, found.definition, real(stem),
                                   shlex.join(again)):  # fmt: skip
         click.echo(short_path(path))
 
@@ -316,7 +361,9 @@ def _stored(run: Path) -> tuple[Path, dict[str, Any]]:
     from harness.policy.types import UserError
     from harness.rows import record
 
-    run = (run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run).resolve()
+    if run.exists() and not run.is_dir():
+        raise UserError(f"{run}: a file, and not the folder of a run")
+    run = real(run if record.exists(run) or not record.exists(RESULTS / run) else RESULTS / run)
     about = record.meta(run)
     if why := about["skipped"] or about["infeasible"]:
         raise UserError(f"{run}: nothing ran: {why}")

@@ -23,13 +23,14 @@ from harness.cli.options import (
     WORKERS,
     complete,
     examples,
+    listed,
     read_rates,
     slo_rule,
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.run.spec import Spec
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @click.command(epilog=examples(
-    "bench sensitivity --systems prism,static --rate-scale 5.66 --seeds 3",
+    "bench sensitivity --systems prism,static --rate-scale 2.83 --seeds 3",
     "bench sensitivity --systems prism,static --constants swap,pcie --knee",
     "bench sensitivity --systems prism,static --dry-run",
 ))  # fmt: skip
@@ -84,6 +85,7 @@ def sensitivity(
     SLOs stay in seconds what they are on the machine as it is. The sentence that comes out is kept beside the
     comparison of the same systems, rates and seeds, and stands under its figure.
     """
+    from harness.policy.types import UserError
     from harness.study.compare import silent
     from harness.study.constants import settings as changes_of
     from harness.study.measure import measure
@@ -92,8 +94,10 @@ def sensitivity(
 
     rule = slo_rule(slo, slo_scale)
     asked = compared(systems, {**setting, **settings}, rates, seeds, rule, definition, controls)
-    only = None if constants is None else [name.strip() for name in constants.split(",") if name.strip()]
-    folder = (out or RESULTS).resolve()
+    only = listed("--constants", constants)
+    if len(asked.systems) < 2:
+        raise UserError("an order takes two systems: --systems a,b")
+    folder = real(out or RESULTS)
     specs = [asked.spec_of(asked.condition[0], name) for name in asked.systems]
     if dry_run:
         _dry(asked, specs, only, folder)

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from harness.cli.options import FIGURES, LIMIT, RESULTS, WORKERS, complete, examples, stems, system_names, trace_names
+from harness.cli.options import (
+    FIGURES,
+    LIMIT,
+    PATH,
+    RESULTS,
+    SOME_SEEDS,
+    WORKERS,
+    complete,
+    examples,
+    listed,
+    stems,
+    system_names,
+    trace_names,
+)
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
+    from harness.run.realtime import Span
     from harness.run.spec import Spec
     from harness.study.grid import Panel
     from harness.study.measure import Measured
@@ -31,7 +47,7 @@ if TYPE_CHECKING:
                 shell_complete=complete(lambda: stems("harness/study/studies")))  # fmt: skip
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
-@click.option("--seeds", type=click.IntRange(1), metavar="N", help="Runs of each point, instead of the study's.")
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Runs of each point, instead of the study's.")
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
               help="Instead of the study's; the first one is its own.")  # fmt: skip
 @click.option(
@@ -40,15 +56,15 @@ if TYPE_CHECKING:
 @click.option("--models", metavar="LIST", help="Of the study's model sets only these; or instead of its only one.")
 @click.option("--engine", default="sim", show_default=True, metavar="NAME",
               help="Simulator, or real servers (bench list); what it cannot run is told.")  # fmt: skip
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, metavar="N",
-              help="Of --engine: how many there are.")  # fmt: skip
+@click.option("--gpus", type=click.IntRange(1, 4096), metavar="N",
+              help="Of --engine: how many there are.  [default: 1]")  # fmt: skip
 @click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="DIR",
+@click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
 def study(
     *,
@@ -60,7 +76,7 @@ def study(
     traces: str | None,
     models: str | None,
     engine: str,
-    gpus: int,
+    gpus: int | None,
     table: str | None,
     dry_run: bool,
     no_plot: bool,
@@ -80,18 +96,20 @@ def study(
         _list()
         return
     asked = studies.study(name).only(
-        _listed("--only", only, ";"), _listed("--systems", systems), _listed("--traces", traces),
-        _listed("--models", models), seeds,
+        listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
+        listed("--models", models), seeds,
     )  # fmt: skip
     if engine != "sim":
         from harness.study.on_engine import part
 
-        asked, notes = part(asked, engine, table, gpus)
+        asked, notes = part(asked, engine, table, gpus or 1)
         for line in notes:
             click.echo(line)
     elif table is not None:
         raise UserError("--table is of --engine: bench compare --table takes one for the simulator")
-    folder = (out or RESULTS / asked.name).resolve()
+    elif gpus is not None:
+        raise UserError("--gpus is of --engine: a study says its own")
+    folder = real(out or RESULTS / asked.name)
     if dry_run:
         dry(asked, full, folder)
         return
@@ -107,18 +125,6 @@ def study(
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(2)
-
-
-def _listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
-    """The parts of a list; UserError where it holds none."""
-    from harness.policy.types import UserError
-
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(between) if part.strip()]
-    if not parts:
-        raise UserError(f'{option} "{text}" names nothing')
-    return parts
 
 
 def _list() -> None:
@@ -141,36 +147,63 @@ def _print(measured: Measured, markdown: bool) -> None:
 
 def dry(asked: Study, full: bool, out: Path) -> None:
     """Show what would be run and how long it may take."""
+    from dataclasses import replace
+
     from harness.report.text_table import aligned
-    from harness.run import sweep
+    from harness.run import realtime, streams, sweep
     from harness.run.setup import Failed
     from harness.study import grid
-    from harness.study.bases import TUNING_SEEDS
+    from harness.study.bases import TUNING_SEEDS, Ahead, ahead, said
 
     known, total, runs, failed = sweep.speeds(out), 0.0, 0, dict[str, str]()
-    rows = [("condition", "system", "gpus", "along", "x", "runs", "seconds")]
+    rows = [("condition", "system", "gpus", "along", "x", "runs", "time")]
     left, seeds = asked.of(full), asked.scope(full).seeds
-    rules = dict[str, None]()
-    for panel in grid.panels(left, full):
-        rules |= dict.fromkeys(grid.rules(left, panel).values())
+    rules, spans, never = dict[str, Ahead](), list[realtime.Span](), dict[str, str]()
+    searched = False
+    panels = list(grid.panels(left, full))
+    for panel in panels:
+        here = dict.fromkeys(grid.rules(left, panel).values())
+        for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
+            said(rule, models)
+        based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
+        own = {rule: ahead(based, rule, out) for rule in here}
+        rules |= own
+        drain_s = max((one.drain_s or math.inf for one in own.values()), default=math.inf)
         sample = grid.Grid(left, full, (panel,)).sample(panel)
         for name, spec in panel.specs.items():
             try:
-                cost = _cost(panel, spec, sample, known)
+                cost = _cost(panel, spec, sample, known, drain_s)
             except Failed as why:
                 failed |= why.why
                 continue
-            number, spent = seeds * cost.points, seeds * cost.seconds
-            runs, total = runs + number, total + spent
+            number = seeds * cost.points
             most = "<= " * cost.searched
-            rows.append((panel.key, name, str(cost.gpus), panel.axis, cost.xs, f"{most}{number}", f"{spent:.1f}"))
+            if cost.never:
+                never[f"{name} on {spec.engine}"] = cost.never
+            elif cost.spans:
+                spans += cost.spans * seeds
+                searched |= cost.searched
+            else:
+                runs, total = runs + number, total + seeds * cost.seconds
+            took = realtime.range_of(cost.spans * seeds) if cost.spans else f"{seeds * cost.seconds:.1f} s"
+            took = "-" if cost.never else took
+            rows.append((panel.key, name, str(cost.gpus), panel.axis, cost.xs, f"{most}{number}", took))
+    for line in streams.of_all((panel.first for panel in panels), every=True):
+        click.echo(line)
     shown = [column for column in zip(*rows, strict=True) if any(column[1:])]
     click.echo("\n".join(aligned(zip(*shown, strict=True))))
-    for rule in rules:
+    for rule, one in rules.items():
         base = f": {len(TUNING_SEEDS)} base runs unless they are stored" if "P95" in rule else ""
-        click.echo(f"SLO {rule}{base}")
+        click.echo(f"SLO {rule}{base}" + (f", {realtime.told(one.bases)} of real time" if one.bases else ""))
+    for name, lacks in never.items():
+        click.echo(f"{name} is not run: {lacks}")
     how = f"speeds of stored runs in {short_path(out)}" if known else f"{sweep.REQUESTS_PER_S:,.0f} requests/s"
-    click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); stored runs that are current cost nothing")
+    stored = "stored runs that are current cost nothing"
+    if spans:
+        most, all_ = ("up to ", " if all are run") if searched else ("", "")
+        click.echo(f"{most}{realtime.told(spans)} of real time{all_}, beside starts of servers; {stored}")
+    if runs or not spans:
+        click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); {stored}")
     if failed:
         click.echo("".join(f"{name}: {why}\n" for name, why in failed.items()), nl=False)
         sys.exit(2)
@@ -183,22 +216,31 @@ class _Cost(NamedTuple):
     xs: str
     points: int
     searched: bool  # `points` is the most
-    seconds: float
+    seconds: float  # of a processor
+    spans: list[Span]  # of its runs, in real time
+    never: str  # why they are none there
 
 
-def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float]) -> _Cost:
+def _cost(panel: Panel, spec: Spec, sample: Sample, known: Mapping[str, float], drain_s: float) -> _Cost:
     from dataclasses import replace
+    from itertools import cycle, islice
 
-    from harness.run import sweep
+    from harness.run import realtime, sweep
     from harness.run.resolve import resolve
 
     xs = panel.xs or tuple(2.0**k for k in range(7))  # the octaves of a search for the knee
-    ready = resolve(replace(spec, slo=""))
-    each = [sweep.estimate_s(replace(ready, rate_scale=_rate_scale(panel, spec, x)), known) for x in xs]
+    most = max((_rate_scale(panel, spec, x) for x in panel.xs), default=spec.rate_scale)
+    ready = resolve(replace(spec, slo="", rate_scale=most))
+    scaled = [replace(ready, rate_scale=_rate_scale(panel, spec, x)) for x in xs]
+    each = [sweep.estimate_s(one, known) for one in scaled]
     searched = sample.rule in {"bisect", "bracket"} or not panel.xs
     points = max(len(xs), sample.points) if panel.xs else 2 * len(xs)
     text = ",".join(f"{x:g}" for x in panel.xs) + ", then bisected" * (sample.rule == "bisect")
-    return _Cost(ready.gpus, text if panel.xs else "knee", points, searched, sum(each) * points / len(xs))
+    spans = [] if realtime.span(ready) is None else [span for one in scaled if (span := realtime.span(one, drain_s))]
+    return _Cost(
+        ready.gpus, text if panel.xs else "knee", points, searched, sum(each) * points / len(xs),
+        list(islice(cycle(spans), points if spans else 0)), realtime.lacking(ready) if spans else "",
+    )  # fmt: skip
 
 
 def _rate_scale(panel: Panel, spec: Spec, x: float) -> float:

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any, Self
 
 import click
 
 PROGRESS_HZ = 4
+LINE_S = 20.0  # between two lines where no bar is
+MANY = 20  # runs: of fewer it is not said how many are stored
+
+
+def duration(seconds: float) -> str:
+    """Seconds below two minutes, else minutes."""
+    return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
 class Terminal:
-    """Tells the user how a sweep goes on: lines and a bar on stderr, the bar only where someone watches.
+    """Tells the user how a sweep goes on: lines on stderr, and a bar; where nobody watches, a line now and then.
 
     What is done is counted in `unit`; runs are kept when the user interrupts, other work is not.
     """
@@ -22,19 +30,29 @@ class Terminal:
         self._bar: Any = None
         self._phase = ""
         self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
+        self._begun, self._told = (0, 0.0), time.monotonic()  # what stood when the phase began, and when; the last line
+        self._worked = False  # something was done
         self.kept: tuple[int, int] = (0, 0)
 
     def say(self, line: str) -> None:
         """Print one line."""
+        self._told = time.monotonic()
         click.echo(line, err=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Move the bar of a phase; a new phase starts a new one."""
+        now = time.monotonic()
         if what != self._phase:
             self.close()
+            self._begun = (done, now)
+            if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
+                self.say(f"{what}: {done:,} of {total:,} are stored")
+        self._worked |= done > self._begun[0]
         self._phase, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
+            if done < total and now - self._told >= LINE_S:
+                self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
             return
         if self._bar is None:
             from tqdm import tqdm
@@ -42,6 +60,13 @@ class Terminal:
             self._bar = tqdm(total=total, initial=done, desc=what, unit=self._unit, mininterval=1 / PROGRESS_HZ,
                              leave=False, file=sys.stderr, dynamic_ncols=True)  # fmt: skip
         self._bar.update(done - self._bar.n)
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """About how long the rest of a phase takes, once some of it was done."""
+        stood, since = self._begun
+        if done == stood:
+            return ""
+        return f", about {duration((now - since) / (done - stood) * (total - done))} left"
 
     def close(self) -> None:
         """Take the bar away."""

@@ -4,14 +4,33 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
-from harness.cli.options import FIGURES, MOVED, RESULTS, complete, examples, gpu_names, system_names
+from harness.cli.options import (
+    FIGURES,
+    MOVED,
+    PATH,
+    POSITIVE,
+    RESULTS,
+    SOME_SEEDS,
+    TARGET,
+    complete,
+    examples,
+    gpu_names,
+    system_names,
+)
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
+
+if TYPE_CHECKING:
+    from harness.check.findings import Failure
+    from harness.validate.names import Skipped
+    from harness.validate.staggered import Read
 
 INVALID = "Runs that did not measure their servers are left out."
 
@@ -121,36 +140,78 @@ def definitions() -> None:
     click.echo("\n".join(aligned(lines)))
 
 
-@click.command(epilog=examples("bench check static", "bench check ./mine.py --full", "bench check --engine sim"))
+@click.command(epilog=examples(
+    "bench check static", "bench check ./mine.py --full", "bench check --all --store", "bench check --engine sim",
+))  # fmt: skip
 @click.argument("system", required=False, shell_complete=complete(system_names), metavar="[NAME|FILE.py]")
 @click.option("--engine", metavar="NAME|FILE.py", help="Test an engine instead of a system.")
 @click.option("--full", is_flag=True, help="Every workload, also the long ones.")
 @click.option("--law", metavar="LAW", help="Only one law ...")
 @click.option("--case", metavar="CASE", help="... or one workload, as a failure's line repeats it.")
-def check(system: str | None, engine: str | None, full: bool, law: str | None, case: str | None) -> None:
+@click.option("--all", "every", is_flag=True, help="Every system of this folder's systems/.")
+@click.option("--store", is_flag=True, help="Write what passed into systems/checked.toml.")
+def check(
+    *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
+) -> None:
     """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.
 
-    Systems are tried in the simulator; an engine with scripted policies.
+    Systems are tried in the simulator; an engine with scripted policies. Until a system's file has passed whole, and
+    whenever it is changed, bench compare, study and tune mark a file given by its path `unchecked`.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
+    from harness.check.laws import rule
+    from harness.loop import system as systems
+    from harness.loop import vetted
     from harness.policy.types import UserError
 
-    if (system is None) == (engine is None):
-        raise UserError("name a system, or an engine by --engine NAME")
+    if (system is not None) + (engine is not None) + every != 1:
+        raise UserError("name a system, or an engine by --engine NAME, or ask for --all")
+    if store and (engine is not None or law or case):
+        raise UserError("--store keeps what a whole check of systems says: leave out --engine, --law and --case")
     if engine is not None:
-        failures, name = conform_engine(engine, only=law, case=case), engine
-    else:
-        failures, name = conform(system or "", quick=not full, only=law, case=case), system or ""
+        _told(engine, conform_engine(engine, only=law, case=case))
+        return
+    passed, broken = {}, False
+    for name in systems.names() if every else [system or ""]:
+        if store and name not in systems.names():
+            raise UserError(f"{name} is none of systems/: what it passes is kept without --store")
+        content = vetted.content(name)
+        if failures := conform(name, quick=not full, only=law, case=case):
+            broken = True
+        elif not (law or case):
+            passed[name] = content
+            _keep(content)
+        _told(name, failures, last=not every)
+        if not failures and (quoted := rule(systems.find(name))):
+            click.echo(f"  may leave GPUs idle by its own rule, so the law `idle` is not asked of it: {quoted}")
+    if store:
+        vetted.store(passed, systems.names())
+    if broken:
+        sys.exit(1)
+    if not every:
+        click.echo(f"next: bench compare --systems static,{shlex.quote(system or '')}")
+
+
+def _keep(content: str) -> None:
+    """Note that a file has passed; a folder that cannot be written only means that it stays unchecked."""
+    from harness.loop import vetted
+
+    try:
+        vetted.keep(content)
+    except OSError as error:
+        click.echo(f"not kept, so comparisons go on to say `unchecked`: {error}", err=True)
+
+
+def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
+    """Print what a check found; the last one ends the command where laws are broken."""
     for one in failures:
         at = "" if one.event is None else f" (event {one.event})"
         click.echo(f"{one.law}: {one.message}{at}\n  repeat: {one.command}")
-    if failures:
-        click.echo(f"{name}: {len(failures)} laws broken" if len(failures) > 1 else f"{name}: one law broken")
+    broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
+    click.echo(f"{name}: {broken if failures else 'all laws hold'}")
+    if failures and last:
         sys.exit(1)
-    click.echo(f"{name}: all laws hold")
-    if engine is None:
-        click.echo(f"next: bench compare --systems static,{shlex.quote(name)}")
 
 
 @click.command(epilog=examples(
@@ -169,11 +230,11 @@ def check(system: str | None, engine: str | None, full: bool, law: str | None, c
 @click.option("--rounds", type=click.IntRange(1), default=3, show_default=True, metavar="N",
               help="Of --engine: how often all is measured, so that a host that changes its speed is met at several "
               "times.")  # fmt: skip
-@click.option("--from", "folder", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("--from", "folder", type=PATH, metavar="FOLDER",
               help="Instead: results of `make gpu`.")  # fmt: skip
 @click.option("--gpu", "kind", shell_complete=complete(gpu_names), metavar="KIND",
               help="The table to start from.  [default: by the card's name]")  # fmt: skip
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="PATH",
+@click.option("-o", "--out", type=PATH, metavar="PATH",
               help="With --from a file, else a folder.  [default: FOLDER/KIND-measured.toml; results/ENGINE]",
               )  # fmt: skip
 def calibrate(
@@ -229,7 +290,7 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
     "bench validate", "bench validate mine.csv -o /tmp/validate",
     "bench validate --engine llamacpp --table results/cpu/llamacpp-cpu.toml -o results/cpu/validate",
 ))  # fmt: skip
-@click.argument("folder", type=click.Path(path_type=Path), required=False, envvar="MEASURED_DIR",
+@click.argument("folder", type=PATH, required=False, envvar="MEASURED_DIR",
                 metavar="[FOLDER|FILE.csv]")  # fmt: skip
 @click.option("--engine", metavar="NAME", help="Instead: run the same specs on the servers of an engine and on the "
               "simulator.")  # fmt: skip
@@ -240,10 +301,8 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
 @click.option("--systems", metavar="LIST", help="Of --engine: NAME[:PRESET][+FIELD=VALUE...] with commas.")
 @click.option("--loads", metavar="LIST", default="30,70,100", show_default=True,
               help="Of --engine: per cent of the saturated rate.")  # fmt: skip
-@click.option(
-    "--seeds", type=click.IntRange(1), metavar="N", default=5, show_default=True, help="Of --engine: repeats."
-)
-@click.option("--window-s", type=click.FloatRange(0, min_open=True), metavar="S", default=10.0, show_default=True,
+@click.option("--seeds", type=SOME_SEEDS, metavar="N", default=5, show_default=True, help="Of --engine: repeats.")
+@click.option("--window-s", type=POSITIVE, metavar="S", default=10.0, show_default=True,
               help="Of --engine: length of a run.")  # fmt: skip
 @click.option("--again", type=click.IntRange(0), metavar="N", default=0, show_default=True,
               help="Of --engine: how often a run is made again that did not measure its servers.")  # fmt: skip
@@ -251,52 +310,74 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
     "--slo", metavar="RULE", help="Of --engine.  [default: 10 x a short prompt's TTFT and a start; 8 x a step]"
 )
 @MOVED
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="STEM",
+@click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of figure and CSV without their endings.  [default: plots/out/validate]")  # fmt: skip
-@click.option("--runs", type=click.Path(path_type=Path), metavar="FOLDER",
+@click.option("--runs", type=PATH, metavar="FOLDER",
               help="Of --engine: where runs are kept.  [default: results]")  # fmt: skip
+@click.option("--shape", type=PATH, metavar="FILE.toml",
+              help="Of a file's models that workloads/shapes.toml lacks: their dimensions, in its form.")  # fmt: skip
+@click.option("--page", type=TARGET, metavar="FILE.md", help="Write what came out as a page.")
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
 def validate(
-    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, no_plot: bool, **asked: Any
-) -> None:
+    *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
+    page: Path | None, no_plot: bool, **asked: Any,
+) -> None:  # fmt: skip
     """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).
 
     Or against servers that run now: how both rank systems, then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
-    stem = (out.with_suffix("") if out else FIGURES / "validate").resolve()
+    ctx = click.get_current_context()
+    beside = ("shape", "page") if engine is not None else ("runs", *asked)
+    if other := next((name for name in beside if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE), None):
+        option = f"--{other.replace('_', '-')}"
+        if engine is not None:
+            raise UserError(f"{option} is for files of measured runs; --engine runs servers")
+        raise UserError(f"{option} is for --engine NAME, which runs servers; files of measured runs say their own")
+    stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if engine is not None:
-        _predicted(engine, stem, (runs or RESULTS).resolve(), plot=not no_plot, **asked)
+        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, **asked)
     elif folder is None:
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     else:
-        _measured(folder, out, stem, plot=not no_plot)
+        _measured(folder, out, stem, shape, page, plot=not no_plot)
 
 
-def _measured(folder: Path, out: Path | None, stem: Path, *, plot: bool) -> None:
+def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool) -> None:
     """Hold the simulator against files of measured runs."""
-    from harness.report.text_table import aligned
-    from harness.validate import staggered
-    from harness.validate import validate as judge
-    from harness.validate.measured import cases
+    from functools import partial
 
-    shared = staggered.files(folder)
-    for path in shared:
-        _staggered(path, out if path == folder else None, plot=plot)
+    from harness.report.text_table import aligned, laid
+    from harness.rows.record import write_bytes
+    from harness.validate import measured, staggered
+    from harness.validate import page as pages
+    from harness.validate import validate as judge
+    from workloads.models import read_shapes
+
+    shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
+    ramps = {path: staggered.read(path, shapes) for path in shared}
+    told, lacking = _staggered(ramps, out if folder in shared else None, plot=plot)
     if folder in shared:
+        click.echo("".join(f"skipped {one}\n" for one in lacking), nl=False)
         return
-    found = cases(folder)
+    found = measured.read(folder, shapes, {path.name for path in shared})
+    skipped = [*found.skipped, *lacking]
     with Terminal() as teller:
-        frame = judge.points(found, lambda done, total: teller.progress("measured runs", done, total))
-    click.echo(f"{len(found)} cases of {frame['file'].nunique()} files; errors of ours in % of what was measured")
-    click.echo("\n".join(aligned(judge.scores(frame))))
-    for note in judge.notes(frame):
+        frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
+    counts = f"{len(found.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+    click.echo(f"{counts}; errors in % of what was measured")
+    if found.cases:
+        click.echo("\n".join(aligned(judge.scores(frame))))
+    for note in (*judge.notes(frame), *(f"skipped {one}" for one in skipped)):
         click.echo(note)
     sys.stdout.flush()
-    if plot:
+    if page is not None:
+        write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
+        click.echo(short_path(real(page)))
+    if plot and found.cases:
         from plots import fig_validate
 
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -308,6 +389,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
     """Hold the simulator against servers, on the same specs."""
     from harness.policy.types import UserError
     from harness.report.text_table import aligned
+    from harness.run import realtime
     from harness.validate import predicted, ranks
 
     if asked["table"] is None:
@@ -315,12 +397,13 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
     plan = predicted.Plan(
         engine, asked["table"], asked["models"],
         tuple(asked["systems"].split(",")) if asked["systems"] else predicted.SYSTEMS,
-        tuple(map(int, _numbers("--counts", asked["counts"]))),
+        _counts(asked["counts"]),
         tuple(load / 100 for load in _numbers("--loads", asked["loads"])),
         asked["seeds"], asked["window_s"], asked["again"],
     )  # fmt: skip
     with Terminal() as teller:
-        teller.say(f"at least {plan.seconds / 60:.0f} minutes on the servers; runs are kept, and a second call goes on")
+        ahead = realtime.told(predicted.spans(plan, runs, slo))
+        teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
         found = predicted.predict(plan, runs, teller, slo)
     click.echo(f"SLO {found.rule}; attainment: {found.attainment}")
     frame, void = found.frame, ""
@@ -349,6 +432,15 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
+def _counts(text: str) -> tuple[int, ...]:
+    from harness.policy.types import UserError
+
+    found = _numbers("--counts", text)
+    if bad := next((one for one in found if one != int(one)), None):
+        raise UserError(f"--counts {bad:g} is not a whole number")
+    return tuple(map(int, found))
+
+
 def _numbers(option: str, text: str) -> list[float]:
     """Numbers above 0 of an option's list."""
     from harness.policy.types import UserError
@@ -357,34 +449,49 @@ def _numbers(option: str, text: str) -> list[float]:
         found = [float(part) for part in text.split(",")]
     except ValueError:
         found = []
-    if not found or min(found) <= 0:
+    if not found or not all(0 < one < float("inf") for one in found):
         raise UserError(f'{option} "{text}" is not a list of numbers above 0')
     return found
 
 
-def _staggered(path: Path, out: Path | None, *, plot: bool) -> None:
-    """Print how six models on one card compare with a measured run, and draw it."""
+def _staggered(ramps: Mapping[Path, Read], out: Path | None, *, plot: bool) -> tuple[list[str], list[Skipped]]:
+    """Print how equal models on one card compare with measured runs, and draw each.
+
+    Returns what it printed, and what was skipped.
+    """
+    from harness.policy.types import Infeasible
     from harness.validate import staggered
+    from harness.validate.names import Skipped
 
-    measured = staggered.read(path)
-    with Terminal() as teller:
-        held = staggered.process(measured)
-        frame = staggered.points(measured, held, lambda done, of: teller.progress("staggered ramps", done, of))
-    click.echo(path.name)
-    for note in staggered.notes(frame, held):
-        click.echo(f"  {note}")
-    sys.stdout.flush()
-    if plot:
-        from plots import fig_staggered
+    told, stem = list[str](), real(out.with_suffix("") if out else FIGURES / "staggered")
+    skipped = [one for read in ramps.values() for one in read.skipped]
+    every = [(path, run) for path, read in ramps.items() for run in read.found]
+    for k, (path, run) in enumerate(every, start=1):
+        try:
+            with Terminal() as teller:
+                held = staggered.process(run)
+                frame = staggered.points(run, held, lambda done, of: teller.progress("staggered ramps", done, of))
+        except Infeasible as error:
+            skipped.append(Skipped(path.name, 0, f"{run.load}: {error}"))
+            continue
+        click.echo(path.name)
+        lines = staggered.notes(run.load, frame, held)
+        for note in lines:
+            click.echo(f"  {note}")
+        sys.stdout.flush()
+        if plot:
+            from plots import fig_staggered
 
-        stem = (out.with_suffix("") if out else FIGURES / "staggered").resolve()
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        paths = fig_staggered.render(frame, stem, f"bench validate {short_path(path)}")
-        click.echo(" · ".join(short_path(made) for made in paths))
+            at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
+            at.parent.mkdir(parents=True, exist_ok=True)
+            paths = fig_staggered.render(frame, at, f"bench validate {short_path(path)}", f"{run.load} ({path.name})")
+            click.echo(" · ".join(short_path(made) for made in paths))
+        told += lines
+    return told, skipped
 
 
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))
-@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.py")
+@click.argument("file", type=PATH, metavar="FILE.py")
 def new(file: Path) -> None:
     """Write a small annotated system that passes bench check at once."""
     from harness.check.new import write

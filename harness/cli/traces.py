@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from harness.cli.options import complete, examples, read_settings, trace_names
+from harness.cli.options import MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
 from harness.report.commands import short_path
 from traces import readers
 
@@ -56,13 +56,11 @@ def _fact(value: Any) -> str:
     "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
     "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
 ))  # fmt: skip
-@click.argument("source", type=click.Path(path_type=Path), metavar="FILE")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), required=True, metavar="OUT.parquet", help="Where it goes."
-)
+@click.argument("source", type=PATH, metavar="FILE")
+@click.option("-o", "--out", type=TARGET, required=True, metavar="OUT.parquet", help="Where it goes.")
 @click.option("--from", "reader", type=click.Choice(readers.names()),
               help="A released format, whose columns are known (bench list traces says what each is).")  # fmt: skip
-@click.option("--column", "columns", multiple=True, callback=read_settings, metavar="CANONICAL=OWN",
+@click.option("--column", "columns", multiple=True, callback=read_pairs, metavar="CANONICAL=OWN",
               help="A column by its name in the file (without --from, the four of the example).")  # fmt: skip
 @click.option("--time-unit", type=click.Choice(["s", "ms", "us", "ns", "clock", "datetime"]),
               help="Of arrival_s; clock: HH:MM:SS.mmm.  [default: s]")  # fmt: skip
@@ -71,13 +69,13 @@ def _fact(value: Any) -> str:
 @click.option("--tier", type=click.Choice(["replayed", "composed", "synthetic"]),
               help="What it is.  [default: replayed]")  # fmt: skip
 @click.option("--licence", metavar="TEXT", help="Of the data.  [default: not stated]")
-@click.option("--span-s", type=float, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
+@click.option("--span-s", type=POSITIVE, metavar="S", help="Its period.  [default: the last stamp and one mean gap]")
 @click.option("--empty", type=click.Choice(["error", "drop"]), help="Rows without tokens.  [default: error]")
 @click.option("--max-tokens", type=click.IntRange(2), metavar="N", help="Leave out rows with more tokens.")
 @click.option("--block-tokens", type=click.IntRange(1), metavar="N", help="Of the blocks of prefix_hashes.")
 @click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
 @click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
-def convert(source: Path, out: Path, reader: str | None, columns: dict[str, Any], **options: Any) -> None:
+def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
     """Make a canonical trace of a released format, or of any CSV, Parquet or pickle by naming its columns.
 
     Formats: .csv and .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a
@@ -93,10 +91,7 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, Any]
     if reader is not None and columns:
         raise UserError(f"--from {reader} knows its columns: give no --column")
     asked = {name: value for name, value in options.items() if value not in {None, False}}
-    if reader is None:
-        rows = converter.convert(source, {key: str(value) for key, value in columns.items()}, **asked)
-    else:
-        rows = readers.read(reader, source, **asked)
+    rows = readers.read(reader, source, **asked) if reader else converter.convert(source, columns, **asked)
     schema.write(rows, out)
     facts = schema.metadata(rows)
     dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_long"))
@@ -116,9 +111,9 @@ def _makers() -> list[str]:
                            "bench trace make aegaeon-like+rate_rps=0.5 -o mine.parquet"))  # fmt: skip
 @click.argument("name", shell_complete=complete(_makers), metavar="NAME[+FIELD=VALUE...]")
 @click.option("--models", type=click.IntRange(1), metavar="N", help="Its streams.  [default: the preset's]")
-@click.option("--span", "span_s", type=float, metavar="S", help="Its seconds.  [default: the preset's]")
-@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="Of all its draws.")
-@click.option("-o", "--out", type=click.Path(path_type=Path), metavar="OUT.parquet", help="Where it goes, if anywhere.")
+@click.option("--span", "span_s", type=POSITIVE, metavar="S", help="Its seconds.  [default: the preset's]")
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), help="Of all its draws.")
+@click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
     """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
     from harness.report.text_table import aligned

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import LIMIT, OUT, RESULTS, ROOT, WORKERS, complete, examples, system_names
+from harness.cli.options import LIMIT, OUT, RESULTS, ROOT, TARGET, WORKERS, complete, examples, listed, system_names
 from harness.cli.terminal import Terminal
-from harness.report.commands import short_path
+from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
     from harness.study.tune import Tuned
@@ -24,7 +24,7 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
               shell_complete=complete(system_names, many=True), help="Systems by name.")  # fmt: skip
 @click.option("--draws", default=16, show_default=True, type=click.IntRange(2), metavar="N",
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
-@click.option("--to", type=click.Path(path_type=Path), default=TUNED, metavar="FILE",
+@click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
               help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
 @LIMIT
 @WORKERS
@@ -37,20 +37,25 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
     """
     from datetime import UTC, datetime
 
+    from harness.policy.types import UserError
+    from harness.rows import record
     from harness.study import tune as tuning
 
-    names = [name.strip() for name in systems.split(",") if name.strip()]
+    names = listed("--systems", systems) or []
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'--systems "{systems}": {twice} is there twice')
     with Terminal() as teller:
-        found = tuning.tune(names, (out or RESULTS).resolve(), draws=draws, workers=workers, teller=teller)
+        found = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=teller)
     for one in found:
         click.echo("\n".join(_lines(one)))
     command = f"bench tune --systems {','.join(names)} --draws {draws}"
-    to.write_text(tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command), "utf-8")
+    record.write_bytes(to.resolve(), tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command).encode())
     click.echo(short_path(to))
 
 
 def _lines(one: Tuned) -> Sequence[str]:
     """A system's draws as a table, and what was chosen."""
+    from harness.loop import vetted
     from harness.report.text_table import aligned
     from harness.rows import estimate
     from harness.rows.estimate import POINTS
@@ -61,5 +66,6 @@ def _lines(one: Tuned) -> Sequence[str]:
         gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
         name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
+    mark = " (unchecked)" if vetted.unchecked([one.system]) else ""
     why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
-    return [f"{one.system}: {why}", *aligned(rows), ""]
+    return [f"{one.system}{mark}: {why}", *aligned(rows), ""]

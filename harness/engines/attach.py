@@ -59,6 +59,8 @@ class Attached:
     def __init__(self, config: Config, priced: Machine, fields: Fields) -> None:
         self.config, self.key_env = config, fields.key_env
         self.urls = tuple(url for text in fields.urls.split(",") if (url := text.strip()))
+        for url in self.urls:
+            _base(url)
         self.cluster = machines.cluster(config, priced=priced)
         self.slots = 0  # their memory is their own matter
         self.style = OPENAI
@@ -101,9 +103,7 @@ class Attached:
 
 def models(url: str, key: str = "") -> list[tuple[Server, str]]:
     """The models that a URL serves, and who says to have made its server. Raises UserError."""
-    base = url.rstrip("/").removesuffix("/v1")
-    if urlsplit(base).scheme not in {"http", "https"} or not urlsplit(base).hostname:
-        raise UserError(f'"{url}" is no http://HOST:PORT')
+    base = _base(url)
     request = urllib.request.Request(f"{base}/v1/models", headers={"Authorization": f"Bearer {key}"} if key else {})
     try:
         direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -119,6 +119,18 @@ def models(url: str, key: str = "") -> list[tuple[Server, str]]:
     if not found:
         raise UserError(f"{base} serves no model")
     return found
+
+
+def _base(url: str) -> str:
+    """The URL without /v1; UserError for what is none."""
+    base = url.rstrip("/").removesuffix("/v1")
+    try:
+        parts = urlsplit(base)
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return base
+    except ValueError:  # brackets, a port beyond 65535
+        pass
+    raise UserError(f'"{url}" is no http://HOST:PORT')
 
 
 def match(names: Sequence[str], servers: Iterable[Server]) -> dict[str, tuple[Server, str]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from harness.engines.costs import coefficients, constants, process, quantities, shapes, whole
@@ -87,13 +88,14 @@ class Machine(NamedTuple):
     co_run: float = 1.0  # of what steps on a GPU slow each other down: 1 as their demands tell
 
 
-def machine(config: Config) -> Machine:
-    """The machine that a configuration names."""
+def machine(config: Config, host: quantities.HostProfile | None = None) -> Machine:
+    """The machine that a configuration names; `host` replaces its profile: what a fit tries."""
     rows = [(m.shape, m.tp) for m in priced_models(config)]
     c, spec = config, quantities.gpu(config.gpu, config.table)
     rates = {"h2d": c.pcie_gbps, "d2h": c.pcie_gbps, "nvlink": c.nvlink_gbps, "net": c.net_gbps, "disk": c.disk_gbps}
     links: dict[str, Any] = {link: 1e9 * rate for link, rate in rates.items() if rate is not None}
-    q, host = quantities.quantities(c.gpu, c.table), constants.host(quantities.host(c.host, c.gpu, c.table), c.scaled)
+    q, host = quantities.quantities(c.gpu, c.table), host or quantities.host(c.host, c.gpu, c.table)
+    host = constants.host(host, c.scaled)
     measured = quantities.machine(c.table)
     return Machine(
         coefficients.coefficients(rows, q, spec, host) if measured is None else whole.tables(rows, measured),
@@ -199,7 +201,8 @@ def cluster(
         )
         for m in config.models
     }
-    return Cluster(gpus, models, dict(config.plan), profile(config, priced), dict(config.homes))
+    shared = MappingProxyType  # the engine reads what policies are given
+    return Cluster(gpus, shared(models), shared(dict(config.plan)), profile(config, priced), shared(dict(config.homes)))
 
 
 def profile(config: Config, priced: Machine) -> TableProfile:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harness.policy.types import Gpus, Jobs
 from harness.rows.record import SCHEMA, WAITS, to_ns
 
+ENGINE_WAITS = tuple(wait for wait in WAITS if wait != "host")  # `batches` adds what the host took
 SLICE = 65_536
 NAMES = ("unfinished", "done", "dropped", "failed")
 FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records may hold more
@@ -20,7 +21,8 @@ FIELDS = np.dtype(  # what `batches` reads of a request; an engine's own records
         ("admit", "f8"),  # first made a member of a batch; NaN: never. So with the next two
         ("first", "f8"),  # first token
         ("done", "f8"),  # last token, or other end
-        *((cause, "f8") for cause in WAITS if cause != "host"),  # seconds of its latency, by cause
+        *((wait, "f8") for wait in ENGINE_WAITS),  # seconds of its latency, by cause
+        *((f"ttft_{wait}", "f8") for wait in ENGINE_WAITS),  # of those, until its first token; 0 where none came
         ("made", "i8"),  # tokens
         ("preemptions", "i8"),  # of it
         ("first_inst", "i8"),  # index of its first and its last place; -1: it never ran
@@ -49,13 +51,16 @@ def batches(
     api_in_s: float | NDArray[np.float64],
     api_out_s: float,
     tokens: pa.Array | None = None,
+    gaps: Mapping[str, pa.Array] | None = None,
     first_tokens: NDArray[np.int64] | None = None,
+    alone_s: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Rows in order of id, at most 65,536 a batch; stamps in whole nanoseconds, rounded once.
 
     `R` has the fields of `FIELDS`; `ends` indexes `NAMES`; `api_in_s` passes before the engine sees a request, and
-    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `first_tokens` how many
-    came at first (None: one).
+    `api_out_s` before its client sees a token; `tokens` holds the times of each one's tokens, `gaps` by cause the
+    nanoseconds of its longest gap between two of them (None: not known); `first_tokens` how many came at first (None:
+    one); `alone_s` what prefill and decode of each take alone (None: not known).
     """
     models = pa.array(jobs.models, pa.string())
     api_in_s = np.broadcast_to(api_in_s, len(R))
@@ -68,12 +73,17 @@ def batches(
         over, done = code > 0, code == NAMES.index("done")
         until_s = np.where(over, q["done"] + np.where(done, api_out_s, 0.0), np.maximum(end_s, arrival_s))
         host_s = np.where(came, api_in_s[z], until_s - arrival_s) + np.where(done, api_out_s, 0.0)
-        waits = np.stack([q["held"], host_s, q["load"], q["kv"], q["move"], q["turn"], q["solo"], q["slow"]])
+        waits = np.stack([host_s if wait == "host" else q[wait] for wait in WAITS])
+        ttft = np.stack([host_s if wait == "host" else q[f"ttft_{wait}"] for wait in WAITS])
+        silent = np.isnan(q["first"])  # all that they waited was for their first token
+        ttft[:, silent] = waits[:, silent]
         arrival_ns = np.rint(arrival_s * 1e9).astype(np.int64)
-        total_ns = np.rint(until_s * 1e9).astype(np.int64) - arrival_ns
-        waits_ns = np.rint(waits * 1e9).astype(np.int64)
-        # rounding eight parts leaves a few ns; the longest part takes them, so that the parts sum to the latency
-        waits_ns[np.argmax(waits_ns, axis=0), np.arange(n)] += total_ns - waits_ns.sum(axis=0)
+        until_ns = np.rint(until_s * 1e9).astype(np.int64)
+        # an end that is no last token has no way back to the client: its first token is taken as the engine made it
+        first_ns = np.rint((np.where(silent, until_s, q["first"]) + np.where(done, api_out_s, 0.0)) * 1e9)
+        first_ns = np.where(silent, until_ns, np.minimum(first_ns.astype(np.int64), until_ns))
+        ttft_ns = rounded(ttft, first_ns - arrival_ns)
+        waits_ns = ttft_ns + rounded(waits - ttft, until_ns - first_ns)
         first, last = q["first_inst"].astype(np.int64), q["last_inst"].astype(np.int64)
         codes, which = np.unique(first * (len(places) + 1) + last, return_inverse=True)
         paths, again = np.unique([path(places, int(code)) for code in codes], return_inverse=True)
@@ -89,11 +99,12 @@ def batches(
             "done_ns": to_ns(np.where(over, until_s, np.nan)),
             "first_tokens": pa.array(((q["made"] > 0) if first_tokens is None else first_tokens[z]).astype(np.int32)),
             "state": pa.DictionaryArray.from_arrays(pa.array(code), pa.array(NAMES)),
+            **{f"{wait}_ns": pa.array(row) for wait, row in zip(WAITS, waits_ns, strict=True)},
+            **{f"ttft_{wait}_ns": pa.array(row) for wait, row in zip(WAITS, ttft_ns, strict=True)},
+            **{f"gap_{w}_ns": pa.nulls(n, pa.int64()) if gaps is None else gaps[w].slice(a, n) for w in WAITS},
             **{
-                f"{name}_ns": pa.array(row)
-                for name, row in zip(
-                    ("held", "host", "load", "kv", "move", "turn", "solo", "slow"), waits_ns, strict=True
-                )
+                f"alone_{part}_ns": pa.nulls(n, pa.int64()) if alone_s is None else to_ns(alone_s[k][z])
+                for k, part in enumerate(("prefill", "decode"))
             },
             "preemptions": pa.array(q["preemptions"].astype(np.int32)),
             "gpus": pa.DictionaryArray.from_arrays(
@@ -105,6 +116,13 @@ def batches(
         yield pa.RecordBatch.from_arrays([columns[f.name] for f in SCHEMA], schema=SCHEMA)
 
 
+def rounded(seconds: NDArray[np.float64], total_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Round parts, (causes, requests), to nanoseconds that sum to a total: the longest takes what rounding leaves."""
+    ns = np.rint(seconds * 1e9).astype(np.int64)
+    ns[np.argmax(ns, axis=0), np.arange(ns.shape[1])] += total_ns - ns.sum(axis=0)
+    return ns
+
+
 def path(places: Sequence[Gpus], code: int) -> str:
     """Where a request ran: "0", "0+1" on a group, "0>1" when it moved, "" when it never ran."""
     first, last = divmod(code, len(places) + 1)
@@ -114,8 +132,13 @@ def path(places: Sequence[Gpus], code: int) -> str:
     return names[0] if first == last else ">".join(names)
 
 
-def token_times(R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], api_out_s: float) -> pa.Array:
+def token_times(
+    R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], api_out_s: float
+) -> tuple[pa.Array, dict[str, pa.Array]]:
     """Each token's time from the intended arrival, list<int64> ns, rebuilt from the anchors of spans.
+
+    And by cause what a request waited for within the longest gap between two of its tokens (the first of those as
+    long): nanoseconds that sum to that gap, null where it made no two.
 
     Segments give the end of every decode tick of a batch; stays say which ticks a request took part in, and when a
     prefill gave it a token.
@@ -128,20 +151,58 @@ def token_times(R: NDArray[Any], arrivals_s: NDArray[Any], log: NDArray[Any], ap
     a, b, done, rate, since = (
         seg[name].copy()[at] for name in ("first_s", "slope_s", "anchor_work", "rate", "anchor_s")
     )
-    ticks = np.full(int(base[-1]), np.nan)
-    ticks[(base[seg["batch"]] + seg["tick_from"])[at] + j] = since + (j * a + b * (0.5 * j * (j - 1)) - done) / rate
+    ticks, made = np.full(int(base[-1]), np.nan), np.zeros(int(base[-1]), np.int64)
+    tick = (base[seg["batch"]] + seg["tick_from"])[at] + j
+    solo_s = j * a + b * (0.5 * j * (j - 1)) - done  # since the anchor
+    ticks[tick], made[tick] = since + solo_s / rate, np.arange(len(at))
     decodes = stay["batch"] >= 0
-    at, j = spelled(
+    of, k = spelled(
         np.where(decodes, stay["tick_to"] - stay["tick_from"], 1), base[stay["batch"]] + stay["tick_from"] + 1
     )
-    times, mine = stay["anchor_s"].copy()[at], decodes[at]
-    times[mine] = ticks[j[mine]]
-    rid = stay["request"].copy()[at]
+    times, mine = stay["anchor_s"].copy()[of], decodes[of]
+    times[mine] = ticks[k[mine]]
+    rid = stay["request"].copy()[of]
     order = np.argsort(rid, kind="stable")
     ns = np.rint((times[order] + api_out_s) * 1e9).astype(np.int64)
     ns -= np.rint(arrivals_s[rid[order]] * 1e9).astype(np.int64)
     offsets = np.concatenate([[0], np.cumsum(np.bincount(rid, minlength=len(R)))])
-    return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
+    stamps = pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), pa.array(ns)).cast(SCHEMA.field("token_ns").type)
+
+    def waited_s(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What each token's request had waited for when it was made: (causes, tokens)."""
+        stays = stay[of[tokens]]
+        found = np.stack([stays[wait] if wait != "host" else np.zeros(len(stays)) for wait in WAITS])
+        ran = np.flatnonzero(stays["batch"] >= 0)  # what passed from the tick to the end of the stay is taken off
+        end, step = stays[ran], made[k[tokens[ran]]]
+        tick = seg[at[step]]
+        since_s = times[tokens[ran]] - tick["anchor_s"]
+        load = end["clock_load"] - tick["clock_load"]
+        kv = end["clock_stall"] - tick["clock_stall"]
+        wall = end["clock_wall"] - tick["clock_wall"] - since_s
+        solo = end["clock_solo"] - tick["clock_solo"] - solo_s[step]
+        off = end["clock_slice"] - tick["clock_slice"] - since_s * (1.0 - tick["part"])
+        passed = {"load": load, "kv": kv, "compute": solo, "time_slice": off, "contention": wall - solo - off}
+        passed["queue"] = end["anchor_s"] - times[tokens[ran]] - load - kv - wall
+        for wait, seconds in passed.items():
+            found[WAITS.index(wait), ran] -= seconds
+        return found
+
+    who, which = longest(rid[order], ns)
+    parts = rounded(waited_s(order[which + 1]) - waited_s(order[which]), ns[which + 1] - ns[which])
+    waits_ns, none = np.zeros((len(WAITS), len(R)), np.int64), np.ones(len(R), bool)
+    waits_ns[:, who], none[who] = parts, False
+    return stamps, {wait: pa.array(row, mask=none) for wait, row in zip(WAITS, waits_ns, strict=True)}
+
+
+def longest(owner: NDArray[np.int64], ns: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Who has two stamps or more, and the one before the longest gap; `owner` of each stamp in `ns`, in order."""
+    before = np.flatnonzero(owner[1:] == owner[:-1])
+    whose, gap_ns = owner[before], ns[before + 1] - ns[before]
+    begins = np.flatnonzero(np.diff(whose, prepend=-1))
+    most_ns = np.maximum.reduceat(gap_ns, begins) if len(begins) else gap_ns
+    at_most = np.flatnonzero(gap_ns == np.repeat(most_ns, np.diff(begins, append=len(whose))))
+    who, first = np.unique(whose[at_most], return_index=True)
+    return who, before[at_most[first]]
 
 
 def spelled(count: NDArray[Any], first: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

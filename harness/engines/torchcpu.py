@@ -136,7 +136,7 @@ class TorchCpu(WallClock):
         """Bytes of whole blocks for so many tokens."""
         return -(-tokens // self.config.block_tokens) * self.block_bytes
 
-    def take(self, one: Live, tokens: int) -> bool:
+    def hold(self, one: Live, tokens: int) -> bool:
         """Hold blocks for so many tokens of a request; False where there is no room."""
         more = self.rounded(tokens) - self.kv_bytes(one)
         if more > self.room_bytes(one.model):
@@ -157,7 +157,7 @@ class TorchCpu(WallClock):
         if one.batch.inst not in self.loaded:
             return "load"
         fits = one.kv_tokens or self.rounded(one.ctx_tokens + 1) <= self.room_bytes(one.model)
-        return "turn" if fits or one.batch not in self.lanes else "kv"
+        return "queue" if fits or one.batch not in self.lanes else "kv"
 
     def step(self) -> bool:
         """See WallClock: the lanes take turns."""
@@ -176,7 +176,7 @@ class TorchCpu(WallClock):
         """The members that step together: those with KV, each with room for one more token, then prompts."""
         members, events = list(self.batches.get(batch, ())), list[Event]()
         for one in members:
-            while one.kv_tokens and not self.take(one, one.ctx_tokens):
+            while one.kv_tokens and not self.hold(one, one.ctx_tokens):
                 victim = [other for other in members if other.kv_tokens][-1]
                 if victim is members[0]:
                     events.append(self.end(one, "failed"))
@@ -190,7 +190,7 @@ class TorchCpu(WallClock):
                 events.append(self.end(one, "failed"))
                 continue
             full = len(stepping) == self.config.batch_cap or one.ctx_tokens > left < self.config.prefill_tokens
-            if full or not self.take(one, one.ctx_tokens + 1):
+            if full or not self.hold(one, one.ctx_tokens + 1):
                 break
             stepping.append(one)
             left -= one.ctx_tokens

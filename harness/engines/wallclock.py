@@ -41,7 +41,7 @@ class Live:
     prompt_tokens: int
     output_tokens: int
     since_s: float  # of its cause of waiting
-    cause: str = "held"  # one of record.WAITS
+    cause: str = "admission"  # one of record.WAITS
     batch: Batch | None = None
     made: int = 0
     kv_tokens: int = 0  # whose KV is held; 0: its prompt is still to be computed
@@ -110,12 +110,16 @@ class WallClock:
 
     # ------------------------------------------------------------ the run
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Take the workload and start the clock."""
+    def take(self, jobs: Jobs) -> None:
+        """Keep the workload."""
         if jobs.prefix is not None:
             raise Unsupported("a prefix cache (--no-prefix-cache)")
-        n = len(jobs)
-        self.jobs, self._hears, self.oracle, self._end_s = jobs, hears, oracle, end_s
+        self.jobs = jobs
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the clock."""
+        jobs, n = self.jobs, len(self.jobs)
+        self._hears, self.oracle, self._end_s = hears, oracle, end_s
         self._R, self._ends, self._due_s = np.zeros(n, rows.FIELDS), np.zeros(n, np.int8), jobs.arrival_s.copy()
         for name, none in (("arrival", math.inf), ("admit", math.nan), ("first", math.nan), ("done", math.nan)):
             self._R[name] = none
@@ -204,9 +208,14 @@ class WallClock:
         """Close the books at the clock's time: from here on these step, and the others wait."""
         solo = {one.rid for one in stepping}
         for one in self.live.values():
-            self._R[one.cause][one.rid] += self.now_s - one.since_s
-            one.since_s = self.now_s
-            one.cause = "solo" if one.rid in solo else "held" if one.batch is None else self.waits_for(one)
+            self._book(one)
+            waits = "admission" if one.batch is None else self.waits_for(one)
+            one.cause = "compute" if one.rid in solo else waits
+
+    def _book(self, one: Live) -> None:
+        """Charge the time up to now to what a request waits for."""
+        self._R[one.cause][one.rid] += self.now_s - one.since_s
+        one.since_s = self.now_s
 
     def stats(self) -> dict[str, float]:
         """See Engine."""
@@ -291,6 +300,9 @@ class WallClock:
         last = self._places.setdefault(place, len(self._places))
         if not one.made:
             self._R["first"][r], self._R["first_inst"][r] = self.now_s, last
+            self._book(one)
+            for wait in rows.ENGINE_WAITS:
+                self._R[f"ttft_{wait}"][r] = self._R[wait][r]
         one.made += 1
         self._R["last_inst"][r] = last
         self._stamps_s[r].append(self.now_s)
@@ -365,6 +377,7 @@ class WallView:
         """See View."""
         if not self._requests.oracle:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        self._requests.state(rid)  # KeyError where it has not come
         return int(self._requests.jobs.output_tokens[rid])
 
 

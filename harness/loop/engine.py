@@ -34,8 +34,8 @@ MAKES = re.compile(r"^def make\(", re.MULTILINE)
 class Engine(Protocol):
     """What `replay` needs of a simulator, a GPU or a server. All fields belong to the configured object.
 
-    The life of an engine: `make`, `ready`, the actions that answer "start" (`do`), `begin`, then `poll`, `do`, `view`
-    and `idle` until the run ends, `rows`, `stats`, `close`. An engine that was made may also be closed at once.
+    The life of an engine: `make`, `ready`, `take`, the actions that answer "start" (`do`), `begin`, then `poll`, `do`,
+    `view` and `idle` until the run ends, `rows`, `stats`, `close`. An engine that was made may also be closed at once.
     """
 
     can: frozenset[str]  # the actions and fields that it carries out, as in `System.uses`; others it refuses
@@ -56,8 +56,12 @@ class Engine(Protocol):
         """
         ...
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Take the workload and start the clock at `Config.start_s`; pass no time beyond `end_s`.
+    def take(self, jobs: Jobs) -> None:
+        """Keep the workload, of which nothing is told before it is due: from here on nobody else has it."""
+        ...
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the clock at `Config.start_s`; pass no time beyond `end_s`.
 
         Actions done before are the answers to "start": their Loads are free and silent. `hears` holds the kinds of
         events, and of actions whose successful end, the policy wants to be told. `oracle` opens `View.oracle_tokens`.

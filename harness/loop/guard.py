@@ -38,7 +38,11 @@ class Endless(BaseException):
     """Raised into a policy at its limit. Not an Exception: `except Exception` in a policy must let it through."""
 
 
-class Terminated(KeyboardInterrupt):
+class Interrupted(KeyboardInterrupt):
+    """SIGINT came while a policy was asked: what it raises by itself is its fault, and no Ctrl-C."""
+
+
+class Terminated(Interrupted):
     """SIGTERM came. What a Ctrl-C passes through, this does."""
 
 
@@ -67,7 +71,7 @@ class Watch:
     main thread, there is no limit: Python cannot interrupt code there. Nor does it interrupt a call into C.
     """
 
-    __slots__ = ("_before", "_on", "_seen", "_ticks", "call", "limit_s")
+    __slots__ = ("_before", "_on", "_seen", "_ticks", "_told", "call", "limit_s")
 
     def __init__(self) -> None:
         self.limit_s = LIMIT_S.get()
@@ -75,9 +79,12 @@ class Watch:
         self._seen = self._ticks = 0
         self._before: Any = None
         in_main = threading.current_thread() is threading.main_thread()
+        self._told = in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         self._on = in_main and hasattr(signal, "setitimer") and self.limit_s < math.inf
 
     def __enter__(self) -> Self:
+        if self._told:
+            signal.signal(signal.SIGINT, _interrupt)
         if self._on:
             self._before = signal.signal(signal.SIGALRM, self._tick)
             signal.setitimer(signal.ITIMER_REAL, self.limit_s / TICKS, self.limit_s / TICKS)
@@ -88,6 +95,8 @@ class Watch:
         if self._on:
             signal.setitimer(signal.ITIMER_REAL, 0.0)
             signal.signal(signal.SIGALRM, self._before)
+        if self._told:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def _tick(self, _signum: int, frame: FrameType | None) -> None:
         if self.call != self._seen:
@@ -97,6 +106,10 @@ class Watch:
             if self._ticks >= TICKS and not _collecting(frame):
                 self._ticks = 0  # who catches it has as long again before the next one
                 raise Endless(f"no answer within {self.limit_s:g} s")
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    raise Interrupted
 
 
 def _collecting(frame: FrameType | None) -> bool:
@@ -116,9 +129,10 @@ def guarded() -> Iterator[None]:
         watch.call = 1
         try:
             yield
-        except (Fault, Infeasible, Unsupported, KeyboardInterrupt):
+        except (Fault, Infeasible, Unsupported, Interrupted):
             raise
         except BaseException as error:
+            watch.call = 0  # what follows is not the policy's
             raise Fault(said(error)) from error
 
 
@@ -134,7 +148,7 @@ def said(error: BaseException) -> str:
     at = f" at {Path(frames[0].filename).name}:{own[-1]}" if own else ""
     if isinstance(error, Endless):
         return f"{error}{at}"
-    text = next(iter(str(error).splitlines()), "")
+    text = next(iter(str(error).encode("utf-8", "backslashreplace").decode().splitlines()), "")
     text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
     return f"{type(error).__name__}{at}" + (f" ({text})" if text else "")
 

@@ -12,7 +12,7 @@ from time import perf_counter
 
 from harness.loop.answers import fault
 from harness.loop.engine import Engine
-from harness.loop.guard import Fault, Watch, quiet, said
+from harness.loop.guard import Fault, Interrupted, Watch, quiet, said
 from harness.loop.recorder import Log
 from harness.loop.standing import Standing, is_turn
 from harness.loop.system import System
@@ -120,9 +120,11 @@ def replay(
     if engine.wall_clock and (decision_s or control_s):
         raise ValueError("no seconds can be added to a wall clock")
     engine.ready()
+    engine.take(jobs)
+    del jobs  # no frame that calls the policy has what is to come
     loop = Replay(system, engine, decision_s, control_s, log)
     with loop.watch, quiet():
-        loop.start(jobs, end_s)
+        loop.start(end_s)
         loop.run()
     return loop.outcome
 
@@ -142,12 +144,12 @@ class Replay:
         self.free_s = math.inf
         self.rounds, self.instant = 0, -math.inf  # decisions in the instant of the last one
 
-    def start(self, jobs: Jobs, end_s: float) -> None:
+    def start(self, end_s: float) -> None:
         """Apply what is answered to "start", then start the clock."""
         self.end_s = end_s
         actions = self.decide(Woke("start")) if Woke in self.system.hears else ()
         self.apply([a for a in actions if not isinstance(a, Wake)], 0.0)
-        self.engine.begin(jobs, self.system.hears, "view.oracle_tokens" in self.system.uses, end_s)
+        self.engine.begin(self.system.hears, "view.oracle_tokens" in self.system.uses, end_s)
         self.apply([a for a in actions if isinstance(a, Wake)], 0.0)
 
     def run(self) -> None:
@@ -206,7 +208,7 @@ class Replay:
             watch.call = outcome.policy_calls
             actions = tuple(islice(self.system.on(event, self.seen), MOST_ACTIONS))
             watch.call = 0
-        except (Infeasible, Unsupported, KeyboardInterrupt):
+        except (Infeasible, Unsupported, Interrupted):
             raise
         except BaseException as error:  # SystemExit too
             watch.call = 0

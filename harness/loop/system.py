@@ -66,16 +66,22 @@ def names() -> list[str]:
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
-def module(name: str) -> ModuleType:
-    """The module of a system, by name (`prism`) or by path (`./mine.py`).
-
-    Raises UserError when there is none, with a suggestion, and Fault when it cannot be imported.
-    """
+def path(name: str) -> Path:
+    """The file of a system, by name (`prism`) or by path (`./mine.py`). UserError where there is none."""
     if name.endswith(".py"):
-        path = Path(name).resolve()
-        if not path.is_file():
+        if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")
-        spec = importlib.util.spec_from_file_location(f"_system_{path.stem}", path)
+        return file
+    if name not in names():
+        raise UserError(f'no system "{name}"{meant(name, names())} (bench list)')
+    return ROOT / "systems" / f"{name}.py"
+
+
+def module(name: str) -> ModuleType:
+    """The module of a system, by name or by path. Raises as `path` does, and Fault when it cannot be imported."""
+    file = path(name)
+    if name.endswith(".py"):
+        spec = importlib.util.spec_from_file_location(f"_system_{file.stem}", file)
         assert spec is not None
         assert spec.loader is not None
         found = importlib.util.module_from_spec(spec)
@@ -83,8 +89,6 @@ def module(name: str) -> ModuleType:
         with guarded():
             spec.loader.exec_module(found)
         return found
-    if name not in names():
-        raise UserError(f'no system "{name}"{meant(name, names())} (bench list)')
     with guarded():
         return importlib.import_module(f"systems.{name}")
 

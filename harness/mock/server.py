@@ -276,7 +276,7 @@ async def listening(mock: Mock, host: str, port: int, *, ports: bool = False) ->
             at, connect = port + k if port else 0, partial(Connection, mock.handler(models), mock.read, connections)
             try:
                 servers.append(await loop.create_server(connect, host, at, backlog=4096))
-            except (OSError, OverflowError) as error:
+            except (OSError, OverflowError, UnicodeError) as error:  # a name that is no host
                 raise UserError(f"cannot listen on {host} port {at}: {_why(error)}") from None
             shown = f"[{host}]" if ":" in host else host
             url = f"http://{shown}:{servers[-1].sockets[0].getsockname()[1]}"

@@ -26,6 +26,8 @@ from harness.policy.types import Option, UserError
 
 DOMAIN = "domain"  # key of a dataclass field's metadata
 FIELD = re.compile(r"\+(?=[A-Za-z_]\w*=)")  # begins a field
+BARE = re.compile(r"[+-]?(?:\.[0-9]+|[0-9]+\.)(?:[eE][+-]?[0-9]+)?")  # numbers that TOML does not know
+MOST_SHOWN = 60  # characters of a wrong value
 QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
@@ -89,7 +91,10 @@ def asked(text: str) -> Asked:
     name, preset = _named(head)
     if not name.endswith(".py") and "+" in name + (preset or ""):
         raise UserError(f'"{text}": +{head.partition("+")[2]} is not +FIELD=VALUE')
-    given = (pair[1:].split("=", 1) for pair in pairs)
+    given = [pair[1:].split("=", 1) for pair in pairs]
+    fields = [field for field, _ in given]
+    if twice := next((field for field in fields if fields.count(field) > 1), None):
+        raise UserError(f'"{text}": {twice} is there twice')
     return Asked(name, preset, {field: toml_value(value) for field, value in given})
 
 
@@ -105,11 +110,16 @@ def _named(head: str) -> tuple[str, str | None]:
 
 
 def toml_value(text: str) -> Any:
-    """A TOML value; a bare word is a string."""
+    """A TOML value, or a number as elsewhere (`.5`, `5.`); else a string. UserError where it nests too deeply."""
+    if BARE.fullmatch(text):
+        return float(text)
     try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
+        found = tomllib.loads(f"x = {text}")
+    except ValueError:  # not TOML, or thousands of digits
         return text
+    except RecursionError:
+        raise UserError(f'"{text[:MOST_SHOWN]}..." is nested too deeply') from None
+    return found["x"] if len(found) == 1 else text
 
 
 def _written(value: Option) -> str:

@@ -1,12 +1,14 @@
-"""What several systems share: groups of GPUs, homes by pressure on KV memory, shares of it, instances for one model."""
+"""What several systems share: groups of GPUs, homes by pressure on KV memory, copies, shares of it, instances."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 
 from harness.policy.search import Part, search
-from harness.policy.types import GIB, Cluster, Gpus, Infeasible, Model
+from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Model, Unsupported
+from harness.policy.view import View
 
 
 def demand(cluster: Cluster, model: str) -> float:
@@ -105,8 +107,78 @@ def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
         here = [m.at(len(at)) for name, m in cluster.models.items() if g in (at := cluster.homes[name])]
         need = sum(footprint(m, elastic) + one_request(m) for m in here)
         if need > gpu.mem_bytes:
-            raise Infeasible(f"the placement takes {need / GIB:.1f} GiB of GPU {g}, it has {gpu.mem_bytes / GIB:.1f}")
+            raise Infeasible(
+                f"{(need - gpu.mem_bytes) / GIB:.1f} GiB short on GPU {g}: the placement takes {need / GIB:.1f} of its "
+                f"{gpu.mem_bytes / GIB:.1f}"
+            )
     return cluster.homes
+
+
+def busy(cluster: Cluster, model: str, place: Gpus) -> float:
+    """GPU-seconds a second that a model's forecast traffic keeps each GPU of a place busy.
+
+    All tokens count as in a prefill of one request's: what they cost where enough of them are together, so that parts
+    of the traffic add up to the whole.
+    """
+    plan = cluster.plan.get(model)
+    tokens = 0 if plan is None else round(plan.prompt_tokens + plan.output_tokens)
+    return plan.rate_rps * cluster.profile.prefill_s(Inst(model, place), tokens) if plan and tokens else 0.0
+
+
+def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
+    """Places of each model: its home, and those of copies, for as long as one more lightens the busiest GPU.
+
+    A model's copies have equal parts of its traffic, each GPU is as busy as `busy` forecasts, and each copy has room
+    for its weights and one longest request beside all others. Of all copies of a model on the busiest GPU, the next is
+    the one after which the busiest GPU, then the second busiest and so on, is least busy, in whole hundredths of what
+    all GPUs do together: less is not worth a copy's memory. Ties go to the first.
+    """
+    places = {m: [home] for m, home in homes.items()}
+    need = {m: footprint(model, elastic) + one_request(model) for m, model in cluster.models.items()}
+    work = {m: busy(cluster, m, home) for m, home in homes.items()}
+    free = [gpu.mem_bytes - sum(need[m] for m, at in homes.items() if g in at) for g, gpu in enumerate(cluster.gpus)]
+
+    whole = sum(work[m] * len(home) for m, home in homes.items())
+
+    def load(at: Mapping[str, list[Gpus]]) -> list[float]:
+        return [sum(work[m] / len(each) for m, each in at.items() for place in each if g in place)
+                for g in range(len(free))]  # fmt: skip
+
+    def order(at: Mapping[str, list[Gpus]]) -> list[int]:
+        return sorted((round(100 * x / whole) for x in load(at)), reverse=True)
+
+    while whole > 0:
+        now = load(places)
+        busiest = max(range(len(now)), key=now.__getitem__)
+        best, found = order(places), None
+        for m in [m for m, each in places.items() if any(busiest in place for place in each)]:
+            for place in groups(cluster, cluster.models[m].tp):
+                apart = all(g not in other for other in places[m] for g in place)
+                if apart and all(free[g] >= need[m] for g in place):
+                    then = order({**places, m: [*places[m], place]})
+                    if then < best:
+                        best, found = then, (m, place)
+        if found is None:
+            break
+        m, place = found
+        places[m].append(place)
+        for g in place:
+            free[g] -= need[m]
+    return places
+
+
+def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
+    """The `copies`; Unsupported where no model has any: then a placement without them says the same."""
+    places = copies(cluster, homes, elastic)
+    if all(len(each) == 1 for each in places.values()):
+        raise Unsupported("replicas: no second copy has room and lightens the busiest GPU")
+    return places
+
+
+def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
+    """The batch of a model with the fewest requests; the first of those that tie."""
+    batches = [Batch(Inst(model, place)) for place in places]
+    return min(batches, key=lambda batch: sum(view.batch(batch)[:3]))
 
 
 def footprint(model: Model, elastic: bool) -> int:
@@ -135,12 +207,14 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
         fixed |= low
 
 
-def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> list[Gpus]:
+def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
     """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
 
-    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had. Homes that are
-    given stand instead. Raises Infeasible where no node holds the largest degree, where a model and one longest request
-    do not fit its GPUs, and where given homes overlap or have another degree than their model.
+    `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had, and one for
+    each of its models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each
+    model is to live in one. Homes that are given stand instead. Raises Infeasible where no node holds the largest
+    degree, where a model and one longest request do not fit its GPUs, and where given homes overlap or have another
+    degree than their model.
     """
     for m, model in cluster.models.items():
         if cluster.gpus[0].mem_bytes - model.weight_bytes < one_request(model):
@@ -157,12 +231,17 @@ def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1) -> li
     free: dict[int, list[int]] = {}
     for k, gpu in enumerate(cluster.gpus):
         free.setdefault(gpu.node, []).append(k)
-    degrees = sorted({model.tp for model in cluster.models.values()}, reverse=True)
+    count = Counter(model.tp for model in cluster.models.values())
+    degrees = sorted(count, reverse=True)
     cut = list[Gpus]()
     for j, tp in enumerate(degrees):
         asked = [sum(work[m] for m, model in cluster.models.items() if model.tp == t) for t in degrees[j:]]
         part = asked[0] / sum(asked) if sum(asked) > 0 else 1 / len(asked)
-        want = max(least, round(part * sum(map(len, free.values())) / tp))
+        left = sum(map(len, free.values()))
+        spare = left - sum(t * max(least, count[t]) for t in degrees[j + 1 :])
+        want = max(least, round(part * left / tp), min(count[tp], spare // tp))
+        if homes:
+            want = min(want, count[tp])
         for gpus in free.values():
             for _ in range(min(want, len(gpus) // tp)):
                 cut.append(tuple(gpus[:tp]))

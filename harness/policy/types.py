@@ -29,6 +29,14 @@ Fidelity = Literal["simulated", "emulated", "real"]
 class UserError(Exception):
     """A user's mistake: one line that names the culprit and the way out. The command line exits with 2."""
 
+    @property
+    def lines(self) -> list[str]:
+        """The message; of several mistakes, an argument each, a line each."""
+        return list(map(str, self.args))
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
 
 class Unsupported(Exception):
     """An engine cannot run a system; the message names what is missing. A skipped row, never a crash."""

@@ -11,15 +11,26 @@ class Cause(NamedTuple):
 
     phrase: str
     what: str
+    excess: str = ""  # of a miss, where that is something else
+
+    @property
+    def missed(self) -> str:
+        """What of a miss it explains: more than the request takes alone."""
+        return self.excess or self.what
 
 
 CAUSES: Mapping[str, Cause] = {
-    "held": Cause("held back by the policy", "held back by the policy, in no batch, while its model's weights were in"),
+    "admission": Cause("waiting for admission", "not admitted by the policy, in no batch, while its weights were in"),
     "host": Cause("host", "in the engine's API, before the queue and after the last token"),
     "load": Cause("waiting for weights", "its model's weights were out, or on their way in"),
     "kv": Cause("KV wait", "no KV memory for its prompt"),
-    "move": Cause("KV move", "its KV was on the way"),
-    "turn": Cause("waiting for a step", "its lane was closed, full, or in another step"),
-    "solo": Cause("running", "running, as long as it would have alone"),
-    "slow": Cause("interference", "running, slowed by others on its GPU"),
+    "transfer": Cause("KV transfer", "its KV was on the way"),
+    "queue": Cause("queueing for a step", "its lane was closed, full, or in another step"),
+    "compute": Cause(
+        "running",
+        "running, as long as its steps take on GPUs of their own",
+        "running longer than alone: batched with others, computed again, or too slow by itself",
+    ),
+    "time_slice": Cause("others' time slices", "in a step, while other processes had its GPU"),
+    "contention": Cause("contention", "running, slowed by work that runs on its GPU at the same time"),
 }

@@ -17,15 +17,30 @@ def short_path(path: Path) -> str:
     return near if not near.startswith("..") else str(path)
 
 
-def again(words: Iterable[str], option: str, value: str) -> str:
-    """The command of these words with another value of an option."""
+def real(path: Path) -> Path:
+    """The path in full, without links; of links that lead nowhere but to each other as far as they go."""
+    return Path(os.path.realpath(path))
+
+
+def check_command(system: str) -> str:
+    """The command that tries a system's file, by name or path."""
+    near = short_path(Path(system)) if system.endswith(".py") else system
+    return shlex.join(["bench", "check", f"./{near}" if system.endswith(".py") and near[0] not in "/." else near])
+
+
+def again(words: Iterable[str], *options: str) -> str:
+    """The command of these words with other values of options, each a name and a value; of `--set` of the same key."""
+    pairs = list(zip(options[::2], options[1::2], strict=True))
     kept, rest = [], iter(words)
     for word in rest:
-        if word == option:
-            next(rest, None)
-        elif not word.startswith(f"{option}="):
+        name, equals, value = word.partition("=")
+        if not any(name == option for option, _ in pairs):
             kept.append(word)
-    return shlex.join(["bench", *kept, option, value])
+            continue
+        value = value if equals else next(rest, "")
+        if name == "--set" and not any(value.partition("=")[0] == new.partition("=")[0] for _, new in pairs):
+            kept += [name, value]
+    return shlex.join(["bench", *kept, *options])
 
 
 def explain_command(run: Path, rule: str, *options: str) -> str:

@@ -11,8 +11,8 @@ import numpy as np
 from harness.policy.types import UserError
 from harness.report.causes import CAUSES
 from harness.report.text_table import aligned
-from harness.report.timeline import Part, after_first, lines, made_of, to_first
-from harness.rows import attainment, definitions, requests
+from harness.report.timeline import Part, lines, made_of
+from harness.rows import attainment, causes, definitions, requests
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.record import WAITS
 
@@ -20,6 +20,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 SHOWN = 5  # of the latest misses
+MISSED = {  # what of a request's time explains its miss, by Definition.part
+    "limits": "until the first token where TTFT was missed, after it where TPOT was",
+    "ttft": "until the first token",
+    "decode": "after the first token",
+    "longest gap": "in its longest gap between two tokens, or where it never ended in the part in which it stood",
+    "whole": "from arrival to end",
+    "first late token": "until the first token where that was late, else after it",
+}
 
 
 def row_of(table: pa.Table, rid: int) -> dict[str, Any]:
@@ -49,11 +57,16 @@ def request(
     if q["output_tokens"] > 1:
         said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
     yield "  " + "; ".join(said)
-    if parts and made_ns is not None and q["first_ns"] is not None:
+    if q["first_ns"] is not None and q["ttft_host_ns"] is not None:
+        ttft = {wait: q[f"ttft_{wait}_ns"] for wait in WAITS}
         if ttft_s > limits[0]:
-            yield f"  its TTFT: {made_of(to_first(parts, made_ns, q['first_ns']))}"
+            yield f"  its TTFT: {made_of(ttft)}"
         if tpot_s > limits[1]:
-            yield f"  from its first token to its last: {made_of(after_first(parts, made_ns))}"
+            decode = {wait: q[f"{wait}_ns"] - ttft[wait] for wait in WAITS}
+            yield f"  from its first token to its last: {made_of(decode)}"
+        gap = {wait: q[f"gap_{wait}_ns"] for wait in WAITS if q[f"gap_{wait}_ns"] is not None}
+        if sum(gap.values()) / 1e9 > limits[1]:
+            yield f"  its longest gap between two tokens, {sum(gap.values()) / 1e9:.4g} s: {made_of(gap)}"
     total_s = sum(q[f"{wait}_ns"] for wait in WAITS) / 1e9
     first_ns = q["first_ns"] if made_ns is None else made_ns
     stamps = {"arrived": q["arrival_ns"], "admitted": q["admit_ns"], "first token": first_ns, q["state"]: q["done_ns"]}
@@ -62,7 +75,7 @@ def request(
     for wait in WAITS:
         seconds = q[f"{wait}_ns"] / 1e9
         if seconds:
-            yield f"  {seconds:10.4f} s  {wait:<5} {100 * seconds / total_s:3.0f} %  {CAUSES[wait].what}"
+            yield f"  {seconds:10.4f} s  {wait:<10} {100 * seconds / total_s:3.0f} %  {CAUSES[wait].what}"
     if q["preemptions"]:
         yield f"  preempted {q['preemptions']} times: what was made is prefilled again"
 
@@ -102,21 +115,24 @@ def misses(table: pa.Table, window_s: float, slo: attainment.Slo, definition: st
         raise UserError(f"this run has no token times, which {definition} needs (--definition names another)")
     missed = int((score < 1).sum())
     share = f"{100 * missed / max(1, len(rows)):.1f} %"
-    in_part = DEFINITIONS[definition].by_token
-    part = f"; a request counts in part: attainment {100 * attainment.share(score):.1f} %" if in_part else ""
+    in_part, weights = DEFINITIONS[definition].by_token, DEFINITIONS[definition].weights(rows)
+    part = f"; a request counts in part: attainment {100 * attainment.share(score, weights):.1f} %" if in_part else ""
     yield f"{missed} of {len(rows)} requests missed ({share}, {definition}){part}"
     if not missed:
         return
-    shown = [wait for wait in WAITS if wait != "solo"]
+    why = causes.shares(rows, slo, definition, score)
+    shown = [wait for wait in WAITS if why[wait]]
     cells = [["model", "offered", "missed", "TTFT", "TPOT", *shown]]
     late = [score < 1, ~definitions.ttft(rows, slo), ~definitions.tpot(rows, slo)]
     for i, model in [*enumerate(rows.models), (-1, "all")]:
         mine = rows.model == i if i >= 0 else np.ones(len(rows), bool)
-        causes = attainment.causes(requests.take(rows, mine), score[mine])
-        shares = [f"{100 * causes[wait]:.0f} %" if causes and causes[wait] else "-" for wait in shown]
+        why = causes.shares(requests.take(rows, mine), slo.take(mine), definition, score[mine])
+        shares = [f"{100 * why[wait]:.0f} %" if why and why[wait] else "-" for wait in shown]
         cells.append([model, str(int(mine.sum())), *(str(int(x[mine].sum())) for x in late), *shares])
     yield from aligned(cells)
-    yield "share of misses by their longest wait: " + "; ".join(f"{wait}: {CAUSES[wait].what}" for wait in shown)
+    yield f"share of misses by cause ({MISSED[DEFINITIONS[definition].part]}, beyond what a request takes alone): " + (
+        "; ".join(f"{wait}: {CAUSES[wait].missed}" for wait in shown)
+    )
     spent = dict(zip(WAITS, rows.waits_s[score < 1].sum(axis=0).tolist(), strict=True))
     ns = {wait: round(1e9 * seconds) for wait, seconds in spent.items()}
     yield f"all misses together took {sum(spent.values()):.1f} s from arrival to end: {made_of(ns)}"

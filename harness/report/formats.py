@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from harness.report.columns import Column
@@ -23,33 +24,42 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """A system's value in a column; with its interval where more or less of it is better."""
+    if system.flat and column.key == "rate_99":
+        return f"flat, {estimate.number(system.flat.first)} to {estimate.number(system.flat.last)}"
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
 # ------------------------------------------------------------------ for a terminal
 
 
-def terminal(shown: Summary, *, bold: bool, room: int = 0) -> list[str]:
+def terminal(
+    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
     """Lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
-    Lines longer than `room` characters leave all intervals but those of the headlines to --json and --csv.
+    A system without room has what `unfit` says of it in place of cells, below the others. Lines longer than `room`
+    characters leave all intervals but those of the headlines to --json and --csv.
     """
+    lines = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
+    if all(system.infeasible for system in shown.systems):
+        return lines
     wide = list(_terminal(shown, bold, True))
     longest = max(len(line.replace(BOLD, "").replace(PLAIN, "")) for line in wide)
-    return wide if longest <= room else list(_terminal(shown, bold, False))
+    return [*(wide if longest <= room else _terminal(shown, bold, False)), *lines]
 
 
 def _terminal(shown: Summary, bold: bool, spread: bool) -> Iterator[str]:
     cells = [
         [shown.name(system), *(cell(system, c, spread=spread or c.headline) for c in shown.columns)]
         for system in shown.systems
+        if not system.infeasible
     ]
     heads = ["system", *(c.name for c in shown.columns)]
     groups, width = _widths(shown.columns, [heads, *cells])
     yield groups
     yield "  ".join(head.ljust(w) for head, w in zip(heads, width, strict=True)).rstrip()
     winners = [set(), *(shown.best(c) for c in shown.columns)]
-    for system, line in zip(shown.systems, cells, strict=True):
+    for system, line in zip((one for one in shown.systems if not one.infeasible), cells, strict=True):
         padded = [text.ljust(w) for text, w in zip(line, width, strict=True)]
         marked = [
             f"{BOLD}{text}{PLAIN}" if bold and system.label in won else text
@@ -133,6 +143,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         "control": system.control,
         "infeasible": system.infeasible,
         "invalid": system.invalid,
+        "unchecked": system.unchecked,
         "rate_scale": shown.rate_scale,
         "offered_rps": shown.offered_rps,
     }
@@ -146,6 +157,7 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         if c.key == "rate_99":
             for part in ("sign", "cut", "edge"):
                 flat[f"{key}_{part}"] = None if e is None else getattr(e, part)
+            flat["flat_from_rps"], flat["flat_to_rps"] = system.flat[:2] if system.flat else (None, None)
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
     return flat
 

@@ -23,21 +23,21 @@ class Misses(NamedTuple):
     offered: int
     missed: int
     ns: Mapping[str, int]  # of all that missed, by cause (record.WAITS): sums to their latencies
-    longest: Mapping[str, int]  # how many waited longest for this cause
+    explained: Mapping[str, int]  # how many of them by this cause (rows/causes.py)
     hollow: bool = False  # it could not run
 
     @staticmethod
     def pooled(runs: Sequence[Misses]) -> Misses:
         """The misses of runs of one label and rate together."""
         first = runs[0]
-        ns, longest = Counter[str](), Counter[str]()
+        ns, explained = Counter[str](), Counter[str]()
         for one in runs:
             ns.update(one.ns)
-            longest.update(one.longest)
+            explained.update(one.explained)
         return first._replace(
             offered_rps=sum(one.offered_rps for one in runs) / len(runs), runs=sum(one.runs for one in runs),
             offered=sum(one.offered for one in runs), missed=sum(one.missed for one in runs), ns=dict(ns),
-            longest=dict(longest), hollow=all(one.hollow for one in runs),
+            explained=dict(explained), hollow=all(one.hollow for one in runs),
         )  # fmt: skip
 
     @property
@@ -59,7 +59,7 @@ def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
             "%",
             "s a miss",
             *shown,
-            "most waited longest for",
+            "most missed for",
         ]
     ]
     cells += [_cells(one, by, shown) for one in ordered]
@@ -78,8 +78,8 @@ def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
     if not one.missed:
         return [name, *counts, *[NONE] * (1 + len(shown)), NONE]
     seconds = one.seconds
-    wait = max(one.longest, key=lambda key: one.longest[key])
-    most = f"{CAUSES[wait].phrase} ({100 * one.longest[wait] / one.missed:.0f} %)"
+    wait = max(one.explained, key=lambda key: one.explained[key])
+    most = f"{CAUSES[wait].phrase} ({100 * one.explained[wait] / one.missed:.0f} %)"
     return [name, *counts, f"{sum(seconds.values()):.3g}", *(_three(seconds[x]) for x in shown), most]
 
 

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from harness.report.columns import Column, columns
 from harness.rows import statistics, tidy
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.statistics import Crossing, Estimate, Plateau
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+CROSSING = {"rate_99", "fails_99", "dip"}  # columns of where the level is crossed
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -24,9 +25,16 @@ class SystemSummary:
     label: str
     gpus: int
     control: bool
-    infeasible: bool
+    infeasible: bool  # some run has no room: then there are no values
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
+    unchecked: bool = False  # its file, as it is now, has not passed `bench check`
+    flat: Plateau | None = None  # in req/s: it lies on the level there, and its crossing is no number to quote
+
+    @property
+    def judged(self) -> bool:
+        """Whether sentences and best values may be made of it: it contends, and all of its runs ran and were valid."""
+        return not (self.control or self.infeasible or self.invalid)
 
     def mean(self, key: str) -> float:
         """The mean in a column; -inf where there is no value, which sorts last."""
@@ -48,14 +56,15 @@ class Summary:
     def name(self, system: SystemSummary) -> str:
         """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
         label = system.label if system.gpus == self.gpus else tidy.with_gpus(system.label, [system.gpus])
-        return label + (" (infeasible)" if system.infeasible else "") + (" (invalid)" if system.invalid else "")
+        marks = {"does not fit": system.infeasible, "invalid": system.invalid, "unchecked": system.unchecked}
+        return label + "".join(f" ({mark})" for mark, holds in marks.items() if holds)
 
     def best(self, column: Column) -> set[str]:
         """Labels with the best value of a column among contestants, where one is better than another."""
         values = {
             s.label: s.mean(column.key)
             for s in self.systems
-            if not (s.control or s.infeasible or s.invalid) and s.values[column.key] is not None
+            if s.judged and s.values[column.key] is not None and not (s.flat and column.key in CROSSING)
         }
         if column.more is None or len(set(values.values())) < 2:
             return set()
@@ -64,26 +73,36 @@ class Summary:
 
 
 def summarize(
-    table: pa.Table, order: Sequence[str], definition: str, level: float, *, controls: Collection[str] = ()
+    table: pa.Table,
+    order: Sequence[str],
+    definition: str,
+    level: float,
+    *,
+    controls: Collection[str] = (),
+    unchecked: Collection[str] = (),
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing.
+    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so.
     """
     wanted = columns(definition)
     points = _points(table, wanted)
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
     shown = points.telling_rate(contend, definition, level)
-    invalid = tidy.invalid(table)
+    invalid, unfit = tidy.invalid(table), tidy.infeasible(table)
     systems = tuple(
         SystemSummary(
             label,
             points.gpus[label],
             label in controls,
-            (label, shown) in points.infeasible,
-            points.row(label, shown, wanted) | _crossing(table, label, definition, level),
+            label in unfit,
+            {c.key: None for c in wanted}
+            if label in unfit
+            else points.row(label, shown, wanted) | _crossing(table, label, definition, level),
             label in invalid,
+            label in unchecked,
+            None if label in unfit else flat(table, label, definition, level),
         )
         for label in labels
     )
@@ -111,7 +130,6 @@ class _Points:
 
     estimates: Mapping[tuple[str, float, str, str], Estimate]  # by label, rate scale, definition, over
     gpus: Mapping[str, int]
-    infeasible: Collection[tuple[str, float]]
 
     def at(self, label: str, rate: float, name: str, over: str = "pooled") -> Estimate | None:
         """The estimate of a point; None where it has no value."""
@@ -139,14 +157,11 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
     names = [*dict.fromkeys(c.definition for c in wanted if c.definition), "offered_rps", "undefined_tpot"]
     estimates: dict[tuple[str, float, str, str], Estimate] = {}
     gpus: dict[str, int] = {}
-    infeasible: set[tuple[str, float]] = set()
     for p in tidy.summary(table, names, ("pooled", "mean", "worst")).to_dict("records"):
         low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
         estimates[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
         gpus[p["label"]] = int(p["gpus"])
-        if p["infeasible"]:
-            infeasible.add((p["label"], p["rate_scale"]))
-    return _Points(estimates, gpus, infeasible)
+    return _Points(estimates, gpus)
 
 
 def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
@@ -161,6 +176,11 @@ def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dic
     if dips(c):
         values["dip"] = Estimate(100 * c.dip, None, None, c.at.n)
     return values
+
+
+def flat(table: pa.Table, label: str, definition: str, level: float) -> Plateau | None:
+    """Where a label lies on the level instead of crossing it, in req/s; None where it crosses, or at a single rate."""
+    return statistics.plateau(tidy.curves(table, label, definition), level)
 
 
 def dips(c: Crossing) -> bool:

@@ -19,10 +19,10 @@ CARRYING = {"absent_s": "not asked for", "grant_s": "waiting for memory", "link_
 class Part(NamedTuple):
     """A part of a request's time, in whole nanoseconds from the window's start. `ns` sums to its length."""
 
-    doing: str  # host, held, load, move, queue, prefill or decode
+    doing: str  # host, admission, load, transfer, queue, prefill or decode
     start_ns: int
     end_ns: int
-    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "turn" with no lane open
+    ns: Mapping[str, int]  # by cause (record.WAITS), and "closed": the part of "queue" with no lane open
     gaps: int = 0  # of prefill and decode: waits between their steps
     inst: Inst | None = None
     facts: Mapping[str, float] = {}  # what it waited for
@@ -60,22 +60,11 @@ def summed(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def by_cause(parts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Nanoseconds by the causes of record.WAITS: a turn is a turn, whether its lane is open or not."""
+    """Nanoseconds by the causes of record.WAITS: a queue is a queue, whether its lane is open or not."""
     total = summed(parts)
     if "closed" in total:
-        total["turn"] = total.get("turn", 0) + total.pop("closed")
+        total["queue"] = total.get("queue", 0) + total.pop("closed")
     return total
-
-
-def to_first(parts: Sequence[Part], made_ns: int, told_ns: int) -> dict[str, int]:
-    """What a TTFT is made of: all up to the first token, and the way from the engine to the client."""
-    before = [part.ns for part in parts if part.end_ns <= made_ns]
-    return by_cause([*before, {"host": told_ns - made_ns}])
-
-
-def after_first(parts: Sequence[Part], made_ns: int) -> dict[str, int]:
-    """What lies between a request's first token and its last."""
-    return by_cause(part.ns for part in parts if part.start_ns >= made_ns and part.doing != "host")
 
 
 def made_of(ns: Mapping[str, int]) -> str:
@@ -97,9 +86,9 @@ def lines(parts: Sequence[Part], stamps: Iterable[tuple[str, int]], arrival_ns: 
 def _line(part: Part, arrival_ns: int) -> str:
     name = part.doing
     if name == "queue":
-        waited = [cause for cause in ("kv", "turn") if by_cause([part.ns]).get(cause)]
+        waited = [cause for cause in ("kv", "queue") if by_cause([part.ns]).get(cause)]
         name = waited[0] if len(waited) == 1 else "queue"
-    took = f"{(part.start_ns - arrival_ns) / 1e9:10.4f} s    {name:<8}{(part.end_ns - part.start_ns) / 1e9:10.4f} s"
+    took = f"{(part.start_ns - arrival_ns) / 1e9:10.4f} s    {name:<10}{(part.end_ns - part.start_ns) / 1e9:10.4f} s"
     said = "; ".join(_details(part))
     return f"{took}  {said}".rstrip()
 
@@ -108,9 +97,13 @@ def _details(part: Part) -> Iterator[str]:
     ns, facts = part.ns, part.facts
     place = "" if part.inst is None else f" {_place(part.inst)}"
     if part.doing in COUNTED:
-        yield f"alone {ns.get('solo', 0) / 1e9:.4f} s, interference {ns.get('slow', 0) / 1e9:.4f} s"
+        yield ", ".join(
+            f"{CAUSES[cause].phrase} {ns.get(cause, 0) / 1e9:.4f} s"
+            for cause in ("compute", "time_slice", "contention")
+            if cause == "compute" or ns.get(cause)
+        )  # fmt: skip
     if part.doing in {*COUNTED, "queue"}:
-        waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["turn"].phrase: ns.get("turn", 0)}
+        waits = {CAUSES["kv"].phrase: ns.get("kv", 0), CAUSES["queue"].phrase: ns.get("queue", 0)}
         waits["its lane closed"] = ns.get("closed", 0)
         named = {name: value for name, value in waits.items() if value}
         if part.gaps:
@@ -126,7 +119,7 @@ def _details(part: Part) -> Iterator[str]:
                 f"{facts['used_bytes'] / GIB:.3g} of its limit of {facts['limit_bytes'] / GIB:.3g} GiB in use, {free}"
             )
         yield f"its prompt takes {facts['need_bytes'] / GIB:.3g} GiB of KV, {free}"
-    if part.doing in {"load", "move"}:
+    if part.doing in {"load", "transfer"}:
         if facts.get("size_bytes"):
             yield f"{facts['size_bytes'] / GIB:.3g} GiB"
         yield from (f"{name} {facts[key]:.4f} s" for key, name in CARRYING.items() if facts.get(key, 0.0) > 5e-5)

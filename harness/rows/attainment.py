@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from harness.rows.record import WAITS
 from harness.rows.requests import Rows
 
 if TYPE_CHECKING:
@@ -111,15 +110,19 @@ def time_fraction(stamps: Floats, ttft: float, tpot: float) -> float:
 # ------------------------------------------------------------------ pooled, per model, fairness
 
 
-def share(scores: Floats) -> float:
-    """Mean score of the offered requests; NaN if none was offered."""
-    return float(scores.mean()) if len(scores) else math.nan
+def share(scores: Floats, weights: Floats | None = None) -> float:
+    """Mean score of the offered requests, each by its weight (1); NaN if none was offered."""
+    if weights is None:
+        return float(scores.mean()) if len(scores) else math.nan
+    whole = float(weights.sum())
+    return float((scores * weights).sum()) / whole if whole else math.nan
 
 
-def per_model(rows: Rows, scores: Floats) -> dict[str, float]:
-    """Mean score of each model that was offered requests."""
-    count = np.bincount(rows.model, minlength=len(rows.models))
-    total = np.bincount(rows.model, scores, minlength=len(rows.models))
+def per_model(rows: Rows, scores: Floats, weights: Floats | None = None) -> dict[str, float]:
+    """Mean score of each model that was offered requests, each by its weight (1)."""
+    each = np.ones(len(rows)) if weights is None else weights
+    count = np.bincount(rows.model, each, minlength=len(rows.models))
+    total = np.bincount(rows.model, scores * each, minlength=len(rows.models))
     return {name: float(t / c) for name, t, c in zip(rows.models, total, count, strict=True) if c}
 
 
@@ -134,7 +137,7 @@ def undefined_tpot(rows: Rows) -> float:
     return share((rows.done & (rows.made_tokens <= rows.first_tokens)).astype(np.float64))
 
 
-# ------------------------------------------------------------------ rates, causes
+# ------------------------------------------------------------------ rates
 
 
 def busy_s(rows: Rows) -> float:
@@ -153,16 +156,3 @@ def throughput_tps(rows: Rows) -> float:
     """Output tokens made per second of busy time; NaN if it never was busy."""
     busy = busy_s(rows)
     return float(rows.made_tokens.sum()) / busy if busy else math.nan
-
-
-def causes(rows: Rows, scores: Floats) -> dict[str, float]:
-    """Why requests missed: share of the misses (score < 1) whose longest wait is this cause; {} without a miss.
-
-    `solo`, the time that it would take alone, is no wait. Ties go to the earlier of record.WAITS; the shares sum to 1.
-    """
-    missed = rows.waits_s[scores < 1.0].copy()
-    if not len(missed):
-        return {}
-    missed[:, WAITS.index("solo")] = -1.0
-    main = np.bincount(missed.argmax(axis=1), minlength=len(WAITS)) / len(missed)
-    return {wait: float(x) for wait, x in zip(WAITS, main, strict=True) if wait != "solo"}

@@ -5,21 +5,36 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 UNCHECKED = "unchecked end to end"
+KERNELS_ONLY = "kernels only"
 
 
 @cache
-def _pairs() -> dict[str, list[str]]:
-    """GPU kinds by host profile."""
+def _file() -> dict[str, Any]:
     return tomllib.loads(Path(__file__).with_name("checked.toml").read_text("utf-8"))
+
+
+def pairs() -> dict[str, list[str]]:
+    """GPU kinds by host profile."""
+    found: dict[str, list[str]] = _file()["checked"]
+    return found
+
+
+def kernels_only() -> list[str]:
+    """GPU kinds whose cost table rests on kernels alone, with no end-to-end row of any engine."""
+    found: list[str] = _file()["kernels_only"]
+    return found
 
 
 def checked(gpu: str, host: str) -> bool:
     """Whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
-    return gpu in _pairs().get(host, ())
+    return gpu in pairs().get(host, ())
 
 
 def note(gpu: str, host: str) -> str:
     """What a caption says of a GPU kind and a host profile; empty where they were checked."""
-    return "" if checked(gpu, host) else UNCHECKED
+    if checked(gpu, host):
+        return ""
+    return f"{UNCHECKED} ({gpu}: {KERNELS_ONLY})" if gpu in kernels_only() else UNCHECKED

@@ -90,22 +90,21 @@ def side_by_side(
     """Who is ahead on a panel; a note where a system lacks room, or the rates that were run end too early."""
     unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
     sides = [tidy.curves(rows, name, definition, "x") for name in systems]
+    ran = set.intersection(*(tidy.ran(rows, name) for name in systems))  # a seed without room gives no ratio
+    sides = [{seed: curve for seed, curve in side.items() if seed in ran} for side in sides]
     signs = [[statistics.rate_at(curve, level)[1] for curve in side.values()] for side in sides]
     notes = [
-        f"{name} is infeasible" + (f" for {unfit[name].seeds} of {seeds} seeds" if not unfit[name].every else "")
+        f"{name} does not fit" + (f" for {unfit[name].seeds} of {seeds} seeds" if not unfit[name].every else "")
         for name in systems
         if name in unfit
     ]
-    out = [name in unfit and unfit[name].every for name in systems]
-    if any(out):
-        other = signs[0] if out[1] else signs[1]
-        holds = not all(out) and "<" not in other
-        return Standing(None, ("ahead" if out[1] else "behind") if holds else "open", ", ".join(notes))
+    if not ran:
+        return Standing(None, "open", ", ".join(notes))
     lowest = max(min(curve) for side in sides for curve in side.values())
     goal = f"{100 * level:g} %"
     for sign, at, words in (("<", lowest, "neither holds"), (">", max(panel["xs"], default=math.inf), "both hold")):
         both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
-        if both == seeds:
+        if both == len(ran):
             return Standing(None, "open", f"{words} {goal} at {at:g} req/s")
         if both:
             notes.append(f"{words} {goal} at {at:g} req/s for {both} of {seeds} seeds")

@@ -1,7 +1,8 @@
 """The definitions of SLO attainment, an entry each: name, formula (the docstring), and what it needs.
 
-A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean. A
-request that did not end `done` scores 0 under each of them.
+A definition scores every offered request in [0, 1], against the limits of that request; attainment is the mean, in
+which each request counts alike, or each token where the definition pools tokens. A request that did not end `done`
+scores 0 under each of them.
 
 What imports this module for the names alone, as the command line does, pays for no numpy: an entry imports what it
 computes with.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from inspect import cleandoc
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from harness.rows.attainment import Limits, Slo
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 
     Rule = Callable[[Rows, Limits], Floats | Bools]
 R = TypeVar("R", bound="Rule")
+# Which part of a request's time explains its miss (causes.py): the one whose limit it missed, until its first token or
+# after it; its TTFT; what came after it; its longest gap between two tokens; its whole life; or what led to its first
+# late token.
+Part = Literal["limits", "ttft", "decode", "longest gap", "whole", "first late token"]
 
 
 class Definition(NamedTuple):
@@ -29,6 +34,8 @@ class Definition(NamedTuple):
     judges: tuple[str, ...]  # the parts of the SLO that it reads; none: it holds requests against a limit of its own
     beside: tuple[str, ...]  # definitions that a table shows beside it
     by_token: bool  # needs the time of each token
+    part: Part  # of a request's time that explains its miss
+    pooled: bool  # a request counts as many times as it asked for tokens
 
     @property
     def formula(self) -> str:
@@ -43,34 +50,42 @@ class Definition(NamedTuple):
             return None
         return self.rule(rows, limits(rows, slo)).astype(float)
 
+    def weights(self, rows: Rows) -> Floats:
+        """How much each request counts in the mean."""
+        import numpy as np
+
+        return rows.output_tokens.astype(float) if self.pooled else np.ones(len(rows))
+
 
 DEFINITIONS: dict[str, Definition] = {}  # in the order of this file
 
 
-def definition(judges: str, *, beside: str = "", by_token: bool = False) -> Callable[[R], R]:
+def definition(
+    judges: str, *, part: Part, beside: str = "", by_token: bool = False, pooled: bool = False
+) -> Callable[[R], R]:
     """Enter a function among the definitions, under its own name."""
 
     def enter(rule: R) -> R:
         name = rule.__name__
-        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token)
+        DEFINITIONS[name] = Definition(name, rule, tuple(judges.split()), tuple(beside.split()), by_token, part, pooled)
         return rule
 
     return enter
 
 
-@definition("ttft tpot", beside="ttft tpot")
+@definition("ttft tpot", part="limits", beside="ttft tpot")
 def both(rows: Rows, slo: Limits) -> Bools:
     """1 where the TTFT and the TPOT limit are both met."""
     return ttft(rows, slo) & tpot(rows, slo)
 
 
-@definition("ttft")
+@definition("ttft", part="ttft")
 def ttft(rows: Rows, slo: Limits) -> Bools:
     """1 where done and first token - arrival <= TTFT."""
     return rows.done & (rows.ttft_s <= slo.ttft_s)
 
 
-@definition("tpot")
+@definition("tpot", part="decode")
 def tpot(rows: Rows, slo: Limits) -> Bools:
     """1 where done and TPOT <= limit; an undefined TPOT (one token) is met."""
     from harness.rows.attainment import tpot_s
@@ -78,7 +93,7 @@ def tpot(rows: Rows, slo: Limits) -> Bools:
     return rows.done & ~(tpot_s(rows) > slo.tpot_s)
 
 
-@definition("ttft tpot")
+@definition("ttft tpot", part="whole")
 def e2e(rows: Rows, slo: Limits) -> Bools:
     """1 where done and last token - arrival <= TTFT + (n - 1) x TPOT, the deadline of the last token asked for."""
     from harness.rows.attainment import deadline_s
@@ -86,11 +101,20 @@ def e2e(rows: Rows, slo: Limits) -> Bools:
     return rows.done & (rows.e2e_s <= deadline_s(slo, rows.output_tokens - 1))
 
 
-@definition("ttft tpot", beside="qos both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="token_mean qos both", by_token=True, pooled=True)
 def token(rows: Rows, slo: Limits) -> Floats:
-    """Share of a request's tokens k = 1..n with t_k <= arrival + TTFT + (k - 1) x TPOT; 0 unless done.
+    """Share of all tokens that are in time, k = 1..n of a request with t_k <= arrival + TTFT + (k - 1) x TPOT.
 
-    Aegaeon's token-level attainment.
+    Of all that were asked for, pooled over requests; those of a request that is not done are late. So Aegaeon's text.
+    """
+    return token_mean(rows, slo)
+
+
+@definition("ttft tpot", part="first late token", beside="token qos both", by_token=True)
+def token_mean(rows: Rows, slo: Limits) -> Floats:
+    """Share of a request's own tokens that are in time, as `token` has it; 0 unless done.
+
+    The mean over requests, as Aegaeon's artifact takes it of `qos`: a short request counts as much as a long one.
     """
     import numpy as np
 
@@ -101,7 +125,7 @@ def token(rows: Rows, slo: Limits) -> Floats:
     return np.where(rows.done & (counts > 0), 1.0 - missed / np.maximum(counts, 1), 0.0)
 
 
-@definition("ttft tpot", beside="token both", by_token=True)
+@definition("ttft tpot", part="first late token", beside="token token_mean both", by_token=True)
 def qos(rows: Rows, slo: Limits) -> Floats:
     """Time-fraction QoS as Aegaeon's artifact scores it; 0 unless done.
 
@@ -123,7 +147,7 @@ def qos(rows: Rows, slo: Limits) -> Floats:
     return scores
 
 
-@definition("tpot", beside="ttft tpot", by_token=True)
+@definition("tpot", part="longest gap", beside="ttft tpot", by_token=True)
 def itl(rows: Rows, slo: Limits) -> Floats:
     """Share of a request's gaps between tokens that are <= TPOT; 1 where one token has none, 0 unless done.
 

@@ -1,6 +1,7 @@
 """Rows on disk: one folder a run, whole or absent, equal bytes for equal rows.
 
-A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata) and, where given,
+A run is `<folder>/requests.parquet` (one row a request, run facts as JSON in the schema's metadata; every table is
+written with digests of its bytes, which are held against it when it is read: `sealed.py`) and, where given,
 `side.json` (wall-clock facts: outside bytes and hash). `solo.parquet` joins it when an SLO is a multiple of each
 request's own latency: what that is, request by request. All stamps are whole nanoseconds from the window's start.
 """
@@ -21,9 +22,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.policy.types import UserError
+from harness.rows import forms, sealed
+from harness.rows.sealed import WAY_OUT, Damaged, Facts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,12 +38,17 @@ SIDE = "side.json"
 SOLO = "solo.parquet"
 SWEEP = "attainment.parquet"
 SENSITIVITY = "sensitivity.parquet"
+TURNS = "turns.parquet"
+FORMS = {ROWS: forms.RUN, SWEEP: forms.SCORED, SENSITIVITY: forms.LEADS, TURNS: forms.TURNS}  # of facts, by file
 
 STATES = ("done", "dropped", "failed", "unfinished")
-WAITS = ("held", "host", "load", "kv", "move", "turn", "solo", "slow")  # where its time went; sums to its latency
+VERSION = 2  # `schema` of the files that are written; those of schema 1 do not say
+# where a request's time went; sums to its latency
+WAITS = ("admission", "host", "load", "kv", "transfer", "queue", "compute", "time_slice", "contention")
+OF_SCHEMA_1 = {"held": "admission", "move": "transfer", "turn": "queue", "solo": "compute", "slow": "contention"}
 META = (
-    "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped", "infeasible",
-    "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
+    "schema", "spec", "spec_hash", "code_hash", "fidelity", "tier", "fit", "plan_origin", "stats", "skipped",
+    "infeasible", "refused", "first_refused", "counts", "end_s", "measured_on", "verdict", "served",
 )  # fmt: skip
 
 ROW_GROUP = 65_536  # rows; fixed, so that bytes do not depend on how an engine cuts its batches
@@ -59,6 +68,10 @@ SCHEMA = pa.schema(
         pa.field("first_tokens", pa.int32(), nullable=False),  # in the first chunk; 0: none came
         pa.field("state", _CODES, nullable=False),
         *(pa.field(f"{wait}_ns", pa.int64(), nullable=False) for wait in WAITS),
+        *(pa.field(f"ttft_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, up to the first token
+        *(pa.field(f"gap_{wait}_ns", pa.int64()) for wait in WAITS),  # of those, in its longest gap between two tokens
+        pa.field("alone_prefill_ns", pa.int64()),  # its steps alone on an idle GPU, under the run's batching limits
+        pa.field("alone_decode_ns", pa.int64()),
         pa.field("preemptions", pa.int32(), nullable=False),
         pa.field("gpus", _CODES, nullable=False),  # "0"; "0+1" a TP group; "0>1" moved; "" never ran
         pa.field("fidelity", _CODES, nullable=False),
@@ -66,6 +79,7 @@ SCHEMA = pa.schema(
     ]
 )
 
+SOLO_COLUMNS = pa.schema([pa.field(name, pa.float64(), nullable=False) for name in ("ttft_s", "tpot_s")])
 _DICTS = [f.name for f in SCHEMA if f.type == _CODES]
 
 # What a disk says no with; any other OSError comes from an engine's rows and is not the user's mistake.
@@ -126,11 +140,9 @@ def write_table(path: str | os.PathLike[str], table: pa.Table, metadata: Mapping
         _parquet(out, table.to_batches(ROW_GROUP), table.schema, lambda: metadata)
 
 
-def footer(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Facts of a table that `write_table` wrote, from the file's footer alone."""
-    facts = pq.read_metadata(path).metadata or {}
-    ours = (key for key in facts if not key.startswith((b"ARROW", b"pandas")))
-    return {key.decode(): json.loads(facts[key]) for key in ours}
+def restate(folder: str | os.PathLike[str], changes: Mapping[str, Any]) -> None:
+    """Store a run again with other facts. Raises UserError where there is none, or the disk refuses."""
+    write_table(Path(folder) / ROWS, read(folder), {**meta(folder), **changes})
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -155,12 +167,14 @@ def _parquet(out: Any, parts: Iterable[Any], schema: pa.Schema, metadata: Callab
     try:
         for part in parts:
             writer.write(part, row_group_size=ROW_GROUP)
-        writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(metadata().items())})
+        facts = {**metadata(), "schema": VERSION}
+        writer.add_key_value_metadata({key: dumps(value) for key, value in sorted(facts.items())})
     except BaseException:
         with contextlib.suppress(Exception):  # the first failure is the one to tell
             writer.close()
         raise
     writer.close()
+    sealed.seal(out)
 
 
 def _value(field: pa.Field) -> pa.DataType:
@@ -291,7 +305,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _synced(path: Path) -> Iterator[Any]:
-    with path.open("xb") as out:
+    with path.open("x+b") as out:
         yield out
         out.flush()
         os.fsync(out.fileno())
@@ -315,14 +329,84 @@ def _sync(folder: Path) -> None:
 
 
 def read(folder: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
-    """Rows of a run, in order of id. Raises UserError where there is no run."""
-    return _opened(Path(folder), lambda path: pq.read_table(path, columns=columns, memory_map=True))
+    """Rows of a run, in order of id, of any schema.
+
+    Raises UserError where there is none, it is of a later schema, or it is damaged.
+    """
+    return _opened(Path(folder), lambda path: _rows(path, columns))
 
 
-def meta(folder: str | os.PathLike[str]) -> dict[str, Any]:
+def meta(folder: str | os.PathLike[str]) -> Facts:
     """Facts of a run (keys: `META`), from the file's footer alone. Raises UserError where there is no run."""
-    found = _opened(Path(folder), pq.read_metadata).metadata or {}
-    return {key.decode(): json.loads(value) for key, value in found.items() if key != b"ARROW:schema"}
+    about: Facts = _opened(Path(folder), footer)
+    return about
+
+
+def footer(path: str | os.PathLike[str]) -> Facts:
+    """Facts of a table that `write_table` wrote, from the file's footer alone. Raises Damaged, FileNotFoundError."""
+    path = Path(path)
+    return sealed.facts(path, FORMS.get(path.name, {}))
+
+
+def table(
+    path: str | os.PathLike[str],
+    form: pa.Schema,
+    columns: Sequence[str] | None = None,
+    absent: frozenset[str] = frozenset(),
+) -> pa.Table:
+    """A stored table with the columns of `form`, of which only `columns` are read; `absent` may be missing.
+
+    Raises Damaged, and FileNotFoundError.
+    """
+    path = Path(path)
+    with sealed.reading(path):
+        sealed.intact(path, rows=True)
+        found = pq.read_table(path, columns=columns, memory_map=True)
+    wanted = form if columns is None else pa.schema([field for field in form if field.name in columns])
+    sealed.columns(path, found, wanted, absent)
+    return found
+
+
+def whole(folder: str | os.PathLike[str]) -> Facts:
+    """Facts of a run, whose rows are held against their digest too. Raises UserError as `meta` does."""
+
+    def held(path: Path) -> Facts:
+        with sealed.reading(path):
+            sealed.intact(path, rows=True)
+        return footer(path)
+
+    about: Facts = _opened(Path(folder), held)
+    return about
+
+
+def _rows(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    about, names = footer(path), SCHEMA.names if columns is None else list(columns)
+    if (version := about.get("schema", 1)) > VERSION:
+        raise UserError(f"{path} is of schema {version}, and this release reads up to {VERSION}: update it")
+    if version == VERSION:
+        found = table(path, SCHEMA, columns).select(names)
+    else:
+        with sealed.reading(path):
+            sealed.intact(path, rows=True)
+            found = _of_schema_1(pq.read_table(path, memory_map=True), about.get("spec", {})).select(names)
+        sealed.columns(path, found, pa.schema([field for field in SCHEMA if field.name in names]))
+    if "state" in names and (other := set(pc.unique(found["state"]).to_pylist()) - set(STATES)):
+        raise Damaged(f'{path}: state "{other.pop()}" is none of {", ".join(STATES)}; {WAY_OUT}')
+    if "counts" in about and len(found) != (rows := sum(about["counts"].values())):
+        raise Damaged(f"{path}: {len(found)} rows, and its facts say {rows}; {WAY_OUT}")
+    return found
+
+
+def _of_schema_1(table: pa.Table, spec: Mapping[str, Any]) -> pa.Table:
+    """Rows with the present columns: what they do not tell is null, and `slow` was of one cause or the other."""
+    sliced = spec.get("sharing") == "turns"
+    now = OF_SCHEMA_1 | ({"slow": "time_slice"} if sliced else {})
+    names = {f"{old}_ns": f"{new}_ns" for old, new in now.items()}
+    table = table.rename_columns([names.get(name, name) for name in table.column_names])
+    none = "contention_ns" if sliced else "time_slice_ns"
+    known = {name: table[name] for name in table.column_names} | {none: np.zeros(len(table), np.int64)}
+    nulls = {f.name: pa.nulls(len(table), f.type) for f in SCHEMA if f.name not in known}
+    return pa.table([(known | nulls)[name] for name in SCHEMA.names], schema=SCHEMA)
 
 
 def exists(folder: str | os.PathLike[str]) -> bool:
@@ -336,8 +420,6 @@ def _opened(folder: Path, use: Any) -> Any:
         return use(path)
     except FileNotFoundError:
         raise UserError(f"{folder}: no run here ({ROWS} is missing); name a folder that bench wrote") from None
-    except pa.ArrowInvalid:
-        raise UserError(f"{path}: not a Parquet file of bench; delete its folder and run again") from None
 
 
 class Frames(NamedTuple):
@@ -379,7 +461,7 @@ def runs(path: str | os.PathLike[str]) -> list[Path]:
         return [path]
     found = {p.parent for p in path.rglob(ROWS) if not any(part.startswith(".") for part in p.relative_to(path).parts)}
     if not found and (path / SWEEP).is_file():
-        names = pq.read_table(path / SWEEP, columns=["run"]).column("run").unique().to_pylist()
+        names = table(path / SWEEP, pa.schema([("run", pa.string())]), ["run"]).column("run").unique().to_pylist()
         found = {path.parent / name for name in names if exists(path.parent / name)}
     if not found:
         raise UserError(f"{path}: no runs here; name a folder that bench wrote (bench compare makes one)")

@@ -66,6 +66,9 @@ class Rows:
     first_tokens: NDArray[np.int32]  # in the first chunk
     state: NDArray[np.int32]  # indexes record.STATES
     waits_s: Floats  # (requests, causes), in the order of record.WAITS
+    ttft_waits_s: Floats  # of those, until the first token; NaN: not known
+    gap_waits_s: Floats  # and of those, in the longest gap between two tokens; NaN: not known, or it has none
+    alone_s: Floats  # (requests, 2): its prefill's and decode's steps alone; NaN: not known
     tokens: Tokens | None
 
     def __len__(self) -> int:
@@ -101,6 +104,9 @@ def rows(table: pa.Table) -> Rows:
         first_tokens=_numpy(table, "first_tokens"),
         state=np.array([STATES.index(name) for name in states], np.int32)[state],
         waits_s=np.stack([_numpy(table, f"{wait}_ns") for wait in WAITS], axis=1) / 1e9,
+        ttft_waits_s=np.stack([_known(table, f"ttft_{wait}_ns") for wait in WAITS], axis=1) / 1e9,
+        gap_waits_s=np.stack([_known(table, f"gap_{wait}_ns") for wait in WAITS], axis=1) / 1e9,
+        alone_s=np.stack([_known(table, f"alone_{part}_ns") for part in ("prefill", "decode")], axis=1) / 1e9,
         tokens=_tokens(table),
     )
 
@@ -120,6 +126,14 @@ def in_window(rows: Rows, window_s: float) -> Bools:
 def _numpy(table: pa.Table, name: str) -> NDArray[Any]:
     array: NDArray[Any] = table.column(name).to_numpy()  # nulls make it float with NaN: exact below 104 days in ns
     return array
+
+
+def _known(table: pa.Table, name: str) -> Floats:
+    """A column that may be null, or not read."""
+    if name not in table.column_names:
+        return np.full(len(table), np.nan)
+    known: Floats = table.column(name).to_numpy().astype(np.float64)
+    return known
 
 
 def _codes(table: pa.Table, name: str) -> tuple[tuple[str, ...], NDArray[np.int32]]:

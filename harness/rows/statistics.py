@@ -206,6 +206,40 @@ def fewest(curves: Mapping[int, Curve], level: float) -> Crossing:
     return _mirrored(_crossing(at, [mean], level))
 
 
+class Plateau(NamedTuple):
+    """Sampled x between which a curve lies on the level, and what any seed attains there, in shares of 1."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Plateau:
+        """In another unit of x."""
+        return self._replace(first=self.first * factor, last=self.last * factor)
+
+
+FLAT = 0.002  # of a share: what no run of some hundred requests tells from the level
+OCTAVE = 2.0
+
+
+def plateau(curves: Mapping[int, Curve], level: float) -> Plateau | None:
+    """Where the fit of some seed lies within `FLAT` of the level over an octave of x or more; None: nowhere.
+
+    There `FLAT` moves a crossing by an octave: it is no number to quote, nor to make a ratio of.
+    """
+    spans = []
+    for curve in curves.values():
+        near = [point.x for point in fitted(curve) if abs(point.fitted - level) <= FLAT]
+        if near and near[-1] >= OCTAVE * near[0]:
+            spans.append((near[0], near[-1]))
+    if not spans:
+        return None
+    first, last = min(x for x, _ in spans), max(x for _, x in spans)
+    attained = [y for curve in curves.values() for x, y in curve.items() if first <= x <= last and not math.isnan(y)]
+    return Plateau(first, last, min(attained), max(attained))
+
+
 MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harness.rows import causes, record
 from harness.rows.attainment import (
     Slo,
-    causes,
     jain,
     limits,
     norm_s,
@@ -28,6 +28,7 @@ from harness.rows.attainment import (
 from harness.rows.definitions import DEFINITIONS, both
 from harness.rows.record import plain as plain_schema
 from harness.rows.requests import Rows, in_window, rows, take
+from harness.rows.sealed import WAY_OUT, Damaged
 from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
 
 if TYPE_CHECKING:
@@ -93,7 +94,23 @@ TABLE_SCHEMA = pa.schema(
         ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
     ]
 )
+_TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
+         "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
+STORED = pa.schema(  # of a table on disk: panels first
+    [field.with_nullable(field.name not in _TOLD)
+     for field in (pa.field("condition", _WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)]
+)  # fmt: skip
+LATER = frozenset({"condition", "x", "machine", "fit", "departs", "invalid"})  # not in tables of every release
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
+
+
+def stored(path: Path) -> pa.Table:
+    """The scored table of a sweep. Raises Damaged, also where its rates are none, and FileNotFoundError."""
+    table = record.table(path, STORED, absent=LATER)
+    rates = table["rate_scale"]
+    if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
+        raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
+    return table
 
 
 SHARED = {"turns": "processes take turns on a GPU", "fluid": "GPUs shared as under MPS by all"}
@@ -121,6 +138,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
     facts = [
         "streams shuffled" if spec.get("assign") == "shuffled" else "",
         f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
+        "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
         "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
         "one process a model for all" if spec.get("process") == "model" else "",
         SHARED.get(spec.get("sharing", "own"), ""),
@@ -196,21 +214,22 @@ def _values(
         if (scores := definition.score(offered, slo)) is None:
             yield name, "pooled", None, n, None
             continue
-        each = per_model(offered, scores)
-        yield name, "pooled", None, n, _known(share(scores))
+        weights = definition.weights(offered)
+        each = per_model(offered, scores, weights)
+        yield name, "pooled", None, n, _known(share(scores, weights))
         yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
         yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
         yield name, "jain", None, n, _known(jain(each.values()))
         for model, value in each.items() if by_model else ():
             yield name, "model", model, int(counts[offered.models.index(model)]), value
+        for wait, value in causes.shares(offered, slo, name, scores).items():
+            yield f"missed_{name}_{wait}", "pooled", None, n, value
     for name, value in measures(offered, slo, window_s).items():
         yield name, "pooled", None, n, _known(value)
     for code in np.flatnonzero(counts) if by_model else ():
         own = offered.model == code
         for name, value in measures(take(offered, own), slo.take(own), window_s).items():
             yield name, "model", offered.models[code], int(counts[code]), _known(value)
-    for wait, value in causes(offered, _met(offered, slo)).items():
-        yield f"missed_{wait}", "pooled", None, n, value
     for name, value in utilisation(run.meta.get("stats") or {}).items():
         yield name, "pooled", None, n, _known(value)
 
@@ -266,6 +285,19 @@ def invalid(table: pa.Table) -> dict[str, str]:
         bad = own["invalid"].dropna()
         if len(bad):
             of = f"{len(bad)} of {len(own)} runs: " if len(own) > 1 else ""
+            found[str(label)] = f"{of}{bad.iloc[0]}"
+    return found
+
+
+def infeasible(table: pa.Table) -> dict[str, str]:
+    """Labels of which a run was infeasible, with the reason of the first one and how many runs there are like it."""
+    point = ["label", "rate_scale", "seed"]
+    frame = table.select([*point, "infeasible"]).to_pandas().drop_duplicates(point)
+    found = {}
+    for label, own in frame.sort_values(point[1:]).groupby("label", observed=True):
+        bad = own["infeasible"].dropna()
+        if len(bad):
+            of = f"in {len(bad)} of {len(own)} runs: " if len(bad) < len(own) else ""
             found[str(label)] = f"{of}{bad.iloc[0]}"
     return found
 
@@ -422,6 +454,13 @@ def unfit(table: pa.Table, label: str) -> Unfit | None:
         if gone:
             return Unfit(word, str(gone[0]), len(gone), len(seeds))
     return None
+
+
+def ran(table: pa.Table, label: str) -> set[int]:
+    """Seeds with which a label has a value at some x: it was neither skipped nor infeasible at all of them."""
+    frame = table.select(["label", "seed", "infeasible", "skipped"]).to_pandas()
+    own = frame[(frame["label"] == label) & frame["infeasible"].isna() & frame["skipped"].isna()]
+    return set(map(int, own["seed"]))
 
 
 def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from harness.loop.replay import Outcome, replay
 from harness.policy.types import Infeasible, Option, Unsupported, UserError
 from harness.rows import record
 from harness.run.setup import Setup, blamed
-from harness.run.spec import Spec, as_dict
+from harness.run.spec import FILES, Spec, as_dict, by_content
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,16 +34,28 @@ def _departure(spec: Spec, options: Mapping[str, Option]) -> str | None:
     return f"its paper has sharing={own}, this run sharing={spec.sharing}"
 
 
-def current(spec: Spec, out: Path, code_hash: str) -> bool:
-    """Tell whether the run of a resolved spec stands in `out`, made by these sources."""
+def current(spec: Spec, out: Path, code_hash: str, tell: Callable[[str], None] = lambda _: None) -> bool:
+    """Tell whether the run of a resolved spec stands in `out` whole, made by these sources; `tell` of a damaged one."""
     folder = out / spec.folder
     if not record.exists(folder):
         return False
     try:
-        about = record.meta(folder)
-    except UserError:  # not ours, or cut: it is written anew
+        about = record.whole(folder)
+    except UserError:  # not ours, or no longer as it was written
+        tell(f"{folder.name} is damaged: it is run again")
         return False
-    return bool(about.get("code_hash") == code_hash and about.get("spec") == as_dict(spec))
+    if (about.get("code_hash"), about.get("spec_hash")) != (code_hash, spec.hash8):
+        return False
+    # Hashes are short: also what they are of, but for files' paths.
+    made, asked = about.get("spec") or {}, as_dict(spec)
+    return all(made.get(key) == asked.get(key) for key in (made.keys() | asked.keys()) - FILES.keys())
+
+
+def relocate(spec: Spec, out: Path) -> None:
+    """Store where the files of a current run's spec lie now, if it was made from equal ones that lay elsewhere."""
+    asked = as_dict(spec)
+    if by_content(asked) != asked and record.meta(out / spec.folder)["spec"] != asked:
+        record.restate(out / spec.folder, {"spec": asked})
 
 
 def recorded(spec: Spec, out: Path, code_hash: str) -> Path:
@@ -96,7 +108,8 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
     }
     if bare.measured_on:
         about["measured_on"] = dict(bare.measured_on)
-    jobs = setup.jobs()
+    jobs = [setup.jobs()]  # given away below: no frame that calls the policy has what is to come
+    requests = len(jobs[0])
     outcome, rows, files, side = Outcome(), iter(()), dict[str, Iterable[bytes]](), dict[str, Any]()
     with ExitStack() as stack:
         stack.enter_context(terminable())
@@ -107,7 +120,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
                 if said := _departure(spec, policy.options):
                     about["departs"] = said
                 outcome = replay(
-                    policy, engine, jobs, end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
+                    policy, engine, jobs.pop(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
                     control_s=spec.control_s or 0.0, log=log,
                 )  # fmt: skip
             about |= {"refused": outcome.refused, "first_refused": outcome.first_refused}
@@ -124,7 +137,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
             "machine": platform.machine(),
             "cpus": os.cpu_count(),
             "python": platform.python_version(),
-            "requests": len(jobs),
+            "requests": requests,
             "replay_s": time.perf_counter() - t,
             "cpu_s": time.process_time() - cpu,
             "policy_s": outcome.policy_s,

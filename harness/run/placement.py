@@ -42,7 +42,13 @@ def homes(setup: Setup) -> Homes:
         else _start(replace(another(spec, spec.placement), placement="", homes=()))
     )
     where = f"placement {spec.placement}: "
-    names = setup.models.names
+    check(found, setup, where)
+    return tuple(sorted(found.items()))
+
+
+def check(found: Mapping[str, Gpus], setup: Setup, where: str) -> None:
+    """UserError where not every model is on GPUs that there are."""
+    spec, names = setup.spec, setup.models.names
     if unknown := next((m for m in found if m not in names), None):
         raise UserError(f'{where}no model "{unknown}" in {spec.models}{meant(unknown, names)}')
     if absent := next((m for m in names if m not in found), None):
@@ -50,7 +56,6 @@ def homes(setup: Setup) -> Homes:
     for m, gpus in found.items():
         if len(set(gpus)) != len(gpus) or max(gpus) >= spec.gpus:
             raise UserError(f"{where}{m} is on GPUs {list(gpus)}, of which there are {spec.gpus}, from 0")
-    return tuple(sorted(found.items()))
 
 
 @lru_cache(64)

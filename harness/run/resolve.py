@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -17,6 +18,7 @@ from harness.loop.replay import missing
 from harness.policy.fields import meant
 from harness.policy.types import GIB, Infeasible, Unsupported, UserError
 from harness.run import sources
+from harness.run.placement import check as placed
 from harness.run.placement import homes
 from harness.run.setup import Setup, blamed, load_models
 from harness.run.spec import Spec
@@ -79,7 +81,7 @@ def resolve(spec: Spec) -> Spec:
     """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
     from harness.engines.costs import quantities
     from traces.load import sized
-    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, window_span_s
+    from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
 
     models = load_models(spec.models)
     spec = replace(
@@ -115,18 +117,24 @@ def resolve(spec: Spec) -> Spec:
     warmup_s, scaling = min(span_s, max(WARMUP_S, WARMUP_SHARE * span_s)), spec.scaling
     if closed(trace) is not None:
         window_s, warmup_s, scaling = None, FIRST_S, "clients" if scaling == "rotate" else scaling
+    window_s = window_s if spec.window_s is None else spec.window_s
+    warmup_s = warmup_s if spec.warmup_s is None else spec.warmup_s
+    if spec.workload == "trace":
+        hold(trace, spec.rate_scale, scaling, window_s, warmup_s)
     placement = spec.placement
     if placement and not spec.homes:
         placement = _located(placement, ".toml")
         spec = replace(spec, homes=homes(Setup(replace(spec, placement=placement, gpus=known.gpus, plan=plan))))
+    elif spec.homes:
+        placed(dict(spec.homes), Setup(replace(spec, gpus=known.gpus)), "homes: ")
     return replace(
         spec,
         trace_sha256=trace.sha256,
         prefix_cache=None if trace.prefix is None else spec.prefix_cache is not False,
         gpus=known.gpus,
         scaling=scaling,
-        window_s=window_s if spec.window_s is None else spec.window_s,
-        warmup_s=warmup_s if spec.warmup_s is None else spec.warmup_s,
+        window_s=window_s,
+        warmup_s=warmup_s,
         plan=plan,
         placement=placement,
         slo=spec.slo if reads else "",
@@ -168,7 +176,7 @@ def _timed(spec: Spec) -> Spec:
 
 def _located(name: str, suffix: str) -> str:
     """A path that holds from any folder; names stay."""
-    return str(Path(name).resolve()) if name.endswith(suffix) else name
+    return os.path.abspath(name) if name.endswith(suffix) else name  # noqa: PTH100 - a link keeps its name
 
 
 def _hold(setup: Setup) -> None:

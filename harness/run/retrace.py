@@ -87,7 +87,7 @@ def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Tr
         a = found[-1].end_ns if found else a  # stamps within an instant
         if b > a:
             facts = dict(stretch.facts)
-            if stretch.doing in {"load", "move"}:
+            if stretch.doing in {"load", "transfer"}:
                 facts |= _carrying(loads if stretch.doing == "load" else moves, stretch)
             found.append(Part(stretch.doing, a, b, _whole(stretch.seconds, b - a), 0, stretch.inst, facts))
     first = found[0].start_ns if found else end_ns

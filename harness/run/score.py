@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy.types import UserError
-from harness.rows import attainment, record, requests, tidy
+from harness.rows import attainment, forms, record, requests, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.run import sources
 from harness.run.slo import SloTarget, limits
@@ -39,9 +39,10 @@ def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
     offered = requests.take(rows, counted)
     found = {}
     for name in definitions:
-        if (scores := DEFINITIONS[name].score(offered, slo)) is None:
+        definition = DEFINITIONS[name]
+        if (scores := definition.score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
-        found[name] = attainment.share(scores) if len(offered) else 0.0
+        found[name] = attainment.share(scores, definition.weights(offered)) if len(offered) else 0.0
     return found
 
 
@@ -58,13 +59,11 @@ def kept(
 
     `scorer` is the file of the module whose `make` this is.
     """
-    import pyarrow.parquet as pq
-
     runs = sorted((task.spec.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))
-    with suppress(OSError, ValueError):  # whatever stands there, it is made anew
-        if (pq.read_metadata(path).metadata or {}).get(b"key") == record.dumps(key).encode():
-            return pq.read_table(path)
+    with suppress(OSError, UserError):  # whatever stands there, it is made anew
+        if record.footer(path).get("key") == key:
+            return tidy.stored(path) if path.name == record.SWEEP else record.table(path, forms.LEAD_COLUMNS)
     table = make()
     record.write_table(path, table, {**about, "key": key})
     return table

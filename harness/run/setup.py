@@ -46,8 +46,10 @@ class Failed(UserError):
         super().__init__(dict(why))
         self.why = dict(why)
 
-    def __str__(self) -> str:
-        return "\n".join(f"{label}: {what}" for label, what in self.why.items())
+    @property
+    def lines(self) -> list[str]:
+        """A line for each system."""
+        return [f"{label}: {what}" for label, what in self.why.items()]
 
 
 @contextmanager

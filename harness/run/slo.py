@@ -5,7 +5,6 @@ The tables of a sweep say which targets judged which run, and runs are explained
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 from collections.abc import Iterable, Mapping
@@ -14,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from harness.policy.types import UserError
 from harness.rows import attainment, record
+from harness.rows.sealed import Damaged, Facts
 from harness.run.setup import Setup
-from harness.run.spec import Spec, stored
+from harness.run.spec import Spec, by_content, stored
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,11 @@ class SloTarget(NamedTuple):
         rows = tuple((model, *pair) for model, pair in (self.seconds or {}).items())
         drain_s = self.drain_s if spec.drain_s is None else spec.drain_s
         return replace(spec, slo=self.rule, slo_s=spec.slo_s or rows, drain_s=drain_s)
+
+    @property
+    def identity(self) -> str:
+        """The rule, a file of classes by its content."""
+        return str(by_content({"slo": self.rule})["slo"])
 
     @property
     def definition(self) -> str:
@@ -94,12 +100,9 @@ def stored_solo(run: Path) -> attainment.Limits:
 
 def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
     """The table at `path` if it is whole and was made for the run of these hashes."""
-    import pyarrow.parquet as pq
-
-    with suppress(OSError, ValueError, KeyError):  # whatever stands there, it is made anew
-        about = pq.read_metadata(path).metadata or {}
-        if json.loads(about[b"of"]) == of:
-            return pq.read_table(path, columns=["ttft_s", "tpot_s"])
+    with suppress(OSError, UserError):  # whatever stands there, it is made anew
+        if record.footer(path)["of"] == of:
+            return record.table(path, record.SOLO_COLUMNS)
     return None
 
 
@@ -115,6 +118,12 @@ def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
     return [{**found[key], "runs": sorted(found[key]["runs"])} for key in sorted(found)]
 
 
+def target_of(judge: Facts) -> SloTarget:
+    """A target as `judgements` told it."""
+    seconds = judge["seconds"]
+    return SloTarget(judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()})
+
+
 class Ruling(NamedTuple):
     """A target that judged a run, and the table that says so."""
 
@@ -122,16 +131,18 @@ class Ruling(NamedTuple):
     table: Path  # its folder
 
 
-def rulings(run: Path) -> list[Ruling]:
-    """Targets that judged a run, by the tables beside it, of the newest table first; each (rule, seconds) once."""
-    import pyarrow.parquet as pq
+def rulings(run: Path) -> tuple[list[Ruling], list[str]]:
+    """Targets that judged a run, by the tables beside it, of the newest table first; each (rule, seconds) once.
 
-    tables = sorted(run.parent.glob(f"*/{record.SWEEP}"), key=lambda path: -path.stat().st_mtime_ns)
-    found: dict[str, Ruling] = {}
-    for path in tables:
-        with suppress(Exception):  # a table that cannot be read says nothing
-            stored = json.loads((pq.read_metadata(path).metadata or {}).get(b"judges", b"[]"))
-            for rule, seconds in [(one["rule"], one["seconds"]) for one in stored if run.name in one["runs"]]:
-                pairs = seconds and {model: (ttft_s, tpot_s) for model, (ttft_s, tpot_s) in seconds.items()}
-                found.setdefault(record.dumps([rule, seconds]), Ruling(SloTarget(rule, pairs), path.parent))
-    return list(found.values())
+    And a line for each table that cannot be read, so that nobody knows whom it judged.
+    """
+    tables = [path for path in run.parent.glob(f"*/{record.SWEEP}") if path.is_file()]
+    found, lost = dict[str, Ruling](), list[str]()
+    for path in sorted(tables, key=lambda path: -path.stat().st_mtime_ns):
+        try:
+            for one in record.footer(path).get("judges", []):
+                if run.name in one["runs"]:
+                    found.setdefault(record.dumps([one["rule"], one["seconds"]]), Ruling(target_of(one), path.parent))
+        except Damaged as error:
+            lost.append(f"not read, whatever it judged: {error}")
+    return list(found.values()), lost

@@ -6,7 +6,8 @@ So editing one system makes only its own runs stale, and editing a definition of
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,8 +15,9 @@ from typing import NamedTuple
 
 from harness.loop import engine
 from harness.loop.system import ROOT
+from harness.policy import fields
 from harness.policy.types import UserError
-from harness.run.spec import Spec
+from harness.run.spec import Spec, content_hash
 
 PACKAGES = ("harness", "probe", "systems", "workloads", "traces")
 DATA = ("harness/engines/costs/tables/*.toml", "workloads/**/*.toml", "traces/*.toml")
@@ -32,11 +34,14 @@ class Task(NamedTuple):
 def code(spec: Spec) -> str:
     """SHA-256 over the sources that decide a resolved spec's rows: `run`, the engine, the system, all that they import.
 
-    Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names.
+    Cost tables, model sets and the trace manifest are among them; so are the files that the spec itself names, by their
+    content, wherever they lie.
     """
     policy = Path(spec.system) if spec.system.endswith(".py") else ROOT / "systems" / f"{spec.system}.py"
-    named = {Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")}
-    return _hash(closure(RUN, engine.path(spec.engine), policy) | named | _data())
+    source = engine.path(spec.engine)
+    named = [Path(name) for name in (spec.models, spec.table or "", spec.slo[8:]) if name.endswith(".toml")]
+    named += [policy] * spec.system.endswith(".py") + [source] * fields.asked(spec.engine).name.endswith(".py")
+    return _hash(closure(RUN, source, policy) | _data(), {path for path in named if path.is_file()})
 
 
 def scoring(module: str) -> str:
@@ -44,20 +49,13 @@ def scoring(module: str) -> str:
     return _hash(closure(Path(module)))
 
 
-def _hash(files: Iterable[Path]) -> str:
+def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
+    """One hash of files by name and content, and of those that a user named by content alone."""
+    pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]
     total = sha256()
-    for name, path in sorted((_relative(path), path) for path in files):
-        total.update(f"{name}\0{_file_hash(path, path.stat().st_mtime_ns)}\n".encode())
+    for name, content in sorted((name, content_hash(path, path.stat().st_mtime_ns)) for name, path in pairs):
+        total.update(f"{name}\0{content}\n".encode())
     return total.hexdigest()
-
-
-def _relative(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
-
-
-@cache
-def _file_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
-    return sha256(path.read_bytes()).hexdigest()
 
 
 @cache

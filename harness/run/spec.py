@@ -12,25 +12,36 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Le, MinLen
+from annotated_types import Ge, Gt, Le, MinLen
 
 from harness import toml
 from harness.engines.costs.constants import CONSTANTS
 from harness.policy import fields
 from harness.policy.fields import meant
 from harness.policy.types import Option, UserError
-from harness.toml import TABLE, Count, Natural, NonNegative, Pairs, Positive, Share
+from harness.rows.sealed import Facts
+from harness.toml import TABLE, Count, Natural, Pairs, Positive, Seconds, Share, Span
 
 LINKS = ("pcie_gbps", "nvlink_gbps", "net_gbps", "disk_gbps")
 MACHINE = ("gpu", "host", "process", "process_bytes", "pool_bytes", "sharing", *LINKS)  # what a figure may name
 HASH_CHARS = 8
+# What a run can hold, and end: links are between GPUs, and a sequence of a batch has 1.3 kB for what happens at a time.
+MOST_GPUS = 4096
+MOST_BATCH = 1 << 16
+Rate = Annotated[float, Gt(0), Le(1e6)]  # 1e9 bytes/s: up to a petabyte in a second
 UNSAID: Mapping[str, Any] = {  # fields that a spec leaves out where they stand at these defaults
     "served": None, "prefix_cache": None, "sharing": "own", "assign": "released", "placement": "", "homes": (),
     "pool_bytes": None,
+}  # fmt: skip
+# Fields that may name a file, and how its name ends (`slo`: classes:FILE).
+FILES: Mapping[str, str] = {
+    "system": ".py", "engine": ".py", "models": ".toml", "table": ".toml", "placement": ".toml", "slo": ".toml",
+    "trace": ".parquet",
 }  # fmt: skip
 # Keys of an earlier release, and the fields of engines that they are now.
 MOVED = {"attach": "attach+urls", "key_env": "attach+key_env", "keep_s": "llamacpp+keep_s"}
@@ -47,20 +58,21 @@ class Spec:
     fields: Pairs[Option] = ()  # of the system, sorted
     engine: str = "sim"  # NAME[:PRESET][+FIELD=VALUE...] of harness/engines/, or the path of a .py in its place
     gpu: str = "h100"
-    gpus: Count = 2
+    gpus: Annotated[int, Ge(1), Le(MOST_GPUS)] = 2
     node_gpus: Count = 8
     models: str = "heavy8"  # a set of workloads/sets/, the path of a .toml, or shapes
     trace: str = "arena-chat"  # of traces/manifest.toml, or the path of a .parquet
     trace_sha256: str = ""  # of the rows replayed
-    served: Annotated[int, Ge(2)] | None = None  # longest prompt + output that is served; None: as the trace needs
+    # Longest prompt + output that is served; None: as the trace needs.
+    served: Annotated[int, Ge(2), Le(toml.MOST_INT)] | None = None
     prefix_cache: bool | None = None  # None: on where the trace tells ids of prompts' blocks; else there is none
     workload: Literal["trace", "base"] = "trace"  # "base": as SLO bases are measured
     rate_scale: Positive = 1.0
     scaling: Literal["none", "rotate", "replicate", "time", "clients"] = "rotate"
     seed: Natural = 0
-    window_s: Positive | None = None  # None: the trace's span; of a closed loop, all of it
-    warmup_s: NonNegative | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
-    drain_s: NonNegative | None = None  # how long the run goes on after the window; None: until all have ended
+    window_s: Span | None = None  # None: the trace's span; of a closed loop, all of it
+    warmup_s: Seconds | None = None  # None: 60 s, or 5 % of the span if that is longer; a loop's first wave
+    drain_s: Seconds | None = None  # how long the run goes on after the window; None: until all have ended
     slo: str = "5xP95"  # "" where the system reads none: then it is applied when rows are scored
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
     # what offline planners see; of a replayed trace also what the window holds
@@ -70,13 +82,13 @@ class Spec:
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"
     table: str | None = None  # path of a cost table that replaces committed quantities
-    pcie_gbps: Positive | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's
-    nvlink_gbps: Positive | None = None  # GPU to GPU
-    net_gbps: Positive | None = None  # across nodes
-    disk_gbps: Positive | None = None  # of a node
+    pcie_gbps: Rate | None = None  # GPU and host, 1e9 bytes/s each way; None: the card's
+    nvlink_gbps: Rate | None = None  # GPU to GPU
+    net_gbps: Rate | None = None  # across nodes
+    disk_gbps: Rate | None = None  # of a node
     scaled: Pairs[Positive] = ()  # constants of the machine and their factors, sorted; 1 is left out
     block_tokens: Count = 16
-    batch_cap: Count = 256
+    batch_cap: Annotated[int, Ge(1), Le(MOST_BATCH)] = 256
     chunk_tokens: Natural = 2048
     prefill_tokens: Count = 16384
     watermark: Annotated[float, Ge(0), Le(1)] = 0.01
@@ -85,9 +97,9 @@ class Spec:
     process_bytes: Natural | None = None  # what each holds beside weights; None: from its parts
     pool_bytes: Count | None = None  # of a GPU for weights and KV, processes beside it; None: by mem_fraction
     sharing: Literal["own", "fluid", "turns"] = "own"  # of a GPU by processes: the system's way, or one for all
-    decision_s: NonNegative | None = None  # None: DECISION_S of the system's file
-    control_s: NonNegative | None = None  # None: one call of the engine's API
-    noise: NonNegative | None = None  # None: the profile's residual spread
+    decision_s: Seconds | None = None  # None: DECISION_S of the system's file
+    control_s: Seconds | None = None  # None: one call of the engine's API
+    noise: Annotated[float, Ge(0), Le(10)] | None = None  # None: the profile's residual spread
     token_times: bool = False
     measured_on: str = ""  # the machine behind a `real` or `emulated` run; "" where time is simulated
 
@@ -121,8 +133,37 @@ class Spec:
 
 
 def canonical(spec: Spec) -> str:
-    """JSON with sorted keys and no spaces; floats as Python reads them back, no NaN or infinity."""
-    return json.dumps(as_dict(spec), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    """What a run is, as JSON: files by their content, wherever they lie; sorted keys, no spaces, no NaN or infinity."""
+    return json.dumps(by_content(as_dict(spec)), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a spec with each file's content in place of its path; names of what is shipped stay names."""
+    found = dict(values)
+    for key, suffix in FILES.items():
+        name = found.get(key) or ""
+        if key == "engine":
+            given = fields.asked(name)
+            if given.name.endswith(suffix):
+                found[key] = str(given._replace(name=_content(given.name)))
+        elif name.endswith(suffix):
+            rule, colon, path = name.rpartition("classes:")
+            found[key] = f"{rule}{colon}{_content(path)}"
+    return found
+
+
+def _content(path: str) -> str:
+    """A file by its content: of a trace its ending, as rows have their own hash; a lost one by its path."""
+    file = Path(path)
+    if file.suffix == ".parquet":
+        return file.suffix
+    return f"{content_hash(file, file.stat().st_mtime_ns)}{file.suffix}" if file.is_file() else path
+
+
+@cache
+def content_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
+    """The SHA-256 of a file."""
+    return sha256(path.read_bytes()).hexdigest()
 
 
 def digest(text: str) -> str:
@@ -168,12 +209,16 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """The spec of a stored run, also of one that was made when fields of engines had keys of their own."""
+    """The spec of a stored run, also of one that was made when fields of engines had keys of their own.
+
+    UserError names the file that it is from, where these are its facts.
+    """
+    where = f"{values.where}: " if isinstance(values, Facts) else ""
     given = {MOVED[key].partition("+")[2]: values[key] for key in MOVED if values.get(key)}
     rest = {key: value for key, value in values.items() if key not in MOVED}
     if given:
-        rest["engine"] = str(fields.Asked(rest["engine"], fields=given))
-    return from_dict(rest)
+        rest["engine"] = str(fields.Asked(values["engine"], fields=given))
+    return from_dict(rest, where)
 
 
 def read(path: Path) -> Spec:

@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import tempfile
+import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +25,8 @@ from harness.loop.guard import LIMIT_S, Terminated
 from harness.policy.fields import asked
 from harness.policy.types import UserError
 from harness.rows import record
-from harness.run.execute import current, execute
+from harness.run import realtime
+from harness.run.execute import current, execute, relocate
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
 from harness.run.sources import Task, code
@@ -64,8 +66,14 @@ def sweep(
     teller = teller or Silent()
     every = tasks(specs)
     record.clean(out)
-    todo = list({task.spec.folder: task for task in every if not current(task.spec, out, task.code)}.values())
-    total = len({task.spec.folder for task in every})
+    once = list({task.spec.folder: task for task in every}.values())
+    todo = []
+    for task in once:
+        if current(task.spec, out, task.code, teller.say):
+            relocate(task.spec, out)
+        else:
+            todo.append(task)
+    total = len(once)
     done = total - len(todo)
     teller.progress(what, done, total)
     failed: dict[str, str] = {}
@@ -96,7 +104,8 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
     if any(asked(task.spec.engine).name == "sim" for task in todo) and not sim.compiled():
         teller.say("compiling the simulator, once (about 20 s)")
     first, *rest = todo
-    yield _tried(first, out)
+    clock = _Clock(todo, teller)
+    yield clock.told(first, out)
     engines = {task.spec.engine: Setup(task.spec).bare_engine for task in {t.spec.engine: t for t in rest}.values()}
     exclusive = {name for name, engine in engines.items() if engine.exclusive}
     shared = [task for task in rest if task.spec.engine not in exclusive]
@@ -109,7 +118,7 @@ def _executed(todo: list[Task], out: Path, workers: int | None, teller: Teller, 
         rest = [task for task in rest if task.spec.engine in exclusive]
     for task in rest:
         if task.spec.label not in failed:
-            yield _tried(task, out)
+            yield clock.told(task, out)
 
 
 def _tried(task: Task, out: Path) -> Why:
@@ -119,6 +128,33 @@ def _tried(task: Task, out: Path) -> Why:
     except Failed as failed:
         return failed.why
     return {}
+
+
+class _Clock:
+    """Says how long runs in real time will take, and of each how it went; nothing where time is simulated."""
+
+    def __init__(self, todo: Sequence[Task], teller: Teller) -> None:
+        spans = {task.spec.folder: realtime.span(task.spec) for task in todo}
+        real = {task.spec.folder: task.spec for task in todo if spans[task.spec.folder] is not None}
+        self._left = {name: one for name, one in spans.items() if one and not realtime.lacking(real[name], here=True)}
+        self._total, self._teller = len(self._left), teller
+        if self._left:
+            engines = ", ".join(dict.fromkeys(real[name].engine for name in self._left))
+            teller.say(f"{engines}: {realtime.told(self._left.values())} of real time, beside starts of servers")
+
+    def told(self, task: Task, out: Path) -> Why:
+        """Execute a task and say how it went; what failed in it."""
+        begun = time.monotonic()
+        why, spec = _tried(task, out), task.spec
+        if self._left.pop(spec.folder, None) and not why:
+            about = record.meta(out / spec.folder)
+            unfit = f"infeasible: {about['infeasible']}" if about["infeasible"] else ""
+            verdict = unfit or (about.get("verdict") or {}).get("text", "")
+            left = f"{realtime.range_of([*self._left.values()])} left" if self._left else ""
+            nth = f"{self._total - len(self._left)} of {self._total}"
+            said = "; ".join(filter(None, [f"{time.monotonic() - begun:.0f} s", verdict, left]))
+            self._teller.say(f"{nth}: {spec.label} at {spec.rate_scale:g} x, seed {spec.seed}: {said}")
+        return why
 
 
 def compile_once() -> None:
@@ -225,7 +261,7 @@ def speeds(out: Path) -> dict[str, float]:
     """Seconds per request of each system, from what stored runs say beside their rows."""
     spent: dict[str, list[float]] = {}
     for path in sorted(out.glob(f"*/{record.SIDE}"))[:200]:
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             side = json.loads(path.read_text("utf-8"))
             sums = spent.setdefault(path.parent.name.rpartition("-")[0], [0.0, 0.0])
             sums[0] += max(0.0, side["cpu_s"] - RUN_S)

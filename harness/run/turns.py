@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.policy.actions import Action, Load, Run, brief
 from harness.policy.events import Event, TurnEnded
 from harness.policy.types import Host
+from harness.rows import record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from harness.policy.types import Inst, Profile
     from harness.policy.view import View
 
-FILE = "turns.parquet"
+FILE = record.TURNS
 
 
 @dataclass(slots=True)
@@ -74,10 +75,9 @@ class Turns:
 
 def schema() -> pa.Schema:
     """Columns of a table of turns."""
-    import pyarrow as pa
+    from harness.rows.forms import TURN_COLUMNS
 
-    words = [(name, pa.string()) for name in ("gpus", "model", "phase", "why")]
-    return pa.schema([*words, ("steps", pa.int64()), ("start_s", pa.float64()), ("end_s", pa.float64())])
+    return TURN_COLUMNS
 
 
 def load_s(

@@ -6,14 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.policy.types import UserError
 from harness.rows import attainment, record, requests
+from harness.run.realtime import Span, span
 from harness.run.resolve import resolve
-from harness.run.setup import Setup
+from harness.run.setup import Setup, load_models
 from harness.run.slo import Pair, SloTarget, located
 from harness.run.spec import LINKS, Spec
 from harness.run.sweep import BASE, sweep
@@ -21,6 +22,7 @@ from harness.run.teller import Teller
 from workloads import slo
 
 TUNING_SEEDS = tuple(range(1000, 1005))  # never those of an evaluation
+LARGEST_S = 1e9  # of an SLO: thirty years
 DRAIN_SLOS = 10  # a run goes on for so many of the largest end-to-end SLO
 
 
@@ -58,6 +60,16 @@ def bases(folders: Sequence[Path]) -> dict[str, Pair]:
     return found
 
 
+def said(rule: str, models: str) -> None:
+    """UserError where a rule gives no seconds to some model of a set, so far as is known before anything is run."""
+    parsed = slo.parse(rule)
+    if not isinstance(parsed, slo.Scaled) or parsed.base == "released":
+        try:
+            slo.resolve(parsed, load_models(models))
+        except UserError as error:
+            raise UserError(f"SLO {rule}: {error}") from None
+
+
 def slo_target(
     spec: Spec, rule: str, out: Path, *, workers: int | None = None, teller: Teller | None = None
 ) -> SloTarget:
@@ -80,10 +92,29 @@ def slo_target(
     return SloTarget(rule, seconds, _drain_s(setup, seconds))
 
 
+class Ahead(NamedTuple):
+    """What a rule asks of runs in real time before they begin."""
+
+    drain_s: float | None  # how long each goes on after its window at most; None: base runs tell
+    bases: list[Span]  # of base runs in real time, stored or not
+
+
+def ahead(spec: Spec, rule: str, out: Path) -> Ahead:
+    """Of a rule for a spec; nothing is run."""
+    parsed = slo.parse(located(rule))
+    if spec.slo_s or not (isinstance(parsed, slo.Scaled) and parsed.base == "P95"):
+        return Ahead(slo_target(spec, rule, out).drain_s, [])
+    alone = resolve(replace(spec, system=BASE, preset=None, fields=()))
+    spans = (span(resolve(base)) for base in base_specs(alone))
+    return Ahead(None, [one for one in spans if one])
+
+
 def _drain_s(setup: Setup, slos: Mapping[str, Pair]) -> float:
     """`DRAIN_SLOS` x the largest time that an SLO leaves a request, up to a power of 2: near SLOs share their runs."""
     longest = int(setup.trace.output_tokens.max())
     largest = max(ttft_s + (longest - 1) * tpot_s for ttft_s, tpot_s in slos.values())
+    if largest > LARGEST_S:
+        raise UserError(f"an SLO of {largest:.3g} s for a request of {longest} tokens is none (a lower --slo-scale)")
     return float(2.0 ** math.ceil(math.log2(DRAIN_SLOS * largest)))
 
 

@@ -159,6 +159,9 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     definition, level = claim.definition or about["definitions"][0], about["level"]
     systems = [name for name in (claim.system, claim.over) if name]
     unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
+    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in systems}:
+        note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
+        return Verdict(claim, panel, None, NONE, "open", NONE, note)
     if claim.paper is None or panel["kind"]:
         return _standing(claim, panel, rows, about)
     if any(gone.every for gone in unfit.values()) and claim.what != "fewest":
@@ -201,7 +204,7 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
-        return Verdict(claim, panel, None, text, "does not fit" if "infeasible" in note else "open", NONE, note)
+        return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
     return by_number(claim, panel, here, text)._replace(note=note)
 
 

@@ -359,6 +359,7 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
         "condition": panel.key,
         "name": condition.name,
         "kind": condition.kind,
+        "other_end": condition.other_end,
         "origin": condition.origin,
         "source": condition.source,
         "row": panel.row,

@@ -27,7 +27,7 @@ def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller
     What judged the run stands in the tables beside it, or in its spec, where its policy read the SLO. A rule that is in
     neither, and `default` where there is none, is turned into seconds as a comparison would do.
     """
-    stored = slos.rulings(run)
+    stored, lost = slos.rulings(run)
     found = [(one.under, f"as {one.table.name} judged this run") for one in stored]
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
@@ -41,7 +41,7 @@ def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller
     lines = [f"SLO {under.rule} ({_base(under.rule)}), {origin}"]
     others = [one for one in stored if asked is None and one.under.rule != under.rule]
     lines += [f"{one.table.name} judged it otherwise: --slo {shlex.quote(one.under.rule)}" for one in others]
-    return under, lines
+    return under, lines + lost * (asked is None)
 
 
 def _base(rule: str) -> str:

@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from harness import toml
-from harness.policy.fields import meant
+from harness.loop import system
+from harness.policy.fields import asked, meant
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
-from harness.run.spec import from_dict
+from harness.run.setup import load_trace
+from harness.run.spec import Spec, from_dict
 from harness.study.study import (
+    AA_SEED,
     AXES,
     BESIDE,
     HELD,
@@ -78,16 +81,28 @@ def check(study: Study) -> None:
 
     if not study.systems:
         raise UserError("systems is empty")
+    for key, scope in (("quick", study.quick), ("full", study.full)):
+        if scope is not None and scope.seeds > AA_SEED:
+            raise UserError(f"{key}.seeds is {scope.seeds}, above {AA_SEED}: those of A/A copies begin there")
     if not study.condition:
         raise UserError("no table [[condition]]")
     if unknown := next((d for d in study.definitions if d not in DEFINITIONS), None):
         raise UserError(f'definitions: "{unknown}" is none{meant(unknown, DEFINITIONS)} ({", ".join(DEFINITIONS)})')
+    if twice := next((one for one in study.definitions if study.definitions.count(one) > 1), None):
+        raise UserError(f'definitions: "{twice}" is there twice')
     if not study.definitions:
         raise UserError("definitions is empty")
+    for text in study.bounds:
+        try:
+            system.path(asked(text).name)
+        except UserError as error:
+            raise UserError(f"bounds: {error}") from None
     _settings("spec", study.spec)
     names = [one.name for one in study.condition]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f'condition "{twice}" is listed twice')
+    if bad := next((name for name in names if not (name.strip() and name.isprintable())), None):
+        raise UserError(f"condition {names.index(bad) + 1}: name is {toml.shown(bad)}, no name")
     for one in study.condition:
         where = f'condition "{one.name}"'
         try:
@@ -125,6 +140,9 @@ def _condition(study: Study, one: Condition) -> None:
     from workloads import slo
 
     _settings("spec", one.spec)
+    _settings("band", one.band)
+    if not one.band.keys() <= (one.spec if study.cumulative else {}).keys():
+        raise UserError("band: it is the other end of what a step of a cumulative study changes in its spec")
     if "slo" in one.spec:
         slo.parse(one.spec["slo"])
     axis = study.axis(one)
@@ -148,6 +166,8 @@ def _condition(study: Study, one: Condition) -> None:
     if study.titles and traces != len(study.titles):
         raise UserError(f"titles are {len(study.titles)}, traces {traces}")
     _xs(study, one, axis)
+    if axis in one.spec:
+        raise UserError(f'spec: "{axis}" is along x')
     if study.cumulative and one.origin not in ORIGINS:
         raise UserError(f'origin is "{one.origin}"{meant(one.origin, ORIGINS)} ({", ".join(ORIGINS)})')
     if one.origin and not study.cumulative:
@@ -214,6 +234,11 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError(f'no condition along "{axis}"{meant(axis, axes)}')
     if not any(name in {None, one.name} and axis in {None, study.axis(one)} for one in study.condition):
         raise UserError(f'condition "{name}" is not along "{axis}"')
+    if (trace := claim.on.get("trace")) is not None:
+        texts = {text for one in study.condition for text in _over(study, one, "trace", Spec("").trace)}
+        traces = [load_trace(str(text)).name for text in sorted(texts)]
+        if not any(name.startswith(str(trace)) for name in traces):
+            raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
     rules = _rules(study)
     if (rule := claim.on.get("slo")) is not None and rule not in rules:
         raise UserError(f'slo is "{rule}"{meant(str(rule), rules)} ({", ".join(rules)})')
@@ -229,5 +254,10 @@ def _claim(study: Study, claim: Claim) -> None:
 
 def _rules(study: Study) -> dict[str, None]:
     """The SLO rules of a study's panels."""
-    each = (study.varied(one).get("slo", (study.settings(one).get("slo", study.slo),)) for one in study.condition)
+    each = (_over(study, one, "slo", study.slo) for one in study.condition)
     return dict.fromkeys(str(rule) for rules in each for rule in rules)
+
+
+def _over(study: Study, one: Condition, key: str, default: str) -> tuple[Any, ...]:
+    """The values that a field has in a condition."""
+    return study.varied(one).get(key, (study.settings(one).get(key, default),))

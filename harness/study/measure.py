@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
-from harness.run import score, sweep
+from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
 from harness.run.slo import SloTarget, judgements
@@ -101,7 +101,7 @@ def measure(
 
 
 class _Counted:
-    """A teller that remembers how much of a phase stood before; a quiet one has no lines, but progress."""
+    """A teller that remembers how much of a phase stood before; a quiet one takes no note of steps."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -110,8 +110,12 @@ class _Counted:
 
     def say(self, line: str) -> None:
         """See Teller."""
+        self._teller.say(line)
+
+    def note(self, line: str) -> None:
+        """A line about the study's inputs and steps, for who is not quiet."""
         if not self._quiet:
-            self._teller.say(line)
+            self.say(line)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """See Teller."""
@@ -125,7 +129,7 @@ class _Counted:
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:
-            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+            self.note(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
 
 
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
@@ -172,7 +176,7 @@ class _Work:
         measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
             total = len(measured.about["runs"])
-            self.teller.say(f"{total} of {total} points current, nothing to do")
+            self.teller.note(f"{total} of {total} points current, nothing to do")
         return measured
 
     @cached_property
@@ -189,8 +193,8 @@ class _Work:
         """Say what the traces are, and which are stand-ins."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
-        for line in (*_described(traces), *notices):
-            self.teller.say(line)
+        for line in (*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)):
+            self.teller.note(line)
 
     def _asked(self) -> dict[str, Trace]:
         """The traces as they were asked for."""
@@ -335,7 +339,8 @@ class _Work:
         """The study's folder and table; scored anew only if a run, a rule or the scoring changed."""
         ready = sweep.tasks(point.spec for point in points)
         asked = [
-            [p.panel.key, p.x, p.system, p.under.rule, canonical(t.spec)] for p, t in zip(points, ready, strict=True)
+            [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
+            for p, t in zip(points, ready, strict=True)
         ]
         seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
@@ -397,7 +402,7 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
 def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
     """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
     spec = task.spec
-    key = digest(record.dumps([[spec.label, canonical(spec)], under.rule, under.seconds]))
+    key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
     trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
     folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
     about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.report.misses import Misses
 from harness.report.summary import summarize
-from harness.rows import attainment, record, requests
+from harness.rows import attainment, causes, record, requests, tidy
 from harness.rows.definitions import DEFINITIONS
 from harness.run import slo as slos
 from harness.run.teller import Silent, Teller
@@ -75,15 +72,14 @@ def of_sweep(
 
 def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
     """The scored table of a comparison, and its one judge."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        scored = pq.read_table(sweep / record.SWEEP)
-        judges = json.loads((pq.read_metadata(sweep / record.SWEEP).metadata or {})[b"judges"])
-        panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
-        if panels and len(scored[panels].unique()) > 1:
-            raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
-        seconds = judges[0]["seconds"]
-        return scored, slos.SloTarget(judges[0]["rule"], seconds and {name: (a, b) for name, (a, b) in seconds.items()})
-    raise UserError(f"{sweep}: {record.SWEEP} cannot be read as a comparison's (bench compare writes it anew)")
+    path = sweep / record.SWEEP
+    scored, judges = tidy.stored(path), record.footer(path)["judges"]
+    panels = next((name for name in ("condition", "panel") if name in scored.column_names), None)
+    if panels and len(scored[panels].unique()) > 1:
+        raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
+    if not judges or not len(scored):
+        raise UserError(f"{path}: nothing was judged here (bench compare writes it anew)")
+    return scored, slos.target_of(judges[0])
 
 
 def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_scale: float, rps: float) -> Misses:
@@ -103,6 +99,6 @@ def _of_run(run: Path, under: slos.SloTarget, definition: str, label: str, rate_
         raise UserError(f"{run.name} has no token times, which {definition} needs (--definition names another)")
     missed = offered & (score < 1)
     ns = {wait: int(stored[f"{wait}_ns"].to_numpy()[missed].sum()) for wait in record.WAITS}
-    shares = attainment.causes(requests.take(rows, missed), score[missed])
-    longest = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
-    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, longest)
+    shares = causes.shares(requests.take(rows, missed), slo.take(missed), definition, score[missed])
+    explained = Counter({wait: round(share * int(missed.sum())) for wait, share in shares.items()})
+    return Misses(label, rate_scale, rps, 1, int(offered.sum()), int(missed.sum()), ns, explained)

@@ -35,7 +35,7 @@ def part(study: Study, engine: str, table: str | None, gpus: int) -> tuple[Study
     notes += [f"skipped: {name} on {engine}: no {why}" for name, why in lacks.items() if why]
     left = here.without([name for name, why in lacks.items() if why])
     if left is None:
-        raise UserError("\n".join([*notes, f"{study.name}: no system of it runs on {engine}"]))
+        raise UserError(*notes, f"{study.name}: no system of it runs on {engine}")
     return left, notes
 
 

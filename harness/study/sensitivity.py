@@ -6,7 +6,6 @@ as it is. `varying` runs it; the table lies beside that of the comparison.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.report.text_table import aligned
-from harness.rows import record
+from harness.rows import forms, record
+from harness.rows.sealed import Damaged
 from harness.rows.statistics import Estimate
 from harness.study.constants import Constant
 from harness.study.search import LEVEL
@@ -79,31 +79,22 @@ class Found:
 
 def schema() -> pa.Schema:
     """Columns of the table that is kept; a lead is null where nothing was run, and `note` says why."""
-    import pyarrow as pa
-
-    words = [(name, pa.string()) for name in ("constant", "means", "value", "source", "setting")]
-    numbers = [(name, pa.float64()) for name in ("mean", "low", "high")]
-    return pa.schema([*words, *numbers, ("n", pa.int32()), ("sign", pa.string()), ("note", pa.string())])
+    return forms.LEAD_COLUMNS
 
 
 def read(folder: Path) -> Found | None:
     """What is kept beside a comparison's table, if it is of that table's runs."""
-    import pyarrow.parquet as pq
-
     path = folder / record.SENSITIVITY
-    with suppress(OSError, ValueError, KeyError):  # a file that cannot be read says nothing
-        stored = {key.decode(): json.loads(value) for key, value in (pq.read_metadata(path).metadata or {}).items()
-                  if key != b"ARROW:schema"}  # fmt: skip
+    with suppress(FileNotFoundError, Damaged):  # a file that cannot be read says nothing
+        stored = record.footer(path)
         if stored["sweep"] == key_of(folder / record.SWEEP):
-            return found_in(stored, pq.read_table(path))
+            return found_in(stored, record.table(path, schema()))
     return None
 
 
 def key_of(table: Path) -> str:
     """By what a comparison's table is told from another one of the same name."""
-    import pyarrow.parquet as pq
-
-    return str(json.loads((pq.read_metadata(table).metadata or {})[b"key"]))
+    return str(record.footer(table)["key"])
 
 
 def found_in(about: Mapping[str, Any], table: pa.Table) -> Found:

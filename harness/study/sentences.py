@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.policy import fields
-from harness.policy.types import Inst, Unsupported
+from harness.policy.types import GIB, Inst, Unsupported
 from harness.report import sentences
 from harness.report.commands import again, explain_command, short_path
 from harness.report.formats import by_model
-from harness.report.summary import Summary
+from harness.report.summary import Summary, scores
 from harness.rows import record, tidy
 from harness.rows.checked import checked, note
-from harness.run.setup import Setup, load_trace
-from harness.run.spec import as_dict
+from harness.run import room, streams
+from harness.run.room import Remedy
+from harness.run.setup import Setup
+from harness.run.spec import Spec, as_dict
 from harness.study.measure import Measured
 from harness.study.search import LEVEL
 from harness.study.study import AA
-from harness.study.text import departures
-from workloads.build import closed, idle_to_swap, rate_rps, window_fold
+from harness.study.text import departures, unchecked_lines
+from workloads.build import assigned, closed, idle_to_swap, rate_rps, window_fold
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,9 +55,12 @@ def headline(found: Measured, shown: Summary) -> Iterator[str]:
         cache = " · no prefix cache: the trace has no ids of blocks"
     yield (
         f"{trace.name} · {tier}, {len(models.members)} of {len(trace.models)} models ({_name(spec.models)}), "
-        f"{load} · {spec.measured_on or f'{shown.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
+        f"{load} · {spec.measured_on or f'{shown.gpus or spec.gpus} x {spec.gpu}'}{machine} · {fidelity} · "
         f"SLO {found.target.rule}{base} · {seeds}{plans}{cache}"
     )
+    yield from streams.lines(setup)
+    if math.isnan(shown.rate_scale):  # nothing ran; `notes` say why
+        return
     rates = ", ".join(f"{rate:g}" for rate in found.xs)
     of = f", of {rates}" if len(found.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
@@ -84,15 +91,18 @@ def _name(text: str) -> str:
 
 def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
     """What stands under the table: who is not in it, what qualifies it, and what it says."""
-    yield from failures(found.failed) + _gone(found.table, "infeasible") + _gone(found.table, "skipped")
+    yield from failures(found.failed) + _gone(found.table, "skipped")
     yield from departures(found.table)
     yield from invalid(found.table)
+    yield from unchecked_lines(found.table)
     yield from served(found, shown)
+    yield from idle(found, shown)
     yield from _refused(found, shown)
     if shown.undefined_tpot:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
+    yield from sentences.plateaus(shown, LEVEL)
     for line in (
         sentences.verdict(found.table, shown, rule, LEVEL),
         sentences.why(found.table, shown, rule, LEVEL),
@@ -128,15 +138,79 @@ def _gone(rows: pa.Table, column: str) -> list[str]:
     return [f"{column}: {label}, {reason}" for label, reason in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 
+def unfit(found: Measured) -> tuple[dict[str, str], list[Remedy]]:
+    """What each system without room lacks and with what it has room, by label; and what gives room to all of them.
+
+    A remedy is tried on all seeds, at the lowest and the highest rate.
+    """
+    specs: dict[str, dict[tuple[float, int], Spec]] = {}
+    gone = tidy.infeasible(found.table)
+    ends = {min(found.xs), max(found.xs)}
+    of = dict(zip(found.table["run"].to_pylist(), found.table["label"].to_pylist(), strict=True))
+    for task in found.tasks:
+        label = of.get(task.spec.folder)
+        if label in gone and task.spec.rate_scale in ends:
+            specs.setdefault(str(label), {})[task.spec.rate_scale, task.spec.seed] = task.spec
+    said, by = {}, dict[str, list[Remedy]]()
+    for label, reason in gone.items():
+        own = list(specs.get(label, {}).values())
+        by[label] = room.remedies(own) if own else []
+        untold = [] if "short" in reason else [spec for spec in own if not room.fits(spec)]
+        lacks = [most for spec in untold if (most := room.short_bytes(spec)) is not None]
+        short = f"{max(lacks) / GIB:.1f} GiB short on each GPU: " if lacks else ""
+        ways = " or ".join(shlex.join(one.options) for one in by[label])
+        fits = f"fits with {ways}" if ways else "no memory setting or number of GPUs tried makes it fit"
+        said[label] = f"does not fit: {short}{reason} ({fits})"
+    if len(specs) == 1:
+        return said, by[next(iter(specs))]
+    every = [spec for own in specs.values() for spec in own.values()]
+    return said, room.remedies(every) if every else []
+
+
+def idle(found: Measured, shown: Summary) -> list[str]:
+    """One line a system that left GPUs without a request in some run at the rate shown, warm-up and drain included."""
+    lines = []
+    for row in shown.systems:
+        if row.infeasible:
+            continue
+        runs = _runs(found, row.label, shown.rate_scale)
+        none = [sorted(set(range(row.gpus)) - _used(found.folder.parent / run)) for run in runs]
+        if none and (least := min(none, key=len)):
+            every = "" if len(runs) == 1 else " in every run" if len(set(map(tuple, none))) == 1 else " or more"
+            which = f" ({_spans(least)})" if every != " or more" else ""
+            lines.append(f"{row.label}: {len(least)} of {row.gpus} GPUs served nobody{every}{which}")
+    return lines
+
+
+def _runs(found: Measured, label: str, rate: float) -> list[str]:
+    """Runs of a label at a rate."""
+    columns = (found.table[name].to_pylist() for name in ("run", "label", "rate_scale"))
+    return list(dict.fromkeys(run for run, own, x in zip(*columns, strict=True) if own == label and x == rate))
+
+
+def _used(run: Path) -> set[int]:
+    """GPUs on which some request of a run had a step: `0+1` is a group, and `0>1` has moved."""
+    places = record.read(run, ["gpus"])["gpus"].unique().to_pylist()
+    return {int(gpu) for place in places if place for gpu in re.split(r"[+>]", place)}
+
+
+def _spans(gpus: Sequence[int]) -> str:
+    """Numbers in few words: `GPU 3`, `GPUs 14 to 23`, `GPUs 1, 5, 7 to 9`."""
+    spans: list[list[int]] = []
+    for gpu in gpus:
+        if spans and gpu == spans[-1][-1] + 1:
+            spans[-1].append(gpu)
+        else:
+            spans.append([gpu])
+    ends = ", ".join(str(one[0]) if len(one) == 1 else f"{one[0]} to {one[-1]}" for one in spans)
+    return f"GPU{'s' * (len(gpus) > 1)} {ends}"
+
+
 def _refused(found: Measured, shown: Summary) -> list[str]:
     """One line a label whose actions the engine refused at the rate shown: how many, and the first."""
-    runs: dict[str, dict[str, None]] = {row.label: {} for row in shown.systems}
-    for run, label, rate in zip(*(found.table[x].to_pylist() for x in ("run", "label", "rate_scale")), strict=True):
-        if rate == shown.rate_scale and label in runs:  # a skipped one is not shown
-            runs[label][run] = None
     lines = []
-    for label, names in runs.items():
-        every = [record.meta(found.folder.parent / name) for name in names]
+    for label in (row.label for row in shown.systems):  # a skipped one is not shown
+        every = [record.meta(found.folder.parent / name) for name in _runs(found, label, shown.rate_scale)]
         if hit := [about for about in every if about["refused"]]:
             count = sum(about["refused"] for about in hit)
             of = f" in {len(hit)} of {len(every)} runs" if len(every) > 1 else ""
@@ -145,30 +219,54 @@ def _refused(found: Measured, shown: Summary) -> list[str]:
     return lines
 
 
-def next_command(found: Measured, shown: Summary, rule: str, words: Iterable[str]) -> str:
-    """What to ask now: why the one that misses most misses."""
-    missing = [row for row in shown.systems if not row.infeasible and (e := row.values[rule]) and e.mean < 100]
-    if not missing and any(row.infeasible for row in shown.systems):
-        return again(words, "--gpus", str(2 * shown.gpus))
-    if not missing and found.reference.scaling == "none":
+def next_command(found: Measured, shown: Summary, rule: str, words: Sequence[str], ways: Sequence[Remedy] = ()) -> str:
+    """What to ask now: with room for all systems, with runs that are valid, or why one misses.
+
+    Of several the one that misses most, in its run nearest to its mean attainment. `ways` give room to all.
+    """
+    if ways:
+        return again(words, *ways[0].options)
+    if wrong := tidy.invalid(found.table):
+        return _valid(" ".join(wrong.values()), found, words)
+    ran = [row for row in shown.systems if row.values.get(rule) is not None]
+    missing = [row for row in ran if row.mean(rule) < 100 * LEVEL]
+    if not missing and ran and shown.rate_scale == max(found.xs) and found.reference.scaling != "none":
+        return again(words, "--rate-scale", f"{2 * max(found.xs):g}")
+    if not missing and len(found.xs) == 1:
         return f"bench plot {short_path(found.folder)}"
-    if not missing:
-        more = again(words, "--rate-scale", f"{2 * max(found.xs):g}")
-        return more if len(found.xs) == 1 else f"bench plot {short_path(found.folder)}"
-    worst = min(missing, key=lambda row: row.values[rule].mean)  # type: ignore[union-attr]
+    if not missing:  # why it ends where it does
+        first = min((row for row in ran if not row.control), key=lambda row: row.mean("rate_99"), default=None)
+        system = ["--system", first.label] if first else []
+        return shlex.join(["bench", "explain", short_path(found.folder), "--misses", *system])
+    worst = min(missing, key=lambda row: row.mean(rule))
     frame = found.table.select(["run", "label", "rate_scale", "seed"]).to_pandas()
-    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].sort_values("seed")
+    mine = frame[(frame["label"] == worst.label) & (frame["rate_scale"] == shown.rate_scale)].drop_duplicates("seed")
+    met = scores(found.table, worst.label, shown.rate_scale, rule)
+    mean = sum(met.values()) / len(met)
+    seed = min(met, key=lambda seed: (abs(met[seed] - mean), seed))
+    run = found.folder.parent / str(mine.set_index("seed")["run"][seed])
     own = ["--definition", rule] * (rule != found.target.definition)
-    return explain_command(found.folder.parent / str(mine["run"].iloc[0]), found.target.rule, *own, "--misses")
+    return explain_command(run, found.target.rule, *own, "--misses")
+
+
+def _valid(why: str, found: Measured, words: Sequence[str]) -> str:
+    """What makes runs on real servers valid, by why they were not; into another folder, for these are kept."""
+    options = ["-o", short_path(found.folder.parent / "again")]
+    if "other processes took" in why:
+        return f"end what else runs on this machine, then {again(words, *options)}"
+    if "was not measured" in why:
+        return f"let the client read the load of this machine (/proc), then {again(words, *options)}"
+    return f"a rate at which the client keeps up: {again(words, '--rate-scale', f'{min(found.xs) / 2:g}', *options)}"
 
 
 def facts(found: Measured, rule: str) -> dict[str, Any]:
     """Facts of a comparison for other programs."""
-    trace = load_trace(found.reference.trace)
+    setup = Setup(found.reference)
+    trace = setup.trace
     return {
         "trace": trace.name,
         "tier": trace.tier,
-        "fit": Setup(found.reference).realism,
+        "fit": setup.realism,
         "models": found.reference.models,
         "gpu": found.reference.gpu,
         "engine": found.reference.engine,
@@ -176,6 +274,7 @@ def facts(found: Measured, rule: str) -> dict[str, Any]:
         "host": found.reference.host,
         "checked": checked(found.reference.gpu, found.reference.host),
         "scaling": found.reference.scaling,
+        "streams": assigned(trace, setup.models, found.reference.seed, found.reference.assign).rule,
         "plan_origin": found.reference.plan,
         "slo": found.target.rule,
         "slo_s": found.target.seconds,
@@ -185,7 +284,8 @@ def facts(found: Measured, rule: str) -> dict[str, Any]:
         "folder": str(found.folder),
         "departs": departures(found.table),
         "invalid": invalid(found.table),
-        "infeasible": _gone(found.table, "infeasible"),
+        "unchecked": unchecked_lines(found.table),
+        "infeasible": [f"{label}, {why}" for label, why in unfit(found)[0].items()],
         "skipped": _gone(found.table, "skipped"),
         "failed": failures(found.failed),
         "caps": sentences.caps(found.table, as_dict(found.reference)),

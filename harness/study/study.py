@@ -11,7 +11,7 @@ papers, fleets, bridges, regimes and ablations are all studies:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from harness.policy.fields import meant
 from harness.policy.types import UserError
 from harness.rows.definitions import DEFINITIONS
 from harness.run.spec import Spec, asked, from_dict
-from harness.toml import Count, Natural, NonNegative
+from harness.toml import Count, Natural, NonNegative, Seconds, Share
 
 STUDIES = Path(__file__).parent / "studies"
 ORIGINS = ("paper states", "released code", "unknown")
@@ -62,8 +62,8 @@ class Scope:
 
     seeds: Count = 5
     points: Natural = 0  # instead of the sample's
-    window_s: NonNegative = 0.0  # of synthetic traces; 0: the trace's span
-    replayed_s: NonNegative = 0.0  # of replayed traces; 0: all that a seed replays
+    window_s: Seconds = 0.0  # of synthetic traces; 0: the trace's span
+    replayed_s: Seconds = 0.0  # of replayed traces; 0: all that a seed replays
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,11 @@ class Condition:
     full: tuple[Any, ...] = ()  # more x for --full
     extra: bool = False  # only for --full
     window_s: float = 0.0  # instead of the scope's
+    band: Mapping[str, Any] = field(default_factory=dict)  # of a step: fields of its spec, at the other end
     origin: str = ""  # of an assumption: one of ORIGINS
     source: str = ""  # file and section
     kind: str = ""  # of a cumulative study: base, cumulative or alone
+    other_end: bool = False  # of a band
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,12 @@ class Study:
     quick: Scope = Scope()
     full: Scope | None = None  # for --full; None: there is no more
     definitions: tuple[str, ...] = ("both",)  # of attainment; the first decides where a search ends
-    level: float = 0.99
+    level: Share = 0.99
     slo: str = "5xP95"  # a rule in full, or a base (P95) where slo_scale is set or runs along x
     base_engine: str = ""  # the engine on which SLO bases are measured; "": that of the runs
     cumulative: bool = False  # conditions are steps: each is measured with all before it, and alone
     requests: Natural = 0  # the seeds of a point hold at least so many together
-    warmup_s: float | None = None  # of windows that are not the trace's own
+    warmup_s: Seconds | None = None  # of windows that are not the trace's own
     bounds: tuple[str, ...] = ()  # systems that contend for nothing, as --systems takes them
     controls: bool = False  # bounds and an A/A copy stand at the ends of x
     by_model: bool = False  # the table has rows by model
@@ -256,22 +258,23 @@ class Study:
     # -------------------------------------------------------------- a condition of it
 
     def steps(self) -> tuple[Condition, ...]:
-        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone."""
+        """The conditions that are measured; of a cumulative study the start, all steps so far, each step alone.
+
+        Before each with a band stands the other end of it.
+        """
         if not self.cumulative:
             return self.condition
-        base = Condition(START, kind="base")
-        return (
-            base,
-            *(self._all_up_to(k) for k in range(len(self.condition))),
-            *(replace(one, kind="alone") for one in self.condition),
-        )
+        together = (self._all_up_to(k) for k in range(len(self.condition)))
+        alone = (replace(one, kind="alone") for one in self.condition)
+        return (Condition(START, kind="base"), *(end for one in (*together, *alone) for end in _ends(one)))
 
     def _all_up_to(self, k: int) -> Condition:
-        spec, systems = dict[str, Any](), dict[str, str]()
+        spec, systems, band = dict[str, Any](), dict[str, str](), dict[str, Any]()
         for one in self.condition[: k + 1]:
             spec |= one.spec
             systems |= one.systems
-        return replace(self.condition[k], spec=spec, systems=systems, kind="cumulative")
+            band |= one.band
+        return replace(self.condition[k], spec=spec, systems=systems, band=band, kind="cumulative")
 
     def axis(self, condition: Condition) -> str:
         """What runs along x."""
@@ -326,3 +329,11 @@ def named(texts: Sequence[str]) -> dict[str, str]:
             raise UserError(f'system "{label}" is listed twice')
         systems[label] = text
     return systems
+
+
+def _ends(one: Condition) -> Iterator[Condition]:
+    """A condition; before it, where it has a band, the other end of it."""
+    if one.band:
+        fields = ", ".join(f"{key} {value}" for key, value in one.band.items())
+        yield replace(one, name=f"{one.name}; {fields}", spec={**one.spec, **one.band}, other_end=True)
+    yield one

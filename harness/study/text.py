@@ -8,8 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.loop import vetted
+from harness.report.commands import check_command
 from harness.report.summary import dips
 from harness.report.text_table import laid
 from harness.rows import crossings, estimate, record, statistics, tidy
@@ -19,9 +24,6 @@ from harness.rows.statistics import Crossing, Estimate
 from harness.study import claims
 from harness.study.claims import AXES, SAYS, STYLES, Verdict
 from harness.study.study import AA, START, Claim
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 ASIDE = ("fails at", "dip %", "worst %", "SLO")  # columns that are left out where they say nothing
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
@@ -49,6 +51,7 @@ def lines(shown: Shown) -> Iterator[str]:
             yield from _parts(shown)
         case _:
             yield from _blocks(shown)
+    yield from unchecked_lines(shown.table)
     yield from _claims(shown)
     yield from _copies(shown)
 
@@ -65,6 +68,7 @@ def _blocks(shown: Shown) -> Iterator[str]:
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
     yield from departures(shown.table)
+    yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
 
 
 def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
@@ -76,7 +80,7 @@ def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
     head = ["trace", "models", "SLO", *["GPUs"] * several]
     head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
     head += [cell for name in names for cell in (f"{level} {name}", "fails at", "dip %", "worst %")]
-    head += ["each seed"] * (axis == "gpus")
+    head += ["below that", "each seed"] * (axis == "gpus")
     table = [[*head, "|", "at", *(f"{name} %" for name in names), "loads", "evicts", "moved"]]
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     slos = {panel["slo"] for panel in about["panels"]}
@@ -94,19 +98,42 @@ def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
                 unfit.setdefault(name, (gone, []))[1].append(", ".join(x for x in place if x != NONE) + some)
             if gone and gone.every:
-                cells += [gone.word, *[NONE] * 3] * len(names) + [NONE] * (axis == "gpus")
+                cells += [gone.word, *[NONE] * 3] * len(names) + [NONE] * 2 * (axis == "gpus")
                 table.append([*place, *cells, "|", *[NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
                 continue
             bound = name not in about["systems"]  # it brings its own number of GPUs: not the least of many
             for d, c in zip(about["definitions"], crossed, strict=True):
                 at = _plain(c) if bound else c
                 cells += _crossing(at, tidy.worst(rows, _fitted(axis), name, d, about["level"]), axis)
-            cells += [NONE if bound else _each_seed(rows, name, about)] * (axis == "gpus")
+            if axis == "gpus":
+                cells += [NONE, NONE] if bound else [_below(rows, name, about), _each_seed(rows, name, about)]
             table.append([*place, *cells, "|", *_beside(rows, panel, name, about)])
     columns = [x for x in zip(*table, strict=True) if x[0] not in ASIDE or set(x[1:]) != {NONE}]
     yield from laid(zip(*columns, strict=True), markdown=shown.markdown)
+    if axis in crossings.RATED:
+        yield from _plateaus(shown, panels)
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
+
+
+def _plateaus(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
+    """One line for each curve that lies on the level over an octave or more: its crossing is no number to quote."""
+    about, level = shown.about, f"{100 * shown.about['level']:g} %"
+    for panel in panels:
+        rows = crossings.of_panel(shown.table, panel)
+        for name in about["systems"]:
+            for d in about["definitions"]:
+                curves = tidy.curves(rows, name, d, "x")
+                seeds = tidy.ran(rows, name)
+                flat = statistics.plateau({seed: curve for seed, curve in curves.items() if seed in seeds},
+                                          about["level"])  # fmt: skip
+                if flat:
+                    flat = flat.times(panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0)
+                    yield (
+                        f"{name} ({panel['trace']}, {panel['models']}) lies on {level} {d.upper()}: "
+                        f"{100 * flat.low:.1f} to {100 * flat.high:.1f} % from {estimate.number(flat.first)} to "
+                        f"{estimate.number(flat.last)} req/s"
+                    )
 
 
 def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
@@ -140,8 +167,9 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     took: dict[str, set[int]] = {}
     for name, gpus in zip(rows["label"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
         took.setdefault(name, set()).add(gpus)
-    own = tidy.own_gpus(took, panel["gpus"])
-    return {name: tidy.with_gpus(name, counts) if name in own else name for name, counts in took.items()}
+    own, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
+    shown = {name: tidy.with_gpus(name, counts) if name in own else name for name, counts in took.items()}
+    return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
 
 
 def _plain(c: Crossing | None) -> Crossing | None:
@@ -157,6 +185,21 @@ def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
     dip = f"{100 * c.dip:.1f}" if dips(c) else NONE
     least = NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
     return [estimate.text(c.at, STYLES[axis]), estimate.text(fails, STYLES[axis]), dip, least]
+
+
+def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
+    """What ends the fewest GPUs: on the next fewer that were tried the models have no room, or SLOs are missed."""
+    at = statistics.fewest(tidy.curves(rows, name, about["definitions"][0], "x"), about["level"]).at
+    own = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
+    xs = sorted(set(own["x"].to_pylist()))
+    fewer = xs[-1] if at.sign == ">" else max((x for x in xs if x < at.mean), default=None)
+    if fewer is None:
+        return NONE
+    here = own.filter(pc.equal(own["x"], fewer))
+    seeds = dict(zip(here["seed"].to_pylist(), here["infeasible"].to_pylist(), strict=True))
+    gone = sum(why is not None for why in seeds.values())
+    some = f" ({gone} of {len(seeds)} seeds)" if 0 < gone < len(seeds) else ""
+    return f"does not fit{some}" if gone else "misses SLOs"
 
 
 def _each_seed(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
@@ -192,6 +235,18 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) 
     first = name if about["layout"] == "fleet" else about["systems"][0]
     c = crossings.crossing(rows, panel, first, about["definitions"][0], about["level"])
     return c.at.mean if c else None
+
+
+def unchecked(rows: pa.Table) -> dict[str, str]:
+    """Labels of systems whose file, as it is now, has not passed `bench check`, with the command that tries it."""
+    pairs = dict(zip(rows.column("label").to_pylist(), rows.column("system").to_pylist(), strict=True))
+    late = set(vetted.unchecked(pairs.values()))
+    return {label: check_command(name) for label, name in pairs.items() if name in late}
+
+
+def unchecked_lines(rows: pa.Table) -> list[str]:
+    """One line a label that is marked `unchecked`: nothing says yet that it keeps the rules."""
+    return [f"unchecked: {label}, {command}" for label, command in sorted(unchecked(rows).items())]
 
 
 def departures(rows: pa.Table) -> list[str]:
@@ -250,7 +305,7 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
     """The rate at which a system holds the level; a note where it has no room for some seeds."""
     gone = tidy.unfit(rows, name)
     if gone and gone.every:
-        return "infeasible"
+        return gone.word
     c = crossings.crossing(rows, panel, name, about["definitions"][0], about["level"])
     return NONE if c is None else estimate.text(c.at, spread=False)
 
@@ -284,9 +339,13 @@ def _reached(claim: Claim, own: Sequence[Verdict]) -> str:
 
 def _ahead(claim: Claim, own: Sequence[Verdict]) -> str:
     """Where the first system is ahead, behind, or neither."""
-    by = {word: [str(v.panel["name"]) for v in own if v.panel and stands(v) == word] for word in STANDINGS}
     words = {"ahead": "ahead", "behind": "behind", "even": "no difference", "open": "undecided"}
-    return f"{claim.label}: " + "; ".join(f"{words[key]} under {_listed(by[key])}" for key in words if by[key]) + "."
+    by: dict[str, list[str]] = {word: [] for word in words.values()}
+    for v in own:
+        if v.panel:
+            none = v.here is None and "does not fit" in v.note
+            by.setdefault(f"not compared ({v.note})" if none else words[stands(v)], []).append(str(v.panel["name"]))
+    return f"{claim.label}: " + "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names) + "."
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -405,7 +464,7 @@ def cpu_s(folder: Path, about: Mapping[str, Any]) -> dict[str, float]:
     """CPU seconds that the runs of each system took, as their folders say."""
     spent: dict[str, float] = {}
     for run, name in about["runs"].items():
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, ValueError, KeyError, TypeError):
             side = json.loads((folder.parent / run / record.SIDE).read_text("utf-8"))
             spent[name] = spent.get(name, 0.0) + float(side["cpu_s"])
     return spent

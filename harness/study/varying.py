@@ -133,7 +133,7 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
         rows = crossings.of_panel(measured.table, panel)
         ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (first, second))
         gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
-        note = ", ".join(f"{name} is infeasible" for name, unfit in gone if unfit and unfit.word == "does not fit")
+        note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")
         yield _line(by_name[panel["name"]], lead_of(ours, theirs), note)
 
 

@@ -57,15 +57,19 @@ def calibrate(
     try:
         found.kind.ready(folder)
         subject = _subject(found.kind, config, found.measured_on)
-        lines = probe.profile(subject, folder, say, rounds)
+        lines, gaps = probe.profile(subject, folder, say, rounds)
     finally:
         found.close()
-    file, fitted = fit_whole.table(lines, _about(engine, found.kind, config, subject))
+    _needed(lines, gaps)
+    try:
+        file, fitted = fit_whole.table(lines, _about(engine, found.kind, config, subject))
+    except UserError as error:
+        raise UserError(f"{error}{'; ' * bool(gaps)}{'; '.join(lacking(lines, gaps))}") from None
     path = folder / f"{file['kind']}.toml"
     write_bytes(path, fit.dumps(file).encode())
     quantities.forget()
     quantities.machine(str(path))  # it reads as any user's table
-    return Calibrated(path, file["name"], notes(file, lines), points(fitted))
+    return Calibrated(path, file["name"], [*notes(file, lines), *lacking(lines, gaps)], points(fitted))
 
 
 def _servers(name: str, config: machine.Config) -> Servers:
@@ -130,6 +134,42 @@ def points(fitted: fit_whole.Fitted) -> pd.DataFrame:
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]
     rows = [(s.model, s.what, s.seqs, s.prompt, s.ctx_tokens, s.held, s.seconds, ours) for s, ours in fitted.points]
     return pd.DataFrame(rows, columns=columns)
+
+
+NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step of servers side by side"}
+
+
+def _needed(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> None:
+    """UserError where a kind that every table needs was measured of no cell of a shape."""
+    there = {(line["what"], line["params"]["shape"]) for line in lines}
+    for one in gaps:
+        if (kind := (one.probe.what, one.probe.params["shape"])) not in there and one.probe.what in NEEDS:
+            lacks = f"{NEEDS[one.probe.what]} could be measured, and a cost table needs some"
+            raise UserError(f"{kind[1]}: {lacks}: {one.why}")
+
+
+def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> list[str]:
+    """What was left out, why, and what follows for the table."""
+
+    def cell(what: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
+        return what, *((name, value) for name, value in params.items() if name != "round")
+
+    found = dict[tuple[Any, ...], list[probe.Gap]]()
+    for one in gaps:
+        found.setdefault(cell(*one.probe[:2]), []).append(one)
+    every = {cell(line["what"], line["params"]): line for line in lines}
+    said = []
+    for key, own in found.items():
+        first, held = own[0].probe, own[0].probe.params.get("held", False)
+        text = probe.Probe(first.what, {name: value for name, value in first.params.items() if name != "round"}).text
+        if key in every:
+            follows = "other rounds have it"
+        else:
+            like = [k for k, line in every.items() if k[0] == first.what and line["params"].get("held", False) == held]
+            part = "how servers slow each other down" if first.what == "beside" else f"its {first.what}"
+            follows = f"no round has it: {part}{' error of held-out rows' if held else ''} rests on {len(like)} others"
+        said.append(f"left out {len(own)} x: {text}: {own[0].why}; {follows}")
+    return [*said, "the same command again measures what was left out"] if said else []
 
 
 def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:

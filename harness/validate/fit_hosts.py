@@ -1,6 +1,7 @@
-"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... python -m harness.validate.fit_hosts`.
+"""Fit host profiles on public end-to-end runs: `MEASURED_DIR=... make fit-hosts`.
 
-It writes them to `engines/tables/hosts.toml`. Each measured row is replayed by the simulator under its own conditions
+It writes them to `engines/costs/tables/hosts.toml`, with hashes of what they were fitted with (`inputs`), and beside
+them the one unnamed card (`fit_card`). Each measured row is replayed by the simulator under its own conditions
 (`measured`), so kernels are those of the cost tables, and only what an engine adds to them is fitted.
 
 Two errors stand beside the constants: `fit` on the rows that they were fitted on, and `held`, in which each row is
@@ -11,6 +12,8 @@ the checkpoint's own; the same is assumed of the closed loops.
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,13 +26,15 @@ from scipy.optimize import least_squares
 
 from harness.engines.costs import quantities
 from harness.engines.costs.fit import dumps
+from harness.engines.machine import Config
 from harness.policy.types import UserError
-from harness.validate.measured import BLOCK_TOKENS, METRICS, Batch, Case, Closed, Setting, cases, value
-from harness.validate.validate import ours
+from harness.validate import fit_card, staggered
+from harness.validate.measured import BLOCK_TOKENS, MEANS, Batch, Case, Closed, Setting, cases, value
+from harness.validate.validate import ours, unscored
 
 F8 = NDArray[np.float64]
 
-FITTED_ON = "2026-11-22"
+FITTED_ON = "2026-11-23"
 GPU = "h100"  # of every row
 NEWEST = "vllm-0.15"
 LOOPS = ("isl", "osl", "concurrency")  # columns that tell rows apart
@@ -48,10 +53,19 @@ SAMPLE_S = 1.36e-10  # the mean of these two, a row and entry
 
 def measured_rows() -> list[Case]:
     """The measured rows of `MEASURED_DIR`."""
+    return cases(_folder())
+
+
+def measured_ramps() -> staggered.Measured:
+    """The rows of `MEASURED_DIR` of models that share a card."""
+    return fit_card.measured_ramps(_folder())
+
+
+def _folder() -> Path:
     where = os.environ.get("MEASURED_DIR", "")
     if not where:
         raise UserError("set MEASURED_DIR to the folder of public end-to-end measurements")
-    return cases(Path(where))
+    return Path(where)
 
 
 def usable(setting: Setting) -> bool:
@@ -94,6 +108,36 @@ def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
     return [
         {"file": box[0], **dict(zip(columns, values, strict=True))} for box, values in zip(boxes, plain, strict=True)
     ]
+
+
+def inputs(found: Sequence[Case]) -> str:
+    """A hash of what fits are told: each row's conditions, load and measurements, and the table of the GPU's kernels.
+
+    The simulator is none of it: a refit of `stages` tells whether it still gives the same constant.
+    """
+    digest = hashlib.sha256((quantities.TABLES / f"{GPU}.toml").read_bytes())
+    default = Config(())
+    for case in found:
+        load = case.setting.load
+        its = {k: v for k, v in vars_of(case.setting.config).items() if v != getattr(default, k)}
+        digest.update(repr((case.file, case.row, case.stage, sorted(case.measured.items()), load, its)).encode())
+        if load is not None:
+            jobs = load.jobs()
+            parts = [jobs.arrival_s, jobs.prompt_tokens, jobs.output_tokens]
+            parts += [] if jobs.prefix is None else [jobs.prefix.ids]
+            for part in parts:
+                digest.update(np.ascontiguousarray(part).tobytes())
+    return digest.hexdigest()[:16]
+
+
+def vars_of(config: Config) -> dict[str, Any]:
+    """The fields of a configuration."""
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
+def stages(found: Sequence[Case]) -> list[Case]:
+    """The rows of the newest engine: stages, as a whole Poisson run says nothing that its stages do not."""
+    return [c for c in found if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
 
 # ---------------------------------------------------------------------------------------------------- fits
@@ -142,9 +186,11 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
 def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
     """Median and P95 of the absolute relative error, and the median signed one, by metric."""
     out = {}
-    for metric in METRICS:
+    for metric in MEANS:
         pairs = [
-            (own[metric], c.measured[metric]) for c, own in zip(found, predicted, strict=True) if metric in c.measured
+            (own[metric], c.measured[metric])
+            for c, own in zip(found, predicted, strict=True)
+            if metric in c.measured and not unscored(c.setting, metric)
         ]
         if pairs:
             e = np.array([mine / measured - 1 for mine, measured in pairs])
@@ -193,12 +239,11 @@ def fit() -> dict[str, dict[str, Any]]:
     )
     serial = hidden._replace(host0=0.0, host1=0.0, serial=True, lookahead_steps=0)
     out: dict[str, dict[str, Any]] = {}
-    # A whole Poisson run (no stage) says nothing that its stages do not.
-    every = [
-        c for c in measured_rows() if c.setting.load is not None and (c.stage is not None or c.setting.engine != NEWEST)
-    ]
-    runs, loops, waves, batches = (
-        [c for c in every if c.setting.engine == engine] for engine in (NEWEST, "vllm-0.12", "sglang-0.5", "vllm-0.6")
+    every = measured_rows()
+    runs = stages(every)
+    loops, waves, batches = (
+        [c for c in every if c.setting.engine == engine and c.setting.load is not None]
+        for engine in ("vllm-0.12", "sglang-0.5", "vllm-0.6")
     )
     # The prompts of vLLM 0.15 were hits, so it takes the sustained prefill of 0.12, on the same card and kernels.
     start = {"host0": 1e-3, "host1": 5e-5, "scale_prefill": 1.0}
@@ -245,12 +290,20 @@ def main() -> None:
     path = quantities.TABLES / "hosts.toml"
     file = tomllib.loads(path.read_text(encoding="utf-8"))
     found = fit()
+    ramps = measured_ramps()
+    card, turns = fit_card.tables(ramps, FITTED_ON)
+    next_one = file["host"]["vllm-0.14"]  # as the newest, but for what its own rows gave on another card
+    newest = {k: v for k, v in found[NEWEST].items() if k in quantities.HostProfile._fields}
+    found["vllm-0.14"] = next_one | newest | {"on": {staggered.GPU: card}}
     old = {k: v for k, v in file["host"].items() if k not in found}
-    path.write_text(dumps(file | {"host": found | old}), encoding="utf-8")
+    hosts = {name: found.get(name, old.get(name)) for name in file["host"]}
+    fitted = {"inputs": inputs(measured_rows()), "card": fit_card.inputs(ramps), "source": "make fit-hosts"}
+    path.write_text(dumps(file | {"host": hosts, "turns": turns, "fitted_with": fitted}), encoding="utf-8")
     for name, q in found.items():
         print(name, {k: q[k] for k in quantities.HostProfile._fields})
-        for part, e in q["held_parts"].items():
+        for part, e in q.get("held_parts", {}).items():
             print(f"  {part}: {quantities.error({'fit': e})}, bias {e['bias']:+.1%}")
+    print(staggered.GPU, {k: v for k, v in card.items() if k not in ("source", "rows")}, turns["quantum_s"])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,8 +18,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from harness.engines.costs import process, quantities
+from harness.engines.costs.shapes import weight_bytes
 from harness.engines.machine import Config, Served, cluster
 from harness.policy.types import Jobs, Prefix, Shape, UserError
+from harness.validate import names
+from harness.validate.names import Skipped, UnknownName
+from workloads.models import Checkpoint
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,15 +31,9 @@ if TYPE_CHECKING:
 BLOCK_TOKENS = 16
 SERVED_TOKENS = 8192  # assumed where a source names no limit: the context of Llama 3
 WAVES = 10  # requests of each client of a closed loop, the first of which is not counted; all clients begin at once
+MOST_SHOWN = 60  # characters of a wrong value
 PROMPTS = 50  # of a Poisson run, one after the other, again and again (45 to 50 in the source)
-MODELS = {  # as sources name them; other names are shapes' own
-    "Qwen/Qwen3-32B": "qwen-3-32b",
-    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
-    "mistralai/Mistral-7B-v0.1": "mistral-7b",
-    "llama-3-70b": "llama-3.3-70b",  # all 70B of Llama 3 have one shape
-    "llama-3.1-70b": "llama-3.3-70b",
-}
-GPUS = {"h100_sxm": "h100", "h100-80g": "h100", "Nvidia H100 GPU": "h100"}
+SHAPE = ("layers", "hidden", "q_heads", "kv_heads", "head_dim", "ffn", "vocab")  # columns that give a model's shape
 SGLANG_SHARE = 0.868
 # What servers do unless told otherwise, on an H100.
 ENGINES: Mapping[str, Mapping[str, Any]] = {
@@ -56,8 +54,15 @@ ENGINES: Mapping[str, Mapping[str, Any]] = {
     # at most 8,192, where Mistral-7B could have 32,768, which changes its throughput by less than 1 %.
     "vllm-0.6": {"chunk_tokens": 0, "batch_cap": 256},
 }
-STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*")
-METRICS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
+STAGES = re.compile(r"[\d.]+x\d+(;[\d.]+x\d+)*", re.ASCII)
+MOST_COUNT = 2**31 - 1  # that our tables hold
+MOST_S = 86_400.0  # a mean latency, or a batch, of a day
+MOST_REQUESTS = 200_000  # of a row's load; those of the files that we know have 9,000
+MOST_STAGES = 100
+FEWEST_REQUESTS = 20  # of a Poisson load: one in 5e8 draws has none
+MEANS = ("ttft", "tpot", "e2e", "throughput", "kv_blocks")  # means in seconds; tokens per second; blocks
+TAILS = ("ttft_p90", "ttft_p99", "e2e_p90", "e2e_p99")  # seconds; of rows that have them
+METRICS = (*MEANS, *TAILS)
 
 
 # ------------------------------------------------------------------ cases
@@ -71,9 +76,9 @@ class Poisson(NamedTuple):
     prompt: int
     output: int
 
-    def jobs(self) -> Jobs:
-        """All stages, drawn from seed 0; prompts share what the system says, and each comes again."""
-        draw, start_s, parts = np.random.default_rng(0), 0.0, []
+    def jobs(self, seed: int = 0) -> Jobs:
+        """All stages, drawn from a seed; prompts share what the system says, and each comes again."""
+        draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
             parts.append(np.sort(draw.uniform(start_s, start_s + seconds, count)))
@@ -136,6 +141,9 @@ def _alike(
     )  # fmt: skip
 
 
+Load = Poisson | Closed | Batch
+
+
 class Setting(NamedTuple):
     """What one run of ours needs to know; equal settings are run once."""
 
@@ -143,15 +151,16 @@ class Setting(NamedTuple):
     gpu: str
     model: str  # of workloads/shapes.toml
     tp: int
-    load: Poisson | Closed | Batch | None  # none: only what memory is free
+    load: Load | None  # none: only what memory is free
     flags: tuple[tuple[str, Any], ...] = ()  # of Config, over those of the engine
+    given: Shape | None = None  # of a model that the row's file, or the caller, describes
 
     @property
     def shape(self) -> Shape:
         """The model's dimensions, with the longest prompt + output that is assumed to be served."""
         from workloads.models import shape
 
-        its = shape(self.model)
+        its = self.given or shape(self.model)
         return its._replace(max_tokens=min(its.max_tokens, SERVED_TOKENS))
 
     @property
@@ -160,7 +169,7 @@ class Setting(NamedTuple):
         flags = {"prefill_tokens": self.shape.max_tokens, **ENGINES[self.engine], **dict(self.flags)}
         return Config(
             (Served("model", self.shape, self.tp),), gpu=self.gpu, gpus=self.tp, host=self.engine,
-            block_tokens=BLOCK_TOKENS, noise=quantities.noise(self.gpu, self.engine), **flags,
+            block_tokens=BLOCK_TOKENS, **flags,
         )  # fmt: skip
 
     @property
@@ -193,10 +202,13 @@ class Row:
     path: Path
     line: int
     values: Mapping[str, str]
+    shapes: Mapping[str, Shape]  # that the caller gives
 
     def bad(self, column: str, want: str) -> UserError:
         """The error of a value that is not what a column holds."""
-        return UserError(f'{self.path}:{self.line}: {column} is "{self.values[column]}", not {want}')
+        text = self.values[column]
+        text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+        return UserError(f'{self.path}:{self.line}: {column} is "{text}", not {want}')
 
     def number(self, column: str) -> float:
         """A number above 0."""
@@ -208,45 +220,64 @@ class Row:
             raise self.bad(column, "a number above 0")
         return value
 
-    def count(self, column: str) -> int:
+    def count(self, column: str, most: int = MOST_COUNT) -> int:
         """A whole number above 0."""
         value = self.number(column)
         if value != int(value):
             raise self.bad(column, "a whole number")
+        if value > most:
+            raise self.bad(column, f"at most {most:,}")
         return int(value)
 
-    def gpu(self, column: str) -> str:
-        """A GPU kind."""
-        name = self.values[column]
-        try:
-            return quantities.gpu(GPUS.get(name, name)).kind
-        except UserError as error:
-            raise self.bad(column, f"a GPU kind ({error})") from None
+    def share(self, column: str) -> float:
+        """A share of memory, above 0 and at most 1."""
+        if (value := self.number(column)) > 1:
+            raise self.bad(column, "a share, at most 1")
+        return value
 
-    def model(self, column: str) -> str:
-        """A shape's name."""
-        from workloads.models import shape
+    def seconds(self, column: str, per_s: float) -> float:
+        """A latency, of a column of so many units a second, between a nanosecond and a day."""
+        value = self.number(column) / per_s
+        if not 1e-9 <= value <= MOST_S:
+            raise self.bad(column, f"between a nanosecond and a day ({1e-9 * per_s:g} to {MOST_S * per_s:g})")
+        return value
 
-        name = MODELS.get(self.values[column], self.values[column])
-        try:
-            return shape(name).name
-        except UserError as error:
-            raise self.bad(column, f"a model ({error})") from None
+    def fits(self, setting: Setting, *columns: str) -> None:
+        """Refuse requests longer than what is served, by the longest of the columns that say their lengths."""
+        load, most = setting.load, setting.shape.max_tokens
+        if load is not None and load.prompt + load.output > most:
+            longest = max(columns, key=self.count)
+            raise self.bad(longest, f"a length of requests of at most {most:,} tokens, which are served")
 
-    def engine(self, column: str, name: str, version: str) -> str:
-        """A generation: an engine's name and the first two numbers of its version."""
-        found = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
-        if found not in ENGINES:
-            raise self.bad(column, f"of a known engine ({', '.join(ENGINES)})")
-        return found
+    def given(self, name: str) -> Shape | None:
+        """The shape that the row's columns, or the caller, give a model."""
+        if set(SHAPE) <= set(self.values):
+            sizes: dict[str, Any] = {column: self.count(column) for column in SHAPE}
+            return Checkpoint(**sizes, gated=True, tied=False, context=SERVED_TOKENS).shape(name)
+        return self.shapes.get(name)
+
+    def setting(self, engine: str, gpu: str, model: str, tp: str, load: Load | None, **flags: Any) -> Setting:
+        """What runs, by the columns of GPU, model and degree; `UnknownName` where we lack one."""
+        name = self.values[model]
+        given = self.given(name)
+        ours = name if given else names.model(name, self.shapes)
+        kind = names.gpu(self.values[gpu])
+        return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given)
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
         """RATExSECONDS;... as pairs of numbers above 0."""
         found = STAGES.fullmatch(self.values[column])
         pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
-        stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
+        try:
+            stages = tuple((float(rate), float(seconds)) for rate, seconds in pairs)
+        except ValueError:
+            stages = ()
         if not stages or min(map(min, stages)) <= 0:
             raise self.bad(column, "RATExSECONDS;...")
+        if len(stages) > MOST_STAGES:
+            raise self.bad(column, f"at most {MOST_STAGES} stages")
+        if sum(rate * seconds for rate, seconds in stages) > MOST_REQUESTS:
+            raise self.bad(column, f"at most {MOST_REQUESTS:,} requests")
         return stages
 
 
@@ -259,37 +290,43 @@ def _poisson(row: Row) -> Found:
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
     flags = {
         "chunk_tokens": row.count("mbt"),
-        "mem_fraction": row.number("mem"),
+        "mem_fraction": row.share("mem"),
         "batch_cap": row.count("max_num_seqs"),
     }
     load = Poisson(stages, system, prompt, output)
-    setting = Setting("vllm-0.15", row.gpu("gpu"), row.model("model"), row.count("tp"), load, tuple(flags.items()))
-    ttft_s, e2e_s = row.number("real_ttft_mean") / 1e3, row.number("real_e2e_mean") / 1e3
-    measured = {"ttft": ttft_s, "tpot": (e2e_s - ttft_s) / max(1, output - 1), "e2e": e2e_s}
+    setting = row.setting("vllm-0.15", "gpu", "model", "tp", load, **flags)
+    row.fits(setting, "system_tokens", "question_tokens", "output_tokens")
+    ttft_s, e2e_s = row.seconds("real_ttft_mean", 1e3), row.seconds("real_e2e_mean", 1e3)
+    if e2e_s < ttft_s:
+        raise row.bad("real_e2e_mean", "at least real_ttft_mean")
+    tails = {metric: row.seconds(f"real_{metric}", 1e3) for metric in TAILS if row.values.get(f"real_{metric}")}
+    measured = {"ttft": ttft_s, "tpot": (e2e_s - ttft_s) / max(1, output - 1), "e2e": e2e_s, **tails}
     text = row.values["stage"]
-    if text != "-1" and not (text.isdigit() and int(text) < len(stages)):
+    if text != "-1" and text not in map(str, range(len(stages))):
         raise row.bad("stage", "-1 (all) or the number of a stage")
+    if sum(rate * seconds for rate, seconds in (stages if text == "-1" else stages[int(text) :][:1])) < FEWEST_REQUESTS:
+        raise row.bad("stage_rates_s", f"at least {FEWEST_REQUESTS} requests, where they are scored")
     return setting, None if text == "-1" else int(text), measured
 
 
 def _closed(row: Row) -> Found:
     """A closed loop at fixed lengths; ms. E2E, which is TTFT + (output - 1) x TPOT, is also clients / throughput."""
-    load = Closed(row.count("concurrency"), row.count("isl"), row.count("osl"))
-    engine = row.engine("backend_version", row.values["backend"], row.values["backend_version"])
-    setting = Setting(engine, row.gpu("system"), row.model("model_path"), row.count("tp_size"), load)
-    ttft_s, tpot_s = row.number("silicon_ttft_ms") / 1e3, row.number("silicon_tpot_ms") / 1e3
+    load = Closed(row.count("concurrency", MOST_REQUESTS // WAVES), row.count("isl"), row.count("osl"))
+    engine = names.engine(row.values["backend"], row.values["backend_version"], ENGINES)
+    setting = row.setting(engine, "system", "model_path", "tp_size", load)
+    row.fits(setting, "isl", "osl")
+    ttft_s, tpot_s = row.seconds("silicon_ttft_ms", 1e3), row.seconds("silicon_tpot_ms", 1e3)
     return setting, None, {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + (load.output - 1) * tpot_s}
 
 
 def _offline(row: Row) -> Found:
     """No server (vLLM 0.5 and 0.6): one batch, as many tokens out as in; seconds of all of it."""
     if row.values["Framework"] != "vLLM":
-        raise row.bad("Framework", "vLLM")
-    length, size = row.count("Input Output Length"), row.count("Batch Size")
-    setting = Setting(
-        "vllm-0.6", row.gpu("Hardware"), row.model("Model"), row.count("Num of Hardware"), Batch(size, length, length)
-    )
-    return setting, None, {"throughput": 2 * length * size / row.number("Latency")}
+        raise names.unknown("engine", row.values["Framework"], ["vLLM"])
+    length, size = row.count("Input Output Length"), row.count("Batch Size", MOST_REQUESTS)
+    setting = row.setting("vllm-0.6", "Hardware", "Model", "Num of Hardware", Batch(size, length, length))
+    row.fits(setting, "Input Output Length")
+    return setting, None, {"throughput": 2 * length * size / row.seconds("Latency", 1.0)}
 
 
 def _pools(row: Row) -> Found:
@@ -299,12 +336,11 @@ def _pools(row: Row) -> Found:
     name, _, version = row.values["engine"].partition(" ")
     flags = {
         "chunk_tokens": row.count("max_num_batched_tokens"),
-        "mem_fraction": row.number("gpu_memory_utilization"),
+        "mem_fraction": row.share("gpu_memory_utilization"),
         "batch_cap": 256,  # not logged; `engines/process.py` tells what speaks for it
     }
-    engine = row.engine("engine", name, version)
-    setting = Setting(engine, row.gpu("gpu"), row.model("model"), row.count("tp"), None, tuple(flags.items()))
-    return setting, None, {"kv_blocks": row.number("kv_blocks")}
+    setting = row.setting(names.engine(name, version, ENGINES), "gpu", "model", "tp", None, **flags)
+    return setting, None, {"kv_blocks": float(row.count("kv_blocks"))}
 
 
 FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
@@ -318,37 +354,78 @@ FORMATS: Mapping[Callable[[Row], Found], tuple[str, ...]] = {
 }  # fmt: skip
 
 
+class Read(NamedTuple):
+    """What a file or folder holds."""
+
+    cases: list[Case]
+    skipped: list[Skipped]
+
+
 def cases(folder: Path) -> list[Case]:
-    """The cases of a CSV, or of all that lie in a folder or its `single/`; UserError names file, line and column."""
+    """The cases of a CSV or folder, without what is skipped."""
+    return read(folder).cases
+
+
+def read(folder: Path, shapes: Mapping[str, Shape] | None = None, others: Collection[str] = ()) -> Read:
+    """Read a CSV, or all that lie in a folder or its `single/`; UserError names file, line and column.
+
+    Rows with a model (also none of `shapes`), engine or GPU that we lack are skipped, and so is a folder's file of
+    another form, unless it is one of `others`, which are read elsewhere.
+    """
     files = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("single/*.csv")))
     if not files:
         raise UserError(f"{folder}: no CSV of measured runs there (MEASURED_DIR, or bench validate FOLDER)")
-    found = [case for path in files for case in _read(path)]
-    if not found:
+    files, known = [path for path in files if path.name not in others], len(files)
+    rows = [row for path in files for row in _read(path, shapes or {}, alone=path == folder)]
+    if not rows and len(files) == known:
         raise UserError(f"{folder}: no rows in its CSVs")
-    return found
+    return Read([row for row in rows if isinstance(row, Case)], [row for row in rows if isinstance(row, Skipped)])
 
 
-def _read(path: Path) -> Iterator[Case]:
+Lines = list[tuple[int, list[str]]]  # of a CSV, each with its number
+
+
+def contents(path: Path) -> tuple[list[str], Lines]:
+    """The header of a CSV, and its other lines with their numbers."""
     try:
         with path.open(newline="", encoding="utf-8") as source:
-            lines = csv.reader(source)
-            header = next(lines, [])
-            rows = [(lines.line_num, values) for values in lines if values]
+            rows = csv.reader(source)
+            return next(rows, []), [(rows.line_num, values) for values in rows if values]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    read = next((read for read, columns in FORMATS.items() if set(columns) <= set(header)), None)
-    if read is None:
-        near = max(FORMATS.values(), key=lambda columns: len(set(columns) & set(header)))
-        lacks = ", ".join(column for column in near if column not in header)
-        raise UserError(f"{path}:1: no known columns; the nearest form lacks {lacks}")
+
+
+def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[Row]:
+    """The `contents` of a CSV by column; UserError for a line of more or fewer values, and a column that is twice."""
+    if twice := next((name for name in header if name and header.count(name) > 1), None):
+        raise UserError(f"{path}:1: column {twice} is there twice")
     for line, values in rows:
         if len(values) != len(header):
             raise UserError(f"{path}:{line}: {len(values)} values for {len(header)} columns ({header[-1]} is the last)")
-        row = Row(path, line, dict(zip(header, values, strict=True)))
-        setting, stage, measured = read(row)
+        yield Row(path, line, dict(zip(header, values, strict=True)), shapes)
+
+
+def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[Case | Skipped]:
+    header, rows = contents(path)
+    form = next((form for form, columns in FORMATS.items() if set(columns) <= set(header)), None)
+    if form is None:
+        near = max(FORMATS.values(), key=lambda columns: len(set(columns) & set(header)))
+        why = f"no known columns; the nearest form lacks {', '.join(c for c in near if c not in header)}"
+        if alone:
+            raise UserError(f"{path}:1: {why}")
+        yield Skipped(path.name, 0, why)
+        return
+    for row in lines(path, shapes, header, rows):
+        try:
+            setting, stage, measured = form(row)
+            weight_bytes(setting.shape, setting.tp)  # raises where its heads do not split over so many GPUs
+        except UnknownName as error:
+            yield Skipped(path.name, row.line, str(error))
+            continue
+        except UserError as error:  # of what a row leads to, such as a degree that its heads do not split over
+            raise error if str(path) in str(error) else UserError(f"{path}:{row.line}: {error}") from None
         fitted = any(_holds(box, row) for box in quantities.fitted(setting.engine))
-        yield Case(path.name, line, setting, stage, measured, fitted, row.values)
+        yield Case(path.name, row.line, setting, stage, measured, fitted, row.values)
 
 
 def _holds(box: Mapping[str, Any], row: Row) -> bool:

@@ -5,6 +5,7 @@ Nothing that is measured here goes back into the table. Runs are kept like all r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.policy.types import Inst, UserError
 from harness.rows import record, requests, tidy
 from harness.run import score
 from harness.run.execute import execute
+from harness.run.realtime import Span
 from harness.run.resolve import resolve
 from harness.run.setup import Setup
 from harness.run.slo import SloTarget
@@ -24,7 +26,7 @@ from harness.run.sources import Task
 from harness.run.spec import Spec, another
 from harness.run.sweep import sweep, tasks
 from harness.run.teller import Teller
-from harness.study.bases import TUNING_SEEDS, slo_target
+from harness.study.bases import TUNING_SEEDS, ahead, slo_target
 from harness.validate.ranks import METRICS, QUANTILES, SERVERS, SIMULATOR
 
 # What servers that are started and stopped can run (bench list --matrix).
@@ -70,11 +72,16 @@ class Plan(NamedTuple):
             served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S,
         )  # fmt: skip
 
-    @property
-    def seconds(self) -> float:
-        """What the runs on servers take, without starts and what goes on after the window."""
-        runs = len(self.systems) * len(self.counts) * len(self.shares) * self.repeats
-        return runs * (WARMUP_S + self.window_s)
+
+def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
+    """Of every run on servers, stored or not, before any begins."""
+    asked = rule or slo_rule(plan)
+    found = list[Span]()
+    for count in plan.counts:
+        drain_s = ahead(plan.spec(count, "sim"), asked, out).drain_s
+        one = Span(WARMUP_S, plan.window_s, math.inf if drain_s is None else drain_s)
+        found += [one] * (len(plan.systems) * len(plan.shares) * plan.repeats)
+    return found
 
 
 def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> Predicted:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from harness.engines import sim
-from harness.engines.costs import coefficients, quantities
-from harness.engines.machine import Config, Machine, cluster, machine
+from harness.engines.costs import quantities
+from harness.engines.machine import Config, Machine, Served, cluster, machine
 from harness.loop import system
 from harness.loop.replay import replay
 from harness.policy.types import Jobs
@@ -42,9 +43,11 @@ def replayed(
 
 def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: float | None) -> Machine:
     """The machine of a config, with another host profile and quantum where they are given."""
-    priced = machine(config)
-    if host is not None:
-        models = [(served.shape, served.tp) for served in config.models]
-        tables = coefficients.coefficients(models, quantities.quantities(config.gpu), priced.spec, host)
-        priced = priced._replace(tables=tables, host=host)
-    return priced if quantum_s is None else priced._replace(quantum_s=quantum_s)
+    found = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
+    return found._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
+
+
+@lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
+def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
+    """No measured run sets anything else that prices are made of: no table, link or factor of its own."""
+    return machine(Config(models, gpu=gpu, host=name), host)

@@ -1,63 +1,109 @@
-"""Six equal models on one card, memory split or shared: a measured run (kvcached's, on an unnamed AMD card) and ours.
+"""Equal models on one card, memory split or shared: measured runs (kvcached's, on an unnamed AMD card) and ours.
 
 A CSV with the columns of `COLUMNS` has a row an instance: `sweep...-baseline` is a static split, `sweep...-kvcached`
-elastic memory. Results are those of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit; settings those of
-bench-config-amd-7b-6inst.yaml there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card each
-(gpu-memory-utilization) or .90 for all (kvcached_gpu_utilization), no prefix cache.
-vLLM's defaults on so large a card are 1,024 sequences and 8,192 tokens a step.
+elastic memory, and a file may have one of them or both. Rows of one model at equal lengths belong together (`Load`);
+the card has as many models as there are instances. A column `model` names the model; columns of its shape, or the
+caller, give one that we lack. kvcached's own files have `size_b` instead, which is 7 for Qwen2.5-7B. Results are those
+of ovg-project/kvcached 88b6753, benchmarks/bench_latency_benefit; settings those of bench-config-amd-7b-6inst.yaml
+there (50b8c51) and of its -baseline (22f605a): vLLM 0.14, .15 of the card for each of six (gpu-memory-utilization) or
+.90 for all (kvcached_gpu_utilization), no prefix cache. vLLM's defaults on so large a card are 1,024 sequences and
+8,192 tokens a step.
 
-The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted here (`fit`)
-on the first instance of elastic memory at the peaks of `ALONE`, which is by itself nearly all of its time. What a
-process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an interval.
-The models are plain processes, without MPS, so they take turns on the card (`sharing=turns`); the quantum of a turn is
-what explains the TPOT of all instances at the peak of `BESIDE`, where steps are the shortest (`fit_quantum`).
-Nothing else is fitted, least of all the reserve and the size of pages.
+The card stands in for one that nobody names (`engines/costs/tables/mi300x.toml`), so its speed is fitted (`fit_card`).
+What a process holds beside weights comes from the first instance of the static split (`process`), peak by peak: an
+interval. Where no row tells, it is what the parts of a process add up to. The models are plain processes, without MPS,
+so they take turns on the card (`sharing=turns`). Nothing else is fitted, least of all the reserve and pages' size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from scipy.optimize import brentq, least_squares
+from scipy.optimize import brentq
 
+from harness.engines import machine
 from harness.engines.costs import quantities
+from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
 from harness.engines.machine import Config, Served
-from harness.policy.types import GIB, Jobs, Plan, UserError
+from harness.policy.types import GIB, Jobs, Plan, Shape, UserError
 from harness.rows import attainment, requests
+from harness.validate import names
+from harness.validate.measured import Row, contents, lines
+from harness.validate.names import Skipped, UnknownName
 from harness.validate.replayed import replayed
 from traces.ramps import ramps
 from workloads.models import shape
 
-COLUMNS = ("set", "size_b", "peak", "prompt", "completion", "inst", "completed", "out_tokens", "mean_ttft_ms",
+COLUMNS = ("set", "peak", "prompt", "completion", "inst", "completed", "out_tokens", "mean_ttft_ms",
            "median_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")  # fmt: skip
 SYSTEMS = {"baseline": "static", "kvcached": "elastic"}  # by the end of `set`
 FIELDS: Mapping[str, Mapping[str, Any]] = {"static": {"size": "equal"}, "elastic": {}}
 METRICS = {"mean_ttft_s": "mean_ttft_ms", "median_ttft_s": "median_ttft_ms", "p99_ttft_s": "p99_ttft_ms",
            "mean_tpot_s": "mean_tpot_ms", "mean_e2e_s": "mean_e2el_ms"}  # fmt: skip
-MODEL, MODELS, PROMPT, CAP = "qwen-2.5-7b", 6, 256, 1024
-GPU, HOST = "mi300x", "vllm-0.14"
-ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
-BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
-TPOT_PEAKS = (("elastic", 5), ("elastic", 25), ("elastic", 33), ("static", 25))
-FEW = range(25, 30)  # ... and of the static split: the first one's queue has gone before its neighbours count
-LOW_S = 1.0  # a P99 or median TTFT above it is congestion
+SCORED = {"mean_ttft_s": "TTFT", "mean_tpot_s": "TPOT", "mean_e2e_s": "E2E"}
+KEYS = ["system", "peak", "instance"]  # of a row
+GPU, HOST, SHARE = "mi300x", "vllm-0.14", 0.90
+SIZES = {"7": "qwen-2.5-7b"}  # `size_b`
+FITTED = ("qwen-2.5-7b", 6, 256, 1024)  # the one set behind all that is fitted: model, models, prompt, cap
+FEW = 5  # the lowest peaks at which the first static instance queues: it is done before its neighbours count
+LOW_S = 1.0  # a mean, median or P99 TTFT above it is a queue
 AIM = 0.30  # of the static split's mean TTFT at:
 AIM_PEAKS = (25, 30, 36, 40)
 REPORTED = (35, 36, 40)  # elastic memory
+TPOT_PEAKS = (("elastic", 5), ("elastic", 25), ("elastic", 33), ("static", 25))
 Tell = Callable[[int, int], None]  # runs done, of how many
 
 
-class Interval(NamedTuple):
-    """A derived quantity: its least, its mean and its largest value."""
+class Load(NamedTuple):
+    """Equal models that share the card, and what each request asks of them."""
+
+    shape: Shape
+    models: int
+    prompt: int
+    cap: int  # most output tokens
+    output: float  # tokens in the mean
+
+    def __str__(self) -> str:
+        return f"{self.models} x {self.shape.name}, {self.prompt} tokens in and at most {self.cap} out"
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it is the one that the card was fitted on."""
+        return (self.shape.name, self.models, self.prompt, self.cap) == FITTED
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its models, in the order of their instances."""
+        return tuple(f"m{k}" for k in range(1, self.models + 1))
+
+
+class Measured(NamedTuple):
+    """The rows of a load: one a system, peak and instance, with `METRICS` in seconds."""
+
+    load: Load
+    rows: pd.DataFrame
+
+
+class Read(NamedTuple):
+    """What a file holds."""
+
+    found: list[Measured]
+    skipped: list[Skipped]
+
+
+class Held(NamedTuple):
+    """What a process holds beside weights: the least, the mean and the largest, and the peaks that tell it."""
 
     low: float
     mean: float
     high: float
+    peaks: tuple[int, ...] = ()  # none: by the parts of a process
 
 
 # ------------------------------------------------------------------ what was measured
@@ -71,49 +117,82 @@ def files(folder: Path) -> list[Path]:
 
 def _header(path: Path) -> list[str]:
     try:
-        with path.open(encoding="utf-8") as source:
-            return source.readline().strip().split(",")
-    except (OSError, UnicodeDecodeError):
+        return contents(path)[0]
+    except UserError:
         return []  # told where the file is read
 
 
-def read(path: Path) -> pd.DataFrame:
-    """A row a system, peak and instance: `METRICS` in seconds, requests and output tokens."""
-    try:
-        found = pd.read_csv(path)
-        numbers = found[[c for c in COLUMNS if c != "set"]].astype(np.float64)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
-    if not (np.isfinite(numbers.to_numpy()).all() and (numbers > 0).all(axis=None)):
-        raise UserError(f"{path}: a number is missing or not above 0")
-    names = found["set"].str.rpartition("-")[2].map(SYSTEMS)
-    if names.isna().any():
-        raise UserError(f"{path}: set does not end in -{' or -'.join(SYSTEMS)}")
-    other = found[(found["size_b"] != 7) | (found["prompt"] != PROMPT) | (found["completion"] != CAP)]
-    if len(other):
-        raise UserError(f"{path}:{other.index[0] + 2}: not a 7B asked {PROMPT} tokens for at most {CAP}")
-    rows = pd.DataFrame({"system": names, "peak": found["peak"].astype(int), "instance": found["inst"].astype(int)})
-    for ours_, theirs in METRICS.items():
-        rows[ours_] = found[theirs] / 1e3
-    rows[["requests", "output_tokens"]] = found[["completed", "out_tokens"]]
-    return rows.sort_values(["system", "peak", "instance"], ignore_index=True)
+def read(path: Path, shapes: Mapping[str, Shape] | None = None) -> Read:
+    """Read a file; UserError names file, line and column.
+
+    Rows of a model that we lack, also none of `shapes`, and of other cards than ours are skipped.
+    """
+    skipped: list[Skipped] = []
+    by: dict[tuple[Shape, int, int], list[dict[str, Any]]] = {}
+    for row in lines(path, shapes or {}, *contents(path)):
+        try:
+            its = _shape(row)
+        except UnknownName as error:
+            skipped.append(Skipped(path.name, row.line, str(error)))
+            continue
+        by.setdefault((its, row.count("prompt"), row.count("completion")), []).append(_row(row))
+    return Read([_measured(*key, pd.DataFrame(rows)) for key, rows in by.items()], skipped)
 
 
-def mean_output(measured: pd.DataFrame) -> float:
-    """Output tokens a request: rows state totals, which differ by no more than draws from one curve would."""
-    return float(measured["output_tokens"].sum() / measured["requests"].sum())
+def _shape(row: Row) -> Shape:
+    if "gpu" in row.values and names.gpu(row.values["gpu"]) != GPU:
+        raise UnknownName(f'GPU "{row.values["gpu"]}": ramps of models that share a card are priced on {GPU} alone')
+    size = row.values.get("size_b", "")
+    name = row.values.get("model") or SIZES.get(size)
+    if name is None:
+        raise UnknownName(f'size_b "{size}" names no model; a column `model` does')
+    found = row.given(name) or shape(names.model(name, row.shapes))
+    return found._replace(max_tokens=max(found.max_tokens, row.count("prompt") + row.count("completion")))
+
+
+def _row(row: Row) -> dict[str, Any]:
+    end, tokens = row.values["set"].rpartition("-")[2], row.count("out_tokens")
+    if end not in SYSTEMS:
+        raise row.bad("set", f"...-{' or ...-'.join(SYSTEMS)}")
+    if not row.count("completed") <= tokens <= row.count("completed") * row.count("completion"):
+        raise row.bad("out_tokens", "1 to `completion` for each of `completed`")
+    keys = SYSTEMS[end], row.count("peak"), row.count("inst")
+    seconds = {ours_: row.number(theirs) / 1e3 for ours_, theirs in METRICS.items()}
+    return {
+        **dict(zip(KEYS, keys, strict=True)),
+        **seconds,
+        "requests": row.count("completed"),
+        "output_tokens": tokens,
+    }
+
+
+def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
+    """Rows that repeat become their mean; totals of tokens differ by no more than draws from one curve would."""
+    output = float(rows["output_tokens"].sum() / rows["requests"].sum())
+    load = Load(its, int(rows["instance"].max()), prompt, cap, output)
+    return Measured(load, rows.groupby(KEYS, as_index=False).mean().drop(columns=["requests", "output_tokens"]))
 
 
 # ------------------------------------------------------------------ what we make of it
 
 
+def config(load: Load, peak: int, process_bytes: float | None) -> Config:
+    """The card and its models."""
+    plan = {name: Plan(peak / 2, load.prompt, load.output, "ramps") for name in load.names}
+    return Config(
+        tuple(Served(name, load.shape) for name in load.names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192,
+        mem_fraction=SHARE, process_bytes=None if process_bytes is None else round(process_bytes),
+        noise=quantities.noise(GPU, HOST), plan=plan,
+    )  # fmt: skip
+
+
 def ours(
+    load: Load,
     name: str,
     peak: int,
-    output: float,
     process_bytes: float,
     *,
-    models: int = MODELS,
+    models: int | None = None,
     host: quantities.HostProfile | None = None,
     sharing: Literal["turns", "fluid"] = "turns",
     quantum_s: float | None = None,
@@ -123,17 +202,11 @@ def ours(
     Fewer `models` than were there leave the later ones out. A `host` replaces the committed profile, in steps without
     noise, and a `quantum_s` the committed one.
     """
-    its = shape(MODEL)
-    names = tuple(f"m{k}" for k in range(1, MODELS + 1))
-    plan = {m: Plan(peak / 2, PROMPT, output, "ramps") for m in names}
-    config = Config(
-        tuple(Served(m, its) for m in names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192, mem_fraction=0.90,
-        process_bytes=round(process_bytes), sharing=sharing, noise=quantities.noise(GPU, HOST), plan=plan,
-    )  # fmt: skip
-    load = ramps(peak, models, PROMPT, CAP, output)
-    never = np.full(len(load.arrival_s), np.inf)
-    jobs = Jobs(names, load.arrival_s, load.model, load.prompt_tokens, load.output_tokens, never, never)
-    rows = replayed(config, jobs, name, FIELDS[name], host=host, quantum_s=quantum_s)
+    asked = ramps(peak, models or load.models, load.prompt, load.cap, load.output)
+    never = np.full(len(asked.arrival_s), np.inf)
+    jobs = Jobs(load.names, asked.arrival_s, asked.model, asked.prompt_tokens, asked.output_tokens, never, never)
+    shared = replace(config(load, peak, process_bytes), sharing=sharing)
+    rows = replayed(shared, jobs, name, FIELDS[name], host=host, quantum_s=quantum_s)
     return _measures(rows).assign(system=name, peak=peak)
 
 
@@ -158,74 +231,58 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
     ).reset_index()
 
 
-def first_instance(measured: pd.DataFrame, name: str, peaks: Sequence[int], metric: str) -> NDArray[np.float64]:
-    """What was measured of the first instance at each of these peaks."""
-    own = measured[(measured["system"] == name) & (measured["instance"] == 1)].set_index("peak")
-    return own.loc[list(peaks), metric].to_numpy(np.float64)
-
-
-def fit(measured: pd.DataFrame) -> quantities.HostProfile:
-    """The host profile whose kernel scales and API seconds explain the first instance at the peaks of `ALONE`."""
-    names, start = ("scale_decode", "scale_prefill", "api_in_s"), np.array([1.4, 1.5, 0.008])
-    base, output = quantities.host(HOST, GPU), mean_output(measured)
-    metrics = ("mean_ttft_s", "mean_tpot_s", "mean_e2e_s")
-    want = np.stack([first_instance(measured, "elastic", ALONE, metric) for metric in metrics], axis=1)
-
-    def with_(x: NDArray[np.float64]) -> quantities.HostProfile:
-        found: dict[str, Any] = dict(zip(names, (x * start).tolist(), strict=True))
-        return base._replace(**found)
-
-    def residuals(x: NDArray[np.float64]) -> NDArray[np.float64]:
-        runs = [ours("elastic", peak, output, GIB, models=1, host=with_(x)) for peak in ALONE]
-        got = np.stack([run.loc[0, list(metrics)].to_numpy(np.float64) for run in runs])
-        error: NDArray[np.float64] = np.log(got / want).ravel()
-        return error
-
-    return with_(least_squares(residuals, np.ones(3), diff_step=np.full(3, 0.03), max_nfev=12).x)
-
-
-def fit_quantum(measured: pd.DataFrame) -> float:
-    """The quantum, to a tenth of a millisecond, whose TPOTs come nearest to all instances of elastic memory."""
-    output, want = mean_output(measured), tpot_s(measured.assign(who="measured"), "measured", "elastic", BESIDE)
-
-    def error(ms: float) -> float:
-        got = ours("elastic", BESIDE, output, GIB, quantum_s=ms / 1e3).assign(who="ours")
-        return float(np.square(np.log(tpot_s(got, "ours", "elastic", BESIDE) / want)).mean())
-
-    return min((k / 10 for k in range(1, 201)), key=error) / 1e3
-
-
-def process(measured: pd.DataFrame) -> Interval:
+def process(run: Measured) -> Held:
     """Bytes that a process holds beside weights: those that give the static split's first mean TTFT, by peak."""
-    output, found = mean_output(measured), []
-    for peak, want in zip(FEW, first_instance(measured, "static", FEW, "mean_ttft_s"), strict=True):
+    load, rows = run.load, run.rows
+    queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
+    few = rows[queued].sort_values("peak").head(FEW)
+    most = _most_bytes(load) / GIB
+    found: dict[int, float] = {}
+    for peak, want in zip(few["peak"].tolist(), few["mean_ttft_s"].tolist(), strict=True):
 
         def excess(gib: float, peak: int = peak, want: float = want) -> float:
-            got = ours("static", peak, output, gib * GIB, models=1, host=quantities.host(HOST, GPU))
+            got = ours(load, "static", peak, gib * GIB, models=1, host=quantities.host(HOST, GPU))
             return float(got["mean_ttft_s"].iloc[0]) - want
 
-        found.append(float(brentq(excess, 1.0, 12.0, xtol=0.02)) * GIB)
-    return Interval(min(found), float(np.mean(found)), max(found))
+        if most > 0 and excess(0.0) < 0 < excess(most):
+            found[peak] = brentq(excess, 0.0, most, xtol=0.02) * GIB
+    if not found:
+        parts = machine.parts(config(load, 1, None), Served("m1", load.shape))
+        beside = (1 - SHARE) * quantities.gpu(GPU).mem_bytes / load.models
+        return Held(*(parts.inside + max(0.0, parts.outside - beside),) * 3)
+    held = list(found.values())
+    return Held(min(held), float(np.mean(held)), max(held), tuple(found))
 
 
-def points(measured: pd.DataFrame, held: Interval, tell: Tell | None = None) -> pd.DataFrame:
+def _most_bytes(load: Load) -> float:
+    """What a process may hold of an even share of the card that leaves room for the longest request."""
+    share = SHARE * quantities.gpu(GPU).mem_bytes / load.models
+    return 0.99 * (share - weight_bytes(load.shape) - load.shape.max_tokens * kv_token_bytes(load.shape))
+
+
+def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
     """Measured and ours: the columns of `ours`, and `who`: measured, ours, low, high (of `held`), fluid.
 
-    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns.
+    `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns. Of ours there are the
+    instances that were measured.
     """
-    output = mean_output(measured)
-    cases = measured[["system", "peak"]].drop_duplicates().itertuples(index=False)
+    there = run.rows[KEYS]
+    whos: Mapping[str, tuple[float, Literal["turns", "fluid"]]] = {
+        "ours": (held.mean, "turns"), "low": (held.low, "turns"), "high": (held.high, "turns"),
+        "fluid": (held.mean, "fluid"),
+    }  # fmt: skip
+    ways = list(dict.fromkeys(whos.values()))
     todo = [
-        (name, peak, who, size)
-        for name, peak in cases
-        for who, size in (("ours", held.mean), ("low", held.low), ("high", held.high), ("fluid", held.mean))
+        (name, peak, way)
+        for name, peak in dict.fromkeys(zip(there["system"], there["peak"], strict=True))
+        for way in ways
     ]
-    parts = [measured.drop(columns=["requests", "output_tokens"]).assign(who="measured")]
-    for done, (name, peak, who, size) in enumerate(todo):
+    parts = [run.rows.assign(who="measured")]
+    for done, (name, peak, way) in enumerate(todo):
         if tell is not None:
             tell(done, len(todo))
-        sharing: Literal["turns", "fluid"] = "fluid" if who == "fluid" else "turns"
-        parts.append(ours(name, peak, output, size, sharing=sharing).assign(who=who))
+        got = ours(run.load, name, peak, way[0], sharing=way[1]).merge(there, on=KEYS)
+        parts += [got.assign(who=who) for who, its in whos.items() if its == way]
     if tell is not None:
         tell(len(todo), len(todo))
     return pd.concat(parts, ignore_index=True)
@@ -258,22 +315,37 @@ def knee(frame: pd.DataFrame, who: str) -> int | None:
     return None if own.empty else int(own["peak"].min())
 
 
-def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
-    """The aims, met or not, and what stands behind them."""
-    there = set(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
-    gib = " GiB beside weights [".join((f"{held.mean / GIB:.1f}", f"{held.low / GIB:.1f} - {held.high / GIB:.1f}]"))
-    card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to these rows"
-    turns = f"take turns of {1e3 * quantities.quantum_s():g} ms or a step"
-    lines = [f"{MODELS} x {MODEL} on {card}; processes hold {gib}, and {turns}"]
+def scores(frame: pd.DataFrame) -> list[str]:
+    """A line a system: median and P95 of the absolute errors of its rows' means."""
+    told = []
+    for name, own in frame[frame["who"] == "measured"].groupby("system", sort=False):
+        both = own.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
+        off = {said: 100 * (both[f"{metric}_ours"] / both[metric] - 1).abs() for metric, said in SCORED.items()}
+        each = ", ".join(f"{said} {error.median():.1f}/{error.quantile(0.95):.1f}" for said, error in off.items())
+        told.append(f"{name}, {len(both)} rows, median/P95 % of the error of means: {each}")
+    return told
+
+
+def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
+    """What we make of a load, what stands behind it, and the aims that there are for the load of the fit."""
+    there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
+    lines = [*_behind(load, held), *scores(frame)]
 
     def said(name: str, peak: int) -> str:
         got, low, high, fluid = (mean_ttft_s(frame, who, name, peak) for who in ("ours", "low", "high", "fluid"))
-        want = mean_ttft_s(frame, "measured", name, peak)
+        want, digits = mean_ttft_s(frame, "measured", name, peak), 1 if load.fitted else 3
         return (
-            f"{name} mean TTFT at peak {peak}: measured {want:.1f} s, ours {got:.1f} [{min(low, high):.1f} - "
-            f"{max(low, high):.1f}], fluid {fluid:.1f}"
+            f"{name} mean TTFT at peak {peak}: measured {want:.{digits}f} s, ours {got:.{digits}f} "
+            f"[{min(low, high):.{digits}f} - {max(low, high):.{digits}f}], fluid {fluid:.{digits}f}"
         )
 
+    if any(name == "elastic" for name, _ in there):
+        knees = (knee(frame, who) or "none" for who in ("measured", "ours"))
+        last = "elastic knee: measured {}, ours {}: no aim".format(*knees)
+    else:
+        last = ""
+    if not load.fitted:
+        return [*lines, *(f"{said(*one)}: no aim" for one in there), *filter(None, [last])]
     missed = 0
     for peak in AIM_PEAKS:
         if ("static", peak) in there:
@@ -294,7 +366,7 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
             each = {who: tpot_s(frame, who, name, peak) for who in ("measured", "ours", "fluid")}
             said_ms = ", ".join(f"{who} {'/'.join(f'{1e3 * x:.0f}' for x in one)}" for who, one in each.items())
             lines.append(f"{name} TPOT at peak {peak}, by instance: {said_ms} ms: no aim")
-    lines.append(f"elastic knee: measured {knee(frame, 'measured')}, ours {knee(frame, 'ours')}: no aim")
+    lines += filter(None, [last])
     if missed:
         lines.append(
             "not modelled here: a static instance that lacks memory takes longer a token than its batch explains, also"
@@ -303,16 +375,28 @@ def notes(frame: pd.DataFrame, held: Interval) -> list[str]:
     return lines
 
 
+def _behind(load: Load, held: Held) -> list[str]:
+    """The load, its card, and the constants that were fitted for it."""
+    card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to measured rows"
+    if held.peaks:
+        ends = f"[{held.low / GIB:.1f} - {held.high / GIB:.1f}], by the first static instance"
+    else:
+        ends = "by its parts: no static row tells"
+    host, band = quantities.host(HOST, GPU), quantities.band(HOST, GPU)
+
+    def ranged(name: str, times: float = 1) -> str:
+        low, high = band[name]
+        return f"{times * getattr(host, name):.3g} [{times * low:.3g} - {times * high:.3g}]"
+
+    kernels = f"{ranged('scale_decode')} times their table's in decode steps and {ranged('scale_prefill')} in prefill"
+    api, turns = f"{ranged('api_in_s', 1e3)} ms", f"turns last {1e3 * quantities.quantum_s():g} ms or a step"
+    fitted = f"fitted on one set of {FITTED[0]}{'' if load.fitted else ', unchecked for others'}"
+    return [
+        f"{load} on {card}; a process holds {held.mean / GIB:.1f} GiB beside weights {ends}",
+        f"kernels take {kernels}, the API {api}, and {turns}: {fitted}; [ ] is the range over fits without a peak each",
+    ]
+
+
 def verdict(met: bool) -> str:
     """How an aim came out, in a word."""
     return "met" if met else "not met"
-
-
-if __name__ == "__main__":
-    import sys
-
-    for file in files(Path(sys.argv[1])):
-        rows = read(file)
-        host = fit(rows)
-        print({name: float(f"{getattr(host, name):.3g}") for name in ("scale_decode", "scale_prefill", "api_in_s")})
-        print({"quantum_s": fit_quantum(rows)})

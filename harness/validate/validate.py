@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -11,11 +12,12 @@ from harness.engines.costs import quantities
 from harness.rows import attainment, requests
 from harness.rows.checked import checked
 from harness.rows.record import WAITS
-from harness.validate.measured import METRICS, Batch, Case, Closed, Poisson, Setting
+from harness.validate.measured import MEANS, METRICS, Batch, Case, Closed, Poisson, Setting
 from harness.validate.replayed import replayed
 
-Tell = Callable[[int, int], None]  # settings that ran, of how many
+Tell = Callable[[int, int], None]  # runs done, of how many
 SLOW = 1.3
+SEEDS = 8  # of each setting, none of which another setting has: errors of the noise are no common error
 # Median and P95 in per cent, on rows that a refit left out. vLLM 0.15 has nine runs, too few for an aim.
 AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "vllm-0.12": {"tpot": (5, 15), "e2e": (5, 15)},
@@ -23,23 +25,41 @@ AIMS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "vllm-0.6": {"throughput": (6, 18)},
 }
 
+CONDITIONS = ("engine", "gpu", "model", "tp", "load", "flags", "stage", "metric")
+COLUMNS = ("file", "row", *CONDITIONS, "measured", "ours", "error", "spread", "fitted", "unscored", "real_spread")
+HEAD = (
+    "engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %", f"spread of {SEEDS} seeds %",
+    "measured spread %",
+)  # fmt: skip
+
 
 def ours(
-    found: Sequence[Case], host: quantities.HostProfile | None = None, tell: Tell | None = None
+    found: Sequence[Case],
+    host: quantities.HostProfile | None = None,
+    draw: int | None = None,
+    tell: Callable[[int], None] | None = None,
 ) -> list[dict[str, float]]:
     """What our engine makes of each case, by the names of `METRICS`; equal settings run once.
 
-    `host` replaces the settings' own profile, in steps without noise: what a fit tries.
+    Steps have no noise, as in every fit, unless it is the n-th `draw` of a setting's own seeds, which vary arrivals,
+    too. `host` replaces the settings' own profile: what a fit tries.
     """
-    waiting = dict.fromkeys(case.setting for case in found)
     ran: dict[Setting, requests.Rows | None] = {}
-    for setting in waiting:
+    for setting in dict.fromkeys(case.setting for case in found):
         if tell is not None:
-            tell(len(ran), len(waiting))
-        ran[setting] = None if setting.load is None else replayed(setting.config, setting.load.jobs(), host=host)
-    if tell is not None:
-        tell(len(ran), len(waiting))
+            tell(len(ran))
+        ran[setting] = _ran(setting, host, None if draw is None else SEEDS * len(ran) + draw)
     return [_measures(case.setting, case.stage, ran[case.setting]) for case in found]
+
+
+def _ran(setting: Setting, host: quantities.HostProfile | None, seed: int | None) -> requests.Rows | None:
+    if setting.load is None:
+        return None
+    if seed is None:
+        return replayed(setting.config, setting.load.jobs(), host=host)
+    noise = quantities.noise(setting.gpu, setting.engine)
+    jobs = setting.load.jobs(seed) if isinstance(setting.load, Poisson) else setting.load.jobs()
+    return replayed(replace(setting.config, noise=noise, seed=seed), jobs)
 
 
 def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) -> dict[str, float]:
@@ -62,15 +82,38 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
         "ttft": float(taken.ttft_s.mean()),
         "tpot": float(attainment.tpot_s(taken).mean()),
         "e2e": float(taken.e2e_s.mean()),
-    }
+        **{f"{metric}_p{p}": float(np.percentile(seconds, p))
+           for metric, seconds in (("ttft", taken.ttft_s), ("e2e", taken.e2e_s)) for p in (90, 99)},
+    }  # fmt: skip
 
 
-def points(found: Sequence[Case], tell: Tell | None = None) -> pd.DataFrame:
-    """Measured beside ours: a line for each case and metric, in the order of the cases."""
+def unscored(setting: Setting, metric: str) -> str:
+    """Why a metric is left out of the scores; empty where it is not.
+
+    No source says how the clients of a closed loop on vLLM begin: a wave from a burst, or spread. SGLang's slots run in
+    step either way.
+    """
+    waves = isinstance(setting.load, Closed) and setting.engine.startswith("vllm")
+    return "start unknown" if waves and metric == "ttft" else ""
+
+
+def points(found: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
+    """Measured beside ours: a line for each case and metric, in the order of the cases.
+
+    `ours` and `error` are without noise; `spread` is the standard deviation over seeds and `real_spread` that over rows
+    of equal conditions, both relative.
+    """
+    runs = len({case.setting for case in found})
+    told = tell or (lambda _done, _of: None)
+    plain = ours(found, tell=lambda done: told(done, runs * (1 + seeds)))
+    drawn = [ours(found, None, k, lambda done, k=k: told(runs * (1 + k) + done, runs * (1 + seeds)))  # type: ignore[misc]
+             for k in range(seeds)]  # fmt: skip
+    told(runs * (1 + seeds), runs * (1 + seeds))
     lines = []
-    for case, values in zip(found, ours(found, tell=tell), strict=True):
+    for at, (case, values) in enumerate(zip(found, plain, strict=True)):
         setting = case.setting
         for metric, measured in case.measured.items():
+            each, why = [draw[at][metric] for draw in drawn], unscored(setting, metric)
             lines.append(
                 {
                     "file": case.file,
@@ -80,27 +123,43 @@ def points(found: Sequence[Case], tell: Tell | None = None) -> pd.DataFrame:
                     "model": setting.model,
                     "tp": setting.tp,
                     "load": "" if setting.load is None else str(setting.load),
+                    "flags": " ".join(f"{key}={value:g}" for key, value in setting.flags),
                     "stage": "" if case.stage is None else str(case.stage),
                     "metric": metric,
                     "measured": measured,
                     "ours": values[metric],
                     "error": values[metric] / measured - 1,
-                    "fitted": case.fitted,
+                    "spread": float(np.std(each, ddof=1)) / values[metric] if seeds > 1 else np.nan,
+                    "fitted": case.fitted and not why,
+                    "unscored": why,
                 }
             )
-    return pd.DataFrame(lines)
+    frame = pd.DataFrame(lines, columns=COLUMNS[:-1])
+    alike = frame.groupby(list(CONDITIONS), sort=False)["measured"]
+    return frame.assign(real_spread=alike.transform("std") / alike.transform("mean"))
 
 
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """By engine, GPU, metric and whether fitted: cases, median and P95 of the absolute error, and its mean."""
-    lines: list[tuple[str, ...]] = [("engine", "gpu", "metric", "rows", "cases", "median %", "P95 %", "bias %")]
+    """By engine, GPU, metric and whether fitted: cases, median and P95 of the absolute error, and its mean.
+
+    Beside it, medians of the spreads over seeds and over equal rows; a dash where there is none.
+    """
+    lines: list[tuple[str, ...]] = [HEAD]
     order = frame.assign(at=frame["metric"].map(METRICS.index))
-    for (engine, gpu, _, metric, fitted), own in order.groupby(["engine", "gpu", "at", "metric", "fitted"], sort=True):
-        off = 100 * own["error"].abs()
-        which = "fitted" if fitted else "left out"
-        numbers = f"{off.median():.1f}", f"{off.quantile(0.95):.1f}", f"{100 * own['error'].mean():+.1f}"
-        lines.append((str(engine), str(gpu), str(metric), which, str(len(own)), *numbers))
+    by = ["engine", "gpu", "at", "metric", "unscored", "fitted"]
+    for (engine, gpu, _, metric, why, fitted), rows in order.groupby(by, sort=True):
+        off = 100 * rows["error"].abs()
+        which = str(why) or ("fitted" if fitted else "left out")
+        numbers = f"{off.median():.1f}", f"{off.quantile(0.95):.1f}", f"{100 * rows['error'].mean():+.1f}"
+        spreads = (_median(rows[column]) for column in ("spread", "real_spread"))
+        told = ("-",) * 5 if why else (*numbers, *spreads)
+        lines.append((str(engine), str(gpu), str(metric), which, str(len(rows)), *told))
     return lines
+
+
+def _median(values: pd.Series[float]) -> str:
+    known = values.dropna()
+    return "-" if known.empty else f"{100 * known.median():.1f}"
 
 
 def refits(frame: pd.DataFrame) -> list[str]:
@@ -121,19 +180,28 @@ def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
     return 100 * error["median"] <= aim[0] and 100 * error["p95"] <= aim[1]
 
 
-def slow(frame: pd.DataFrame) -> tuple[int, int]:
-    """Cases that take `SLOW` times as long here or longer, by their E2E or throughput; and cases that have either."""
+def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
+    """Cases that take `SLOW` times as long here or longer; as much less; and cases at all, by E2E or throughput."""
     ratio = frame["ours"] / frame["measured"]
     longer = pd.concat([ratio[frame["metric"] == "e2e"], 1 / ratio[frame["metric"] == "throughput"]])
-    return int((longer >= SLOW).sum()), len(longer)
+    return int((longer >= SLOW).sum()), int((longer <= 1 / SLOW).sum()), len(longer)
+
+
+def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
+    """The cases whose worst mean is the furthest off, by ratio, a line each with that metric."""
+    means = frame[frame["metric"].isin(MEANS) & (frame["unscored"] == "")]
+    off = means.assign(off=np.abs(np.log(means["ours"] / means["measured"])))
+    order = off.sort_values("off", ascending=False, kind="stable")
+    return order.drop_duplicates(["file", "row"]).head(most).drop(columns="off")
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """What a reader of the scores must know: errors of refits, runs that are far slower here, what is not checked."""
-    many, of = slow(frame)
+    """What a reader of the scores must know: errors of refits, runs that are far off, what is not checked."""
+    slower, faster, of = sides(frame)
+    percent = f"{100 * (SLOW - 1):.0f} %"
     new = sorted({(e, g) for e, g in zip(frame["engine"], frame["gpu"], strict=True) if not checked(g, e)})
     return [
         *refits(frame),
-        f"at least {100 * (SLOW - 1):.0f} % slower here than measured: {many} of {of} cases",
+        f"{percent} slower: {slower}; {percent} faster: {faster}; of {of} cases, by E2E or throughput",
         *(f"{engine} on {gpu} is not in harness/rows/checked.toml" for engine, gpu in new),
     ]

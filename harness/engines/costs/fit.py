@@ -627,6 +627,8 @@ def fit(log: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
     }
     for kind, source in (("a100-40g", "a100-80g"), ("h200", "h100"), ("l40s", "a100-80g")):
         eager["on"][kind] = _unmeasured(eager["on"][source], source)
+    old, high = (files["hosts"]["host"][f"sglang-eager-2024{end}"] for end in ("", "-high"))
+    high["on"] = {kind: {"host0": old["host0"], "host1": q["host1"]} for kind, q in eager["on"].items()}
     return files
 
 

@@ -268,6 +268,12 @@ def held(name: str) -> Mapping[str, Mapping[str, float]]:
     return {part.removesuffix(" held"): error for part, error in parts.items() if part.endswith(" held")}
 
 
+def band(name: str, kind: str) -> Mapping[str, Sequence[float]]:
+    """The least and the largest value that refits without a part of the rows give a host's constants, by name."""
+    ends: Mapping[str, Sequence[float]] = _host(name, kind).get("band", {})
+    return ends
+
+
 def noise(kind: str, host: str, table: str | None = None) -> float:
     """Relative spread of a step's seconds around its prediction (1 sigma)."""
     if (measured := machine(table)) is not None:

@@ -1,9 +1,9 @@
 """What the client saw of each request, beside what the engine knew: rows, and a file of what rows have no room for.
 
-Times before a request was sent are the engine's: until it was admitted (held), while its server was starting (load) or
-its lane closed (turn). From there on they are the client's: until it was written (host: the lag, and the connection),
-and until its end (solo), less what it waited for a server to wake by itself (load; wakes.py). Of a request that failed
-without a token all of that is host: nobody knows that it ran.
+Times before a request was sent are the engine's: until it was admitted (admission), while its server was starting
+(load) or its lane closed (queue). From there on they are the client's: until it was written (host: the lag, and the
+connection), and until its end (compute), less what it waited for a server to wake by itself (load; wakes.py). Of a
+request that failed without a token all of that is host: nobody knows that it ran.
 """
 
 from __future__ import annotations
@@ -81,8 +81,13 @@ def batches(
     host_s = np.where(sent, leaves_s - sent_s, 0.0)
     served_s = np.where(sent, until_s - leaves_s, 0.0)
     waking_s = np.minimum(woken_s, served_s)
+    to_first_s = np.where(some & sent, np.minimum(R["first"], until_s) - leaves_s, 0.0).clip(0.0, served_s)
+    for wait in rows.ENGINE_WAITS:
+        R[f"ttft_{wait}"] = R[wait]  # until it was sent
+    R["ttft_load"] += np.minimum(waking_s, to_first_s)
+    R["ttft_compute"] = to_first_s - np.minimum(waking_s, to_first_s)
     R["load"] += waking_s
-    R["solo"] = served_s - waking_s
+    R["compute"] = served_s - waking_s
     tokens = None
     if token_times:
         due_ns = np.rint(R["arrival"] * 1e9)

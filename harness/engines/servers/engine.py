@@ -93,9 +93,10 @@ class Servers(WallClock):
         self._folder = Path(tempfile.mkdtemp(prefix="bench-servers-"))
         self.fleet.open(self._folder)
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
         """Start the servers that were asked for, wait until all answer, then let the client begin; see Engine."""
-        super().begin(jobs, hears, oracle, end_s)
+        super().begin(hears, oracle, end_s)
+        jobs = self.jobs
         self._future, self._heirs = [], {}  # the client's to keep
         self._zero_s = math.inf  # the clock stands until all is ready
         self._expected, self._sent_s = len(jobs), np.full(len(jobs), np.nan)
@@ -301,13 +302,13 @@ class Servers(WallClock):
     def _pass(self, one: Live, at_s: float) -> None:
         """Close a request's books at a time: what it waited for; from there on it waits for what holds it then."""
         self._R[one.cause][one.rid] += max(0.0, at_s - one.since_s)
-        one.since_s, one.cause = at_s, "held" if one.batch is None else self.waits_for(one)
+        one.since_s, one.cause = at_s, "admission" if one.batch is None else self.waits_for(one)
 
     def waits_for(self, one: Live) -> str:
         """See WallClock."""
         assert one.batch is not None
         up = self.fleet.up.get(one.batch.inst)
-        return "turn" if up is not None and up.state == "in" else "load"
+        return "queue" if up is not None and up.state == "in" else "load"
 
     def charge(self, stepping: Iterable[Live]) -> None:
         """Nothing is charged for all at once: books are closed request by request (`_pass`)."""

@@ -8,12 +8,14 @@
 
 Each measurement has a client of its own, and is a median over its repeats; all are made in rounds. One during
 which other processes kept more than MOST_OTHERS cores busy is made again, up to TRIES times, and then kept with what it
-suffered. A second call on the same folder goes on: what stands in its journal is not measured again.
+suffered. So is one that shows nothing of what it is of; after TRIES it is left out. A second call on the same folder
+goes on: what stands in its journal is not measured again.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +69,29 @@ class Probe(NamedTuple):
         """What equal measurements have in common."""
         return key(self.what, dict(self.params))
 
+    @property
+    def text(self) -> str:
+        """What is measured, in a line."""
+        return f"{self.what} " + ", ".join(f"{name} {value}" for name, value in self.params.items() if value)
+
+
+class Unseen(Exception):
+    """A measurement shows nothing of what it is of."""
+
+
+class Gap(NamedTuple):
+    """A measurement that is left out."""
+
+    probe: Probe
+    why: str
+
+
+class Profile(NamedTuple):
+    """All that stands in the journal of a folder, and what of the plan this call could not measure."""
+
+    lines: list[dict[str, Any]]
+    gaps: list[Gap]
+
 
 class Subject(NamedTuple):
     """Servers to measure."""
@@ -110,28 +135,32 @@ def _once(subject: Subject) -> list[Probe]:
     return found
 
 
-def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    """Make what of the plan is not in the folder's journal yet; all that is. UserError where a server fails."""
+def profile(subject: Subject, folder: Path, say: Callable[[str], None], rounds: int = ROUNDS) -> Profile:
+    """Make what of the plan is not in the folder's journal yet. UserError where a server fails."""
     folder.mkdir(parents=True, exist_ok=True)
     _same_machine(folder / HOST, subject.about)
     book = Journal(folder / RAW)
     made = {key(line["what"], line["params"]) for line in book.known if "what" in line}
     probes = plan(subject, rounds)
-    left = [probe for probe in probes if probe.key not in made]
+    left, gaps = [probe for probe in probes if probe.key not in made], list[Gap]()
     if len(left) < len(probes):
         say(f"{len(probes) - len(left)} of {len(probes)} measurements stand in {folder / RAW}")
     try:
         with Rig(subject, folder) as rig:
             for count, probe in enumerate(left, 1):
-                line = rig.measured(probe)
+                try:
+                    line = rig.measured(probe)
+                except Unseen as why:
+                    gaps.append(Gap(probe, str(why)))
+                    say(f"{count}/{len(left)} {probe.text}: left out: {why}")
+                    continue
                 if line is not None:
                     book.add({"what": probe.what, "params": dict(probe.params), **line})
-                    said = ", ".join(f"{name} {value}" for name, value in probe.params.items() if value)
                     noisy = "" if line["other_cores"] <= MOST_OTHERS else f" (others took {line['other_cores']} cores)"
-                    say(f"{count}/{len(left)} {probe.what} {said}: {1e3 * line['p50']:.3g} ms{noisy}")
+                    say(f"{count}/{len(left)} {probe.text}: {1e3 * line['p50']:.3g} ms{noisy}")
     finally:
         book.close()
-    return [line for line in book.known if "what" in line]
+    return Profile([line for line in book.known if "what" in line], gaps)
 
 
 def _same_machine(path: Path, about: Mapping[str, str]) -> None:
@@ -160,19 +189,29 @@ class Rig:
             self._stop(inst)
 
     def measured(self, probe: Probe) -> dict[str, Any] | None:
-        """One measurement; None where these servers have nothing to measure of the kind."""
-        values, facts, others = list[float](), dict[str, Any](), 0.0
-        for tries in range(1, TRIES + 1):
+        """One measurement; None where these servers have nothing to measure of the kind.
+
+        Raises Unseen where no try shows any.
+        """
+        values, facts, others, tries, unseen = list[float](), dict[str, Any](), math.inf, 0, Unseen()
+        while tries < TRIES:
+            tries += 1
             self._prepare(probe)
             load = OtherLoad([os.getpid(), *self._subject.roots()])
-            got = self._take(probe)
+            try:
+                got = self._take(probe)
+            except Unseen as why:
+                unseen = why
+                continue
             if got is None:
                 return None
             again = load.cores()
-            if tries == 1 or again < others:
+            if again < others:
                 (values, facts), others = got, again
             if others <= MOST_OTHERS:
                 break
+        if not values:
+            raise unseen
         return {
             "p50": float(np.median(values)), "all": [round(x, 9) for x in values], "facts": facts,
             "other_cores": round(others, 3), "tries": tries,
@@ -294,9 +333,7 @@ class Rig:
                     steps.append(1e-9 * (b - a) / tokens)
                     contexts.append(sum(ctx + _made(streams[i], counts[i], a) for i in mine))
         if not steps:
-            raise UserError(
-                f"{insts[0].model}: {seqs} streams never decode together; it has fewer slots, or is too fast"
-            )
+            raise Unseen(_why_unseen(len(insts), seqs))
         return steps, float(np.median(contexts))
 
     def _log(self, sizes: Sequence[tuple[int, int]], insts: Sequence[Inst], rounds: int) -> Log:
@@ -318,6 +355,16 @@ class Rig:
             why = log.error[rid] or f"{log.tokens[rid]} tokens came of {output[rid]}"
             raise UserError(f"{models[rid % len(models)]}: a request of {prompt[rid]} tokens failed: {why}")
         return log
+
+
+def _why_unseen(servers: int, seqs: int) -> str:
+    """Why no step was seen in which all streams made a token, as far as the number of streams tells."""
+    if servers * seqs == 1:
+        return "all tokens of its request came at once: the client was kept from reading, or the server is too fast"
+    where = f"{servers} servers with a request each" if seqs == 1 else f"{seqs} requests of a server"
+    if servers > 1 and seqs > 1:
+        where = f"{servers} servers with {seqs} requests each"
+    return f"{where} were never all decoding at one time: some ended before others began (a busy machine, few slots)"
 
 
 def _wait(client: Client, rids: set[int]) -> None:

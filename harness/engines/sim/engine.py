@@ -154,6 +154,7 @@ class Sim:
         self._landing: set[Inst] = set()  # an eviction was refused while their weights were on their way
         self._hears: frozenset[type] = frozenset()
         self._oracle = False
+        self._settled = False
         self._begun = self._short = False  # there was no room for a load before the start
         self._jobs: Jobs | None = None
         self._states: NDArray[Any] = np.zeros(0)
@@ -355,11 +356,17 @@ class Sim:
         peers = float(K[4 * g + (2 if node[g] == node[h] else 3)])
         return 1 / peers if peers > 0 else 1 / float(K[4 * g + 1]) + 1 / float(K[4 * h])
 
-    def begin(self, jobs: Jobs, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
-        """Take the workload; see Engine."""
+    def take(self, jobs: Jobs) -> None:
+        """Keep the workload; see Engine."""
         if jobs.models != tuple(self._model):
             raise ValueError("the workload's models are not the engine's")
-        self._jobs, self._hears, self._oracle, self._begun = jobs, hears, oracle, True
+        self._jobs = jobs
+
+    def begin(self, hears: frozenset[type], oracle: bool, end_s: float = math.inf) -> None:
+        """Start the clock; see Engine."""
+        jobs = self._jobs
+        assert jobs is not None
+        self._hears, self._oracle, self._begun = hears, oracle, True
         if self._short:
             self._told.append(Freed())  # from now on a load may wait for memory
         n = len(jobs)
@@ -789,7 +796,10 @@ class Sim:
         return {"hit_share": int(R["found"][came].sum()) / asked if asked else 0.0} if self._ids else {}
 
     def finish(self) -> None:
-        """Close the books at the clock's time: the waits of whatever has not ended."""
+        """Close the books at the clock's time, once: the waits of whatever has not ended."""
+        if self._settled:
+            return
+        self._settled = True
         if self.config.token_times:
             self.S.put(log=more(self.S.log, len(self.S.requests) + len(self.S.lanes)))
         kernel.settle(self.S.at, float(self.S.s["now"]))
@@ -797,14 +807,15 @@ class Sim:
     def rows(self) -> Iterator[pa.RecordBatch]:
         """Rows of requests.parquet; see Engine."""
         from harness.engines import rows
+        from harness.engines.costs.alone import alone_s
 
         self.finish()
         R, jobs, host, end_s = self.S.requests, self._jobs, self._host, float(self.S.s["now"])
         assert jobs is not None
-        arrivals_s, tokens = rows.arrivals(R, jobs, end_s, host.api_in_s), None
+        arrivals_s, tokens, gaps = rows.arrivals(R, jobs, end_s, host.api_in_s), None, None
         if self.config.token_times:
             log = np.concatenate([*self._logs, self.S.log[: self.S.s["log_used"]]])
-            tokens = rows.token_times(R, arrivals_s, log, host.api_out_s)
+            tokens, gaps = rows.token_times(R, arrivals_s, log, host.api_out_s)
         yield from rows.batches(
             R,
             np.maximum(R["state"] - state.DONE + 1, 0),
@@ -816,6 +827,14 @@ class Sim:
             api_in_s=host.api_in_s,
             api_out_s=host.api_out_s,
             tokens=tokens,
+            gaps=gaps,
+            alone_s=alone_s(
+                self._machine.tables,
+                np.array([self._rows[m.name, m.tp] for m in self.config.models])[jobs.model],
+                jobs.prompt_tokens,
+                jobs.output_tokens,
+                self.config.chunk_tokens,
+            ),
         )
 
 
@@ -923,4 +942,6 @@ class SimView:
         """See View."""
         if not self._sim._oracle or self._sim._jobs is None:
             raise PermissionError('"view.oracle_tokens" is not among what this system uses')
+        if not self._sim.came(rid):
+            raise KeyError(f"no request {rid} yet")
         return int(self._sim._jobs.output_tokens[rid])

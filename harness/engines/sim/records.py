@@ -218,6 +218,7 @@ BATCH = record(
     clock_stall    f8   s        for which its weights were in and its decodes waited for memory
     clock_solo     f8   s        that its steps with decodes take on a GPU of their own
     clock_wall     f8   s        that its steps with decodes took
+    clock_slice    f8   s        of those, in time slices of other processes
     busy_s         f8   s        that its lanes' steps took
     inst           i8   row      of INST
     tag            i8   number   that tells an instance's batches apart
@@ -260,6 +261,9 @@ LANE = record(
     end            f8  s         when the step or span ends at this rate
     started_s      f8  s         when it began
     max_rate       f8  ratio     its rate when nobody competes
+    part           f8  ratio     of the time in which its process has its GPUs: 1, or its slice of a round
+    part_since     f8  s         when `part` last changed
+    off_s          f8  s         of the step in flight, in time slices of other processes, up to `part_since`
     slice_s        f8  s         solo, of a step without noise: what it asks of a round at `max_rate` 1
     new_rate       f8  ratio     its rate once compute and bandwidth are shared out
     given          f8  ratio     its rate once all is shared out
@@ -300,6 +304,7 @@ LANE = record(
     demand         i8  row       of DEMAND: the first of its list: each GPU of its instance in order
     lent           i8  row       of DEMAND: the first GPU elsewhere on which its step attends to KV; -1: none
     layers         i8  count     of its model
+    logged         i8  steps     of the step or span in flight: the ends that LOG has
     """
 )
 
@@ -401,12 +406,27 @@ LOG = record(
 
     A segment (request -1) has the ends of the steps behind `step_from`, up to `step_to`, of a span that began at
     `tick_from`. A stay lasts from `tick_from` to `tick_to`. A lone token (batch -1) ends a prefill, at `anchor_s`.
+    Waits are those of a request up to the anchor, and clocks those of its batch then: what passed between two tokens.
 
     first_s        f8  s         solo, of the span's first step
     slope_s        f8  s         solo, by which each step takes more than the one before
-    anchor_s       f8  s         when the segment's rate began; of a lone token: when it came
+    anchor_s       f8  s         when the segment's rate began, or the stay ended; of a lone token: when it came
     anchor_work    f8  s         solo, of the span, done by then
     rate           f8  ratio     solo seconds a second
+    part           f8  ratio     of the time in which the segment's process had its GPUs
+    clock_load     f8  s         `clock_load` of the batch at the anchor. So with the next four
+    clock_stall    f8  s         `clock_stall` then
+    clock_solo     f8  s         `clock_solo` then, the step or span in flight included. So with the next two
+    clock_wall     f8  s         `clock_wall` then
+    clock_slice    f8  s         `clock_slice` then, as if `part` had held since the anchor
+    admission      f8  s         `admission` of the request at the anchor. So with the next seven
+    load           f8  s         `load` then
+    kv             f8  s         `kv` then
+    transfer       f8  s         `transfer` then
+    queue          f8  s         `queue` then
+    compute        f8  s         `compute` then
+    time_slice     f8  s         `time_slice` then
+    contention     f8  s         `contention` then
     request        i8  row       of REQUEST
     batch          i8  row       of BATCH
     tick_from      i8  ticks     of the batch: where the span or the stay began
@@ -424,19 +444,29 @@ REQUEST = record(
     first          f8  s         its first token; NaN: none yet. So with the next two
     done           f8  s         its end
     admit          f8  s         first made a member of a batch
-    held           f8  s         in no batch, while its weights were in somewhere
+    admission      f8  s         in no batch, while its weights were in somewhere
     load           f8  s         for weights
-    kv             f8  s         for KV memory; named as the column of requests.parquet, as are all eight waits
-    move           f8  s         for its KV to move, or away from it
-    turn           f8  s         for its turn in a step
-    solo           f8  s         in steps: what they take on a GPU of their own
-    slow           f8  s         in steps: what others on the GPU added
+    kv             f8  s         for KV memory; named as the column of requests.parquet, as are all waits
+    transfer       f8  s         for its KV to move, or away from it
+    queue          f8  s         for a step that takes it
+    compute        f8  s         in steps: what they take on a GPU of their own
+    time_slice     f8  s         in steps: while other processes had the GPU
+    contention     f8  s         in steps: what was added by work that runs on the GPU at the same time
+    ttft_admission f8  s         `admission` when its first token was made; 0: none yet. So with the next seven
+    ttft_load      f8  s         `load` then
+    ttft_kv        f8  s         `kv` then
+    ttft_transfer  f8  s         `transfer` then
+    ttft_queue     f8  s         `queue` then
+    ttft_compute   f8  s         `compute` then
+    ttft_time_slice f8 s         `time_slice` then
+    ttft_contention f8 s         `contention` then
     mark_at        f8  s         when it was last booked
     mark_load      f8  s         clock_load then; in no batch, the model's seconds without weights
     mark_kv        f8  s         clock_kv then
     mark_stall     f8  s         clock_stall then
     mark_solo      f8  s         clock_solo then
     mark_wall      f8  s         clock_wall then
+    mark_slice     f8  s         clock_slice then
     seq            i8  order     of Admit
     length         i8  tokens    of prompt and output, when its last prefill ended or it last left the running members
     joined_tick    i8  ticks     of its batch when it joined the running members

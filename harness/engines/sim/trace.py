@@ -23,11 +23,12 @@ from harness.policy.types import Batch, Gpus, Host, Inst
 
 QUIET_S = 1e-9  # past an instant: what forms at it has formed
 TOLD_EVERY = 2000  # instants between two reports of progress
-DOING = ("held", "load", "move", "queue", "prefill", "decode")  # what a stretch of a request's time is
-HELD, LOAD, MOVE, QUEUE, PREFILL, DECODE = range(6)
-SECONDS = ("held", "load", "move", "kv", "turn", "closed", "solo", "slow")  # what its seconds are, see Stretch
+DOING = ("admission", "load", "transfer", "queue", "prefill", "decode")  # what a stretch of a request's time is
+ADMISSION, LOAD, TRANSFER, QUEUE, PREFILL, DECODE = range(6)
+# what its seconds are, see Stretch
+SECONDS = ("admission", "load", "transfer", "queue", "kv", "closed", "compute", "time_slice", "contention")
 LINKS = ("from host", "to host", "to GPUs of its node", "to other nodes")  # those of a GPU, in the kernel's order
-_, _, _, KV, TURN, CLOSED, SOLO, SLOW = range(8)
+_, _, _, _, KV, CLOSED, COMPUTE, TIME_SLICE, CONTENTION = range(9)
 KINDS = ("load", "swap out", "swap in", "move")  # of a transfer, by the kernel's codes
 BOUNDARY, GRANT, LINK, TAIL = range(4)  # where a transfer stands: a move waits for the boundary of its request first
 
@@ -36,10 +37,10 @@ Ints = NDArray[np.int64]
 
 
 class Stretch(NamedTuple):
-    """A stretch of a request's time: held, without weights, on a link, in a queue, or in steps.
+    """A stretch of a request's time: not admitted, without weights, on a link, in a queue, or in steps.
 
     Its seconds, by SECONDS, sum to its length. A queue is left and entered again at every step of its lane; "closed" is
-    the part of its turns in which no lane was open. Steps follow each other without a gap, or others lie between.
+    the part of it in which no lane was open. Steps follow each other without a gap, or others lie between.
     """
 
     request: int
@@ -208,7 +209,7 @@ class Recorder:
         self._trace = Trace(sim.config.start_s)
         self._noted = 0  # instants
         self._at = sim.config.start_s  # the last of them
-        self._work, self._rate, self._since, self._began = (np.zeros(0) for _ in range(4))  # by lane
+        self._work, self._rate, self._part, self._since, self._began = (np.zeros(0) for _ in range(5))  # by lane
         self._running: dict[int, _Running] = {}  # by lane
         self._turns: dict[int, tuple[float, int]] = {}  # by lane: when a turn began, and the steps before it
         self._lowest = 0  # no request before this one is alive
@@ -256,9 +257,9 @@ class Recorder:
     def note(self, now: float) -> None:
         """Note how things stand from now on."""
         L = self._sim.S.lanes.view(np.ndarray)
-        for name in ("_work", "_rate", "_since", "_began"):
+        for name in ("_work", "_rate", "_part", "_since", "_began"):
             if len(rows := getattr(self, name)) < len(L):
-                fresh = np.full(len(L) - len(rows), 0.0 if name in {"_work", "_rate"} else -math.inf)
+                fresh = np.full(len(L) - len(rows), 0.0 if name in {"_work", "_rate", "_part"} else -math.inf)
                 setattr(self, name, np.concatenate([rows, fresh]))
         self._work += self._rate * (now - self._at)
         self._spend(now - self._at)
@@ -276,6 +277,7 @@ class Recorder:
     def _note_lanes(self, L: NDArray[Any], now: float) -> None:
         busy = L["busy"] != state.IDLE
         self._rate = np.where(busy, L["rate"], 0.0)
+        self._part = np.array(L["part"])
         if self._look_at >= 0:
             return
         since = np.where(busy, L["started_s"], -math.inf)
@@ -356,20 +358,22 @@ class Recorder:
         live, column = self._live, self._column
         if len(live):
             self._spent[live, column] += passed_s
-            steps = column == SOLO
-            r, solo_s = live[steps], self._rate[self._lane[steps]] * passed_s
-            self._spent[r, SOLO] += solo_s - passed_s
-            self._spent[r, SLOW] += passed_s - solo_s
+            steps = column == COMPUTE
+            r, lane = live[steps], self._lane[steps]
+            solo_s, had_s = self._rate[lane] * passed_s, self._part[lane] * passed_s
+            self._spent[r, COMPUTE] += solo_s - passed_s
+            self._spent[r, TIME_SLICE] += passed_s - had_s
+            self._spent[r, CONTENTION] += had_s - solo_s
 
     def _doing(self, L: NDArray[Any], R: NDArray[Any], live: Ints) -> tuple[Ints, Ints, Ints]:
-        """Of each request what it does, which of SECONDS passes (SOLO: of steps, both), and the lane of its step.
+        """Of each request what it does, which of SECONDS passes (COMPUTE: of steps, all three), and its lane.
 
         Causes go before each other as in the kernel's `waits.charge`.
         """
         S = self._sim.S
         B, I, M = (rows.view(np.ndarray) for rows in (S.batches, S.insts, S.models))
         at, b = R["state"][live], R["batch"][live]
-        doing, column, lane = np.full(len(live), QUEUE), np.full(len(live), TURN), np.full(len(live), -1)
+        doing, column, lane = np.full(len(live), QUEUE), np.full(len(live), QUEUE), np.full(len(live), -1)
         if len(B):
             wait, run = at == state.WAIT, at == state.RUN
             first, busy = 2 * np.arange(len(B)), L["busy"] != state.IDLE
@@ -382,13 +386,13 @@ class Recorder:
             column[np.where(wait, opened[b], decodes[b]) == 0] = CLOSED
             column[(wait & (B["blocked"][b] != 0)) | (run & (B["stalled"][b] != 0))] = KV
             away = (at == state.AWAY) | (at == state.MOVE)
-            doing[away], column[away] = MOVE, MOVE
+            doing[away], column[away] = TRANSFER, TRANSFER
             steps = lane >= 0
-            doing[steps], column[steps] = np.where(wait[steps], PREFILL, DECODE), SOLO
+            doing[steps], column[steps] = np.where(wait[steps], PREFILL, DECODE), COMPUTE
             out = I["state"][B["inst"]][b] < state.IN
             doing[out], column[out] = LOAD, LOAD
         held = at == state.HELD
-        doing[held] = column[held] = np.where(M["places"][R["model"][live[held]]] == 0, LOAD, HELD)
+        doing[held] = column[held] = np.where(M["places"][R["model"][live[held]]] == 0, LOAD, ADMISSION)
         return doing, column, lane
 
     def _close(self, r: int, end_s: float) -> None:

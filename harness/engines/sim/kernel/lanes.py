@@ -195,23 +195,23 @@ def pool_of(S: int, lane: int) -> int:
 
 @jit
 def segment(S: int, lane: int, upto: float) -> None:
-    """Log the steps of a lane that end after its anchor and by `upto` solo seconds, for token times."""
+    """Log the steps of a lane that are not logged and end by `upto` solo seconds, for token times and their waits."""
     W = world(S)
     n = lane_at(S, lane)
     if not n.decodes:
         return
-    j0 = 0
-    while j0 < n.steps and solo_at(S, lane, j0 + 1) <= n.anchor_work:
-        j0 += 1
+    j0 = n.logged
     j1 = n.steps
     while j1 > j0 and solo_at(S, lane, j1) > upto:
         j1 -= 1
     if j1 > j0:
+        n.logged = j1
+        B = batch_at(S, lane >> 1)
         s = log_at(S, W.log_used)
         W.log_used += 1
         s.request = -1
         s.batch = lane >> 1
-        s.tick_from = batch_at(S, lane >> 1).tick
+        s.tick_from = B.tick
         s.step_from = j0
         s.step_to = j1
         s.first_s = n.first_s
@@ -219,6 +219,12 @@ def segment(S: int, lane: int, upto: float) -> None:
         s.anchor_s = n.anchor_s
         s.anchor_work = n.anchor_work
         s.rate = n.rate
+        s.part = n.part
+        s.clock_load = B.clock_load
+        s.clock_stall = B.clock_stall
+        s.clock_solo = B.clock_solo + n.anchor_work
+        s.clock_wall = B.clock_wall + (n.anchor_s - n.started_s)
+        s.clock_slice = B.clock_slice + off_s(S, lane, n.anchor_s)
 
 
 @jit
@@ -255,6 +261,27 @@ def set_rate(S: int, lane: int, rate: float) -> None:
 
 
 @jit
+def set_part(S: int, lane: int, part: float) -> None:
+    """Give a lane's process another part of the time of its GPUs from now on."""
+    n = lane_at(S, lane)
+    if part != n.part:
+        W = world(S)
+        now = W.now
+        if W.log_tokens and n.rate > 0.0:
+            segment(S, lane, done_at(S, lane, now))
+        n.off_s = off_s(S, lane, now)
+        n.part_since = now
+        n.part = part
+
+
+@jit
+def off_s(S: int, lane: int, t: float) -> float:
+    """Seconds of a step up to t for which other processes had its GPUs to themselves."""
+    n = lane_at(S, lane)
+    return n.off_s + (t - n.part_since) * (1.0 - n.part)
+
+
+@jit
 def share(S: int, p: int) -> None:
     """Share the GPUs of a pool out to its lanes."""
     W = world(S)
@@ -264,6 +291,8 @@ def share(S: int, p: int) -> None:
     if apart:
         lane = P.head
         while lane >= 0:
+            if W.sliced:
+                set_part(S, lane, 1.0)
             set_rate(S, lane, lane_at(S, lane).max_rate)
             lane = lane_at(S, lane).next
     elif W.sliced:
@@ -346,6 +375,7 @@ def take_turns(S: int, p: int) -> None:
             while x >= 0:
                 if lane_at(S, x).process == n.process:
                     lane_at(S, x).given = lane_at(S, x).new_rate * part
+                    set_part(S, x, part)
                 x = lane_at(S, x).next
         lane = n.next
 

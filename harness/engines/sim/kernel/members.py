@@ -12,7 +12,7 @@ from harness.engines.sim.kernel.links import leave, new_transfer, release, route
 from harness.engines.sim.kernel.lists import heap_delete, heap_insert, push, unlink
 from harness.engines.sim.kernel.memory import never, put
 from harness.engines.sim.kernel.reuse import give_up
-from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.kernel.waits import charge, log_stay, mark
 from harness.engines.sim.state import (
     AWAY,
     DRAINING,
@@ -48,7 +48,6 @@ from harness.engines.sim.state import (
     gpu_at,
     inst_at,
     lane_at,
-    log_at,
     remote_at,
     req_at,
     world,
@@ -215,12 +214,7 @@ def leave_run(S: int, b: int, r: int) -> None:
         F.residues[(q.length - q.joined_tick) % W.block_tokens] -= 1
         F.brought -= brought
     if W.log_tokens and steps > 0:
-        s = log_at(S, W.log_used)
-        W.log_used += 1
-        s.request = r
-        s.batch = b
-        s.tick_from = q.joined_tick
-        s.tick_to = B.tick
+        log_stay(S, r, b)
     q.made += steps
     q.length += steps
     B.context -= q.length

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from harness.engines.sim.jit import jit
-from harness.engines.sim.kernel.lanes import done_at, next_end, segment, solo_at, steps_to
+from harness.engines.sim.kernel.lanes import done_at, next_end, off_s, segment, solo_at, steps_to
 from harness.engines.sim.kernel.memory import held_bytes, kv_bytes, needs, needs_far, promised
 from harness.engines.sim.kernel.steps import tally
-from harness.engines.sim.kernel.waits import charge, mark
+from harness.engines.sim.kernel.waits import charge, log_stay, mark, ran_for
 from harness.engines.sim.state import (
     DONE,
     ELSEWHERE,
@@ -24,7 +24,6 @@ from harness.engines.sim.state import (
     gpu_at,
     inst_at,
     lane_at,
-    log_at,
     remote_at,
     req_at,
     world,
@@ -184,20 +183,20 @@ def settle(S: int, t: float) -> None:
             n = lane_at(S, lane)
             B = batch_at(S, lane >> 1)
             done = done_at(S, lane, t) if n.rate > 0.0 else 0.0
-            wall = t - n.started_s
+            wall, off = t - n.started_s, off_s(S, lane, t)
+            if W.log_tokens and n.busy == SPAN:
+                segment(S, lane, done)
             if n.decodes > 0:
                 B.clock_solo += done
                 B.clock_wall += wall
+                B.clock_slice += off
                 if n.busy == SPAN:
-                    if W.log_tokens:
-                        segment(S, lane, done)
                     j = stepped(S, lane)
                     B.tick += j
                     tally(S, lane, j)
             r = n.pieces
             while r >= 0:
-                req_at(S, r).solo += done
-                req_at(S, r).slow += wall - done
+                ran_for(S, r, wall, done, off)
                 mark(S, r, t)
                 r = req_at(S, r).next_piece
             lane = n.next
@@ -211,11 +210,9 @@ def settle(S: int, t: float) -> None:
     for r in range(W.n_requests):
         q = req_at(S, r)
         if FUTURE < q.state < DONE:
+            charge(S, r, t)
             if q.state == RUN:
                 d = batch_at(S, q.batch).tick
                 if W.log_tokens and d > q.joined_tick:
-                    y = log_at(S, W.log_used)
-                    W.log_used += 1
-                    y.request, y.batch, y.tick_from, y.tick_to = r, q.batch, q.joined_tick, d
+                    log_stay(S, r, q.batch)
                 q.made += d - q.joined_tick
-            charge(S, r, t)

@@ -9,7 +9,7 @@ from harness.engines.sim.kernel.cost import attend_s, noise, power_below, speed,
 from harness.engines.sim.kernel.events import tell
 from harness.engines.sim.kernel.far import cut_kernels, far_context, far_s, hold_far, span_far
 from harness.engines.sim.kernel.growth import grow
-from harness.engines.sim.kernel.lanes import activate, ask, dirty, pool_of, retire, room, segment, solo_at, wake
+from harness.engines.sim.kernel.lanes import activate, ask, dirty, off_s, pool_of, retire, room, segment, solo_at, wake
 from harness.engines.sim.kernel.links import elsewhere, leave, set_weights
 from harness.engines.sim.kernel.lists import unlink
 from harness.engines.sim.kernel.members import (
@@ -25,7 +25,7 @@ from harness.engines.sim.kernel.members import (
 )
 from harness.engines.sim.kernel.memory import fits, needs, needs_far, never, put, shares_gpu, watermark
 from harness.engines.sim.kernel.reuse import held_hits, hits, hold, publish
-from harness.engines.sim.kernel.waits import charge, flag, mark, usable
+from harness.engines.sim.kernel.waits import charge, flag, log_stay, made_first, mark, ran_for, usable
 from harness.engines.sim.state import (
     ANY,
     BEGUN,
@@ -59,7 +59,6 @@ from harness.engines.sim.state import (
     gpu_at,
     inst_at,
     lane_at,
-    log_at,
     model_at,
     remote_at,
     req_at,
@@ -262,6 +261,10 @@ def form(S: int, T: Tables, lane: int) -> None:
     n.anchor_s = W.now
     n.anchor_work = 0.0
     n.rate = 0.0
+    n.logged = 0
+    n.off_s = 0.0
+    n.part = 1.0
+    n.part_since = W.now
     n.lent = -1
     c = inst_at(S, i).cost
     k = T.cost[c]
@@ -438,7 +441,7 @@ def end_step(S: int, lane: int) -> None:
     t = W.now
     if W.log_tokens:
         segment(S, lane, INF)
-    wall = t - n.started_s
+    wall, off = t - n.started_s, off_s(S, lane, t)
     B.busy_s += wall
     tally(S, lane, n.steps)
     n.ran += n.steps
@@ -446,6 +449,7 @@ def end_step(S: int, lane: int) -> None:
     if n.decodes > 0:
         B.clock_solo += n.work
         B.clock_wall += wall
+        B.clock_slice += off
         B.tick += n.steps
         B.context += n.decodes * n.steps
         f = B.remote
@@ -464,8 +468,7 @@ def end_step(S: int, lane: int) -> None:
     while r >= 0:
         q = req_at(S, r)
         nxt = q.next_piece
-        q.solo += n.work
-        q.slow += wall - n.work
+        ran_for(S, r, wall, n.work, off)
         mark(S, r, t)
         if n.layers_left > 0:
             r = nxt
@@ -480,15 +483,11 @@ def end_step(S: int, lane: int) -> None:
             unlink(S, b, WAITING, r)
             B.started -= 1
             if q.made == 0:
-                q.first = t
+                made_first(S, r, t)
             q.made += 1
             q.length = target(S, r)
             if W.log_tokens:
-                s = log_at(S, W.log_used)
-                W.log_used += 1
-                s.request = r
-                s.batch = -1
-                s.anchor_s = t
+                log_stay(S, r, -1)
             q.state = PARK
             if q.first_inst < 0:
                 q.first_inst = B.inst

@@ -13,6 +13,7 @@ from harness.engines.sim.state import (
     WAIT,
     batch_at,
     inst_at,
+    log_at,
     model_at,
     req_at,
     world,
@@ -79,8 +80,61 @@ def mark(S: int, r: int, t: float) -> None:
         q.mark_stall = B.clock_stall
         q.mark_solo = B.clock_solo
         q.mark_wall = B.clock_wall
+        q.mark_slice = B.clock_slice
     else:
         q.mark_load = out_s(S, q.model, t)
+
+
+@jit
+def ran_for(S: int, r: int, wall: float, solo: float, off: float) -> None:
+    """Book seconds in steps: what they take alone, in others' time slices, and what co-running work added."""
+    q = req_at(S, r)
+    q.compute += solo
+    q.time_slice += off
+    q.contention += wall - solo - off
+
+
+@jit
+def made_first(S: int, r: int, t: float) -> None:
+    """The first token is made: what was waited for so far was waited for it."""
+    q = req_at(S, r)
+    q.first = t
+    q.ttft_admission = q.admission
+    q.ttft_load = q.load
+    q.ttft_kv = q.kv
+    q.ttft_transfer = q.transfer
+    q.ttft_queue = q.queue
+    q.ttft_compute = q.compute
+    q.ttft_time_slice = q.time_slice
+    q.ttft_contention = q.contention
+
+
+@jit
+def log_stay(S: int, r: int, b: int) -> None:
+    """Log a stay among the running of a batch, or a lone token (-1), that ended as its request was last booked."""
+    W = world(S)
+    q = req_at(S, r)
+    s = log_at(S, W.log_used)
+    W.log_used += 1
+    s.request = r
+    s.batch = b
+    s.tick_from = q.joined_tick
+    if b >= 0:
+        s.tick_to = batch_at(S, b).tick
+    s.anchor_s = q.mark_at
+    s.clock_load = q.mark_load
+    s.clock_stall = q.mark_stall
+    s.clock_solo = q.mark_solo
+    s.clock_wall = q.mark_wall
+    s.clock_slice = q.mark_slice
+    s.admission = q.admission
+    s.load = q.load
+    s.kv = q.kv
+    s.transfer = q.transfer
+    s.queue = q.queue
+    s.compute = q.compute
+    s.time_slice = q.time_slice
+    s.contention = q.contention
 
 
 @jit
@@ -91,7 +145,7 @@ def charge(S: int, r: int, t: float) -> None:
     if q.state == HELD:
         load = out_s(S, q.model, t) - q.mark_load
         q.load += load
-        q.held += dt - load
+        q.admission += dt - load
     else:
         clocks(S, q.batch, t)
         B = batch_at(S, q.batch)
@@ -106,12 +160,11 @@ def charge(S: int, r: int, t: float) -> None:
             solo = B.clock_solo - q.mark_solo
             wall = B.clock_wall - q.mark_wall
             stall = B.clock_stall - q.mark_stall
-            q.solo += solo
-            q.slow += wall - solo
+            ran_for(S, r, wall, solo, B.clock_slice - q.mark_slice)
             q.kv += stall
             rest -= wall + stall
         if q.state == MOVE or q.state == AWAY:
-            q.move += rest
+            q.transfer += rest
         else:
-            q.turn += rest
+            q.queue += rest
     mark(S, r, t)

@@ -1,0 +1,71 @@
+"""Which systems passed `bench check`, by the content of their files: of files given by path, others are `unchecked`.
+
+Those that are shipped stand in systems/checked.toml, written by `bench check --all --store` and held against the files
+by a test; whatever else passed on this machine, under the laws as they are now, in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from harness.loop.system import ROOT, path
+from harness.policy.types import UserError
+
+SHIPPED = ROOT / "systems" / "checked.toml"
+LAWS = ROOT / "harness" / "check"
+HEAD = """\
+# SHA-256 of each system's file as it was when it last passed `bench check`.
+# Written by: bench check --all --store
+"""
+
+
+def content(name: str) -> str:
+    """The hash of a system's file, by name or path. UserError where there is none."""
+    return sha256(path(name).read_bytes()).hexdigest()
+
+
+def vetted(name: str) -> bool:
+    """Whether a system's file, as it is now, has passed."""
+    try:
+        found = content(name)
+    except UserError:  # it ran, and is gone
+        return False
+    return found in shipped().values() or _kept(found).is_file()
+
+
+def unchecked(names: Iterable[str]) -> list[str]:
+    """Of some systems, those given by path that have not passed."""
+    return [name for name in dict.fromkeys(names) if name.endswith(".py") and not vetted(name)]
+
+
+def shipped() -> dict[str, str]:
+    """What is stored of the systems on hand: the hash of each that passed, by name."""
+    return tomllib.loads(SHIPPED.read_text("utf-8")) if SHIPPED.is_file() else {}
+
+
+def keep(passed: str) -> None:
+    """Note on this machine that a file of this hash has passed. Raises OSError where nothing can be written."""
+    _kept(passed).parent.mkdir(parents=True, exist_ok=True)
+    _kept(passed).touch()
+
+
+def store(passed: dict[str, str], names: Iterable[str]) -> None:
+    """Write for all users of these sources which systems passed; of `names`, which are on hand, others stay."""
+    known = {name: found for name, found in (shipped() | passed).items() if name in names}
+    SHIPPED.write_text(HEAD + "".join(f'{name} = "{found}"\n' for name, found in sorted(known.items())), "utf-8")
+
+
+def _kept(found: str) -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "llm-sharing-bench" / "checked" / sha256(f"{found} {_laws()}".encode()).hexdigest()
+
+
+@cache
+def _laws() -> str:
+    """The hash of what a check tests: another version of it tests anew."""
+    return sha256(b"\0".join(file.read_bytes() for file in sorted(LAWS.glob("*.py")))).hexdigest()

@@ -1,0 +1,93 @@
+"""Why requests missed: of the part of a request's time whose limit it missed, what exceeds most what it takes alone.
+
+A request's time has two parts, until its first token and after it, and within the second its longest gap between two
+tokens. Each has its causes (record.WAITS), which sum to it. Where gaps are not known (runs without token times, real
+servers, files of before), what came after the first token stands for the longest of them. Alone, on an idle GPU under
+the same batching limits, a request takes its own steps and the host's time: so the excess of `compute` is what its
+steps took longer, batched with others or computed again, and that of each other cause is all of it; that of `host`
+where an engine tells what is taken alone, which has the same there, is none. Of a gap it is beyond the mean of the
+request's own decode steps alone. Where no engine tells (real servers), running counts for nothing.
+
+The longest gap is beyond any limit that the request misses between two tokens, so it explains a miss by any SLO.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness.rows.attainment import late, limits
+from harness.rows.definitions import DEFINITIONS, tpot, ttft
+from harness.rows.record import WAITS
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from harness.rows.attainment import Limits, Slo
+    from harness.rows.requests import Bools, Floats, Rows
+
+HOST, COMPUTE = WAITS.index("host"), WAITS.index("compute")
+
+
+def excess_s(rows: Rows) -> Floats:
+    """Seconds above what each request takes alone: (requests, parts, causes); its longest gap is the third part.
+
+    Where the parts are not known (files of schema 1) the whole life stands for either.
+    """
+    known = ~np.isnan(rows.ttft_waits_s)
+    first = np.where(known, rows.ttft_waits_s, rows.waits_s)
+    after = np.where(known, rows.waits_s - rows.ttft_waits_s, rows.waits_s)
+    told = ~np.isnan(rows.gap_waits_s)
+    parts = np.stack([first, after, np.where(told, rows.gap_waits_s, after)], axis=1)
+    step_s = rows.alone_s[:, 1] / np.where(told[:, COMPUTE], np.maximum(rows.output_tokens - 1, 1), 1)
+    alone_s = np.column_stack([rows.alone_s, step_s])
+    alone = ~np.isnan(alone_s)
+    parts[:, :, COMPUTE] = np.where(alone, parts[:, :, COMPUTE] - alone_s, 0.0)
+    parts[:, :, HOST] = np.where(alone & rows.done[:, None], 0.0, parts[:, :, HOST])
+    excess: Floats = np.maximum(parts, 0.0)
+    return excess
+
+
+def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
+    """Which parts explain each request's miss, until the first token, after it or its longest gap: (requests, 3).
+
+    One that never finished is explained by the part in which it stood.
+    """
+    none, no = rows.first_tokens == 0, np.zeros(len(rows), bool)
+    match DEFINITIONS[definition].part:
+        case "limits":
+            done = np.stack([~ttft(rows, slo), ~tpot(rows, slo), no], axis=1)
+        case "ttft":
+            done = np.tile([True, False, False], (len(rows), 1))
+        case "decode":
+            done = np.tile([False, True, False], (len(rows), 1))
+        case "longest gap":
+            done = np.tile([False, False, True], (len(rows), 1))
+        case "whole":
+            done = np.tile([True, True, False], (len(rows), 1))
+        case "first late token":
+            stamps = rows.stamps
+            begun = stamps.counts > 0
+            first = np.ones(len(rows), bool)
+            first[begun] = late(rows, slo)[stamps.at[:-1][begun]]
+            done = np.stack([first, ~first, no], axis=1)
+    return np.where(rows.done[:, None], done, np.stack([none, ~none, no], axis=1))
+
+
+def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
+    """The cause, an index of record.WAITS, to which most of each request's excess in the parts missed is due.
+
+    Ties go to the earlier. One without excess is slow alone: `compute`.
+    """
+    excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
+    return np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)
+
+
+def shares(rows: Rows, slo: Slo, definition: str, scores: Floats) -> dict[str, float]:
+    """Share of the misses (score < 1) by a definition that each cause explains; they sum to 1. {} without a miss."""
+    missed = main(rows, slo, definition)[scores < 1.0]
+    if not len(missed):
+        return {}
+    count = np.bincount(missed, minlength=len(WAITS)) / len(missed)
+    return {wait: float(x) for wait, x in zip(WAITS, count, strict=True)}

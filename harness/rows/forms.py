@@ -1,0 +1,68 @@
+"""What stored files hold: facts by their keys, as `sealed.fault` has forms, and columns by name.
+
+A key that a file may have says here what its value is; whether it is there is asked where it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+TEXT = (str, None)
+ANY: Any = (str, float, bool, None, [], {})
+SPEC = {str: ANY}
+AXES = frozenset({"rate_scale", "rate_rps", "slo_scale", "models", "gpus"})
+
+RUN: Mapping[str, Any] = {  # requests.parquet
+    "schema": int, "spec": {**SPEC, "window_s": (float, None)}, "spec_hash": str, "code_hash": str, "fidelity": str,
+    "tier": TEXT, "fit": TEXT, "plan_origin": TEXT, "stats": {str: float}, "skipped": TEXT, "infeasible": TEXT,
+    "refused": int, "first_refused": str, "counts": {str: int}, "end_s": (float, None), "departs": TEXT,
+    "measured_on": {}, "verdict": ({"text": str, "reasons": [str]}, None), "wakes": ({"text": str}, None),
+    "served": ({str: str}, None),
+}  # fmt: skip
+
+PANEL = {
+    "condition": str, "name": str, "kind": str, "other_end": bool, "origin": str, "source": str, "row": int,
+    "column": int, "axis": AXES, "trace": str, "tier": str, "note": str, "models": str, "own": {}, "given": bool,
+    "plan": str, "count": (int, None), "gpus": (int, None), "gpu": str, "host": str, "slo": str,
+    "slo_scale": (float, None), "rate_rps": (float, None), "unit_rps": float, "rates_rps": [float], "xs": [float],
+    "at": (float, None), "window_s": float, "seen": [[int]],
+}  # fmt: skip
+CLAIM = {
+    "what": str, "system": str, "over": str, "definition": str, "on": {}, "paper": (float, str, [float], None),
+    "why": str, "comparable": bool, "shape": str, "tp": int, "subject": str, "says": str,
+}  # fmt: skip
+SCORED: Mapping[str, Any] = {  # attainment.parquet
+    "schema": int, "key": str, "study": str, "layout": str, "paper": str, "level": float, "definitions": [str],
+    "slo": str, "titles": [str], "systems": [str], "texts": {str: str}, "controls": [str], "seeds": int,
+    "sample": {"rule": str, "points": int, "each": str, "digits": int, "below": float}, "fuller": str,
+    "panels": [PANEL], "claims": [CLAIM], "values": [(float, None)], "notes": [str],
+    "judges": [{"rule": str, "seconds": ({str: [float, float]}, None), "runs": [str]}], "runs": {str: str},
+}  # fmt: skip
+LEADS: Mapping[str, Any] = {  # sensitivity.parquet
+    "schema": int, "first": str, "second": str, "definition": str, "rates": [float], "sweep": str, "asked": [str],
+}  # fmt: skip
+TURNS: Mapping[str, Any] = {  # turns.parquet
+    "schema": int, "spec": SPEC, "load_s": {str: [float, float]}, "sms": int,
+    "partitions": [[float, str, str, (int, None)]], "orders": [[float, str, str, str]],
+}  # fmt: skip
+
+LEAD_COLUMNS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("constant", "means", "value", "source", "setting")),
+        *((name, pa.float64()) for name in ("mean", "low", "high")),
+        ("n", pa.int32()),
+        ("sign", pa.string()),
+        ("note", pa.string()),
+    ]
+)
+TURN_COLUMNS = pa.schema(
+    [
+        *((name, pa.string()) for name in ("gpus", "model", "phase", "why")),
+        ("steps", pa.int64()),
+        ("start_s", pa.float64()),
+        ("end_s", pa.float64()),
+    ]
+)

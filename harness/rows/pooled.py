@@ -1,0 +1,284 @@
+"""What pooled misses of many windows say: the rate that holds a level, ratios of such rates, and differences.
+
+The estimand is the crossing of the *pooled* curve: requests that missed their SLO over requests offered, all windows of
+a rate together. Misses come in episodes, so windows are cut into blocks several times longer than an episode, and a
+block is the unit of chance. Blocks are the same stretches of the same windows for every rate and system: what is
+compared is paired.
+
+Intervals are 95 %. That of a share of misses takes the number of independent episodes that the blocks show (the
+inverse of the squared relative standard error, clustered by block) for a Poisson count and uses its exact limits
+(Garwood 1936). That of a crossing is by inversion: the rates at which the upper and the lower limit of the share,
+each made monotone, cross the level. That of a ratio joins two of those (MOVER, Zou and Donner 2008) with the
+correlation that blocks show. `tests/test_pooled.py` measures their coverage.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+
+from harness.rows.statistics import MIRROR, Estimate, falling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.rows.requests import Floats
+
+Z = 1.959963984540054  # of 95 %
+NEAR = 1.25  # ratios within it, either way, are called equal
+STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
+HALF_OCTAVE = math.log(2.0) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Requests of a system that missed, of those that were offered, by rate and block.
+
+    `rates_rps` rises; `missed` and `offered` are (rates, blocks). Where a definition counts tokens, they are tokens.
+    """
+
+    rates_rps: Floats
+    missed: Floats
+    offered: Floats
+
+    def __post_init__(self) -> None:
+        shape = (len(self.rates_rps), self.missed.shape[-1])
+        if self.missed.shape != shape or self.offered.shape != shape or shape[0] < 1 or shape[1] < 2:
+            raise ValueError(f"counts are (rates, at least two blocks), not {self.missed.shape}, {self.offered.shape}")
+        if (np.diff(self.rates_rps) <= 0).any() or (self.offered.sum(axis=1) <= 0).any():
+            raise ValueError("rates rise, and something is offered at each")
+
+
+class Shares(NamedTuple):
+    """The pooled share of misses at each rate, with its interval: (rates) each."""
+
+    share: Floats
+    low: Floats
+    high: Floats
+
+
+def shares(c: Counts) -> Shares:
+    """Pool the misses of each rate."""
+    from scipy.special import gammaincinv
+
+    missed, offered = c.missed.sum(axis=1), c.offered.sum(axis=1)
+    share = missed / offered
+    some = missed > 0
+    variance = np.maximum((_residuals(c) ** 2).sum(axis=1), missed)  # an episode has a miss at least
+    events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
+    size = np.divide(missed, events, out=np.ones_like(missed), where=some)
+    size[~some] = np.median(size[some]) if some.any() else 1.0  # where nothing was missed, an episode as elsewhere
+    low = np.where(some, gammaincinv(np.where(some, events, 1.0), 0.025), 0.0)
+    high = gammaincinv(events + 1.0, 0.975)
+    return Shares(share, low * size / offered, np.minimum(high * size / offered, 1.0))
+
+
+def crossing(c: Counts, level: float) -> Estimate:
+    """Find the rate at which the pooled share of requests that met their SLO falls below the level.
+
+    Linear in logarithms between the rates that were run. "<" (">"): it is below (above) the level at all of them. An
+    end of the interval is None where the rates that were run do not reach it.
+    """
+    at, early, late = _crossings(c, 1.0 - level)
+    low, high = (None if math.isinf(x) else math.exp(x) for x in (early, late))
+    n, sign = c.missed.shape[1], _sign(at)
+    return Estimate(math.exp(_edge(at, c)), low, high, n, sign, 0 if sign == "=" else n)
+
+
+def slope(c: Counts, level: float) -> Estimate | None:
+    """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None where there is none.
+
+    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends.
+    """
+    found = _bracket(c, 1.0 - level)
+    if found is None:
+        return None
+    i, j = found
+    missed = c.missed.sum(axis=1)
+    if missed[i] <= 0:
+        return None
+    run = math.log(c.rates_rps[j] / c.rates_rps[i])
+    relative = _residuals(c) / missed[:, None].clip(1e-300)
+    rise = math.log(missed[j] / c.offered[j].sum()) - math.log(missed[i] / c.offered[i].sum())
+    n = c.missed.shape[1]
+    half = _t(n) * float(np.sqrt(((relative[j] - relative[i]) ** 2).sum()))
+    return Estimate(rise / run, (rise - half) / run, (rise + half) / run, n)
+
+
+def ratio(ours: Counts, theirs: Counts, level: float) -> Estimate:
+    """Divide our crossing by theirs, paired by block."""
+    (a, a_low, a_high), (b, b_low, b_high) = _crossings(ours, 1.0 - level), _crossings(theirs, 1.0 - level)
+    n = ours.missed.shape[1]
+    signs = [_sign(a), MIRROR[_sign(b)]]
+    a, b = (_edge(x, c) for x, c in ((a, ours), (b, theirs)))
+    r = correlation(ours, theirs, level)
+    low = _mover(a - b, a - a_low, b_high - b, r)
+    high = -_mover(b - a, b - b_low, a_high - a, r)
+    beyond = set(signs) - {"="}
+    sign: Literal["=", "<", ">", "~"] = "~" if len(beyond) > 1 else signs[0] if signs[0] != "=" else signs[1]
+    if sign == "~":
+        return Estimate(math.exp(a - b), None, None, n, "~", n)
+    lower = None if math.isinf(low) or sign == "<" else math.exp(low)
+    upper = None if math.isinf(high) or sign == ">" else math.exp(high)
+    return Estimate(math.exp(a - b), lower, upper, n, sign, 0 if sign == "=" else n)
+
+
+def correlation(ours: Counts, theirs: Counts, level: float) -> float:
+    """Correlate the blocks' misses of two systems, each at the rate nearest to its crossing."""
+    mine, other = (_residuals(c)[_nearest(c, 1.0 - level)] for c in (ours, theirs))
+    norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
+    return float((mine * other).sum()) / norm if norm > 0 else 0.0
+
+
+def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
+    """Subtract their attainment from ours at a rate that both ran, paired by block, in shares of 1.
+
+    Raises ValueError where one of them did not run at it.
+    """
+    i, j = (_at(c, rate_rps) for c in (ours, theirs))
+    total = ours.offered[i].sum(), theirs.offered[j].sum()
+    mean = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
+    half = _t(n := ours.missed.shape[1]) * float(
+        np.sqrt(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum())
+    )
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+class Verdict(NamedTuple):
+    """What a ratio says, in words, and the probability of one so far from 1 by chance."""
+
+    words: str  # ahead; behind; equal within 25 %; ahead, by less than 25 %; behind, by less than 25 %; not decided
+    p: float
+
+
+def verdict(e: Estimate) -> Verdict:
+    """Judge a ratio by its interval: both ends on one side of 1, or both within 25 % of it (two one-sided tests)."""
+    low, high = e.low or 0.0, math.inf if e.high is None else e.high
+    side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
+    near = low >= 1.0 / NEAR and high <= NEAR
+    word = f"{side}, by less than 25 %" if side and near else side or ("equal within 25 %" if near else "not decided")
+    return Verdict(word, _p(math.log(e.mean), math.log(low) if low else -math.inf, math.log(high)))
+
+
+def apart(e: Estimate, within: float) -> str:
+    """Judge a difference of attainment: its sign, or that both ends lie within so much of 0; "" where neither holds."""
+    if e.low is None or e.high is None:
+        return ""
+    return "ahead" if e.low > 0 else "behind" if e.high < 0 else "equal" if max(-e.low, e.high) <= within else ""
+
+
+def flat(ours: Counts, theirs: Counts, level: float) -> bool:
+    """Tell whether a crossing is no answer: a curve that is flat at the level, or an order that changes beside it.
+
+    A curve is flat where the whole interval of its slope lies below 2. The order is that of the crossings at a half,
+    once and twice the share of misses that the level leaves, where both cross; alike within 1 % fits either.
+    """
+    slopes = [slope(c, level) for c in (ours, theirs)]
+    if any(s is not None and s.high is not None and s.high < STEEP for s in slopes):
+        return True
+    gaps = []
+    for share in (2.0 * (1.0 - level), 1.0 - level, 0.5 * (1.0 - level)):
+        a, b = _crossings(ours, share)[0], _crossings(theirs, share)[0]
+        gaps += [a - b] if math.isfinite(a) and math.isfinite(b) else []
+    return bool(gaps) and min(gaps) < -math.log(1.01) and max(gaps) > math.log(1.01)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Adjust the probabilities of several verdicts that stand in one table (Holm 1979)."""
+    adjusted = [0.0] * len(ps)
+    most = 0.0
+    for rank, i in enumerate(sorted(range(len(ps)), key=lambda i: ps[i])):
+        most = max(most, min(1.0, (len(ps) - rank) * ps[i]))
+        adjusted[i] = most
+    return adjusted
+
+
+def _p(gap: float, low: float, high: float) -> float:
+    """Two-sided probability of a gap, whose 95 % interval ends at `low` and `high`, where there is none."""
+    from scipy.special import ndtr
+
+    reach = gap - low if gap > 0 else high - gap
+    if gap == 0.0 or math.isinf(reach):
+        return 1.0
+    return 2.0 * float(ndtr(-Z * abs(gap) / reach)) if reach > 0 else 0.0
+
+
+def _residuals(c: Counts) -> Floats:
+    """What each block missed beyond the pooled share, scaled so that their squares sum to the variance."""
+    n = c.missed.shape[1]
+    share = c.missed.sum(axis=1) / c.offered.sum(axis=1)
+    return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(n / (n - 1)))
+
+
+def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
+    """Logarithms of the rate at which misses rise above a share, and of its ends.
+
+    -inf and inf lie beyond the rates that were run; an end that is known to lie there stands at the last one.
+    """
+    found = shares(c)
+    x, goal = np.log(c.rates_rps), math.log(share)
+    half = 0.5 / c.offered.sum(axis=1)  # for a logarithm where nothing was missed
+    at, late, early = (
+        _rising(x, np.log(np.maximum(y, least)), goal)
+        for y, least in ((found.share, half), (found.low, half * 1e-3), (found.high, half))
+    )
+    return at, min(early, at, float(x[-1])), max(late, at, float(x[0]))
+
+
+def _rising(x: Floats, y: Floats, goal: float) -> float:
+    """Where the non-decreasing fit of y crosses the goal."""
+    fit = falling(y[::-1].tolist())[::-1]
+    j = sum(value < goal for value in fit)
+    if j == 0:
+        return -math.inf
+    if j == len(fit):
+        return math.inf
+    return float(x[j - 1] + (goal - fit[j - 1]) / (fit[j] - fit[j - 1]) * (x[j] - x[j - 1]))
+
+
+def _sign(at: float) -> Literal["=", "<", ">"]:
+    return "=" if math.isfinite(at) else "<" if at < 0 else ">"
+
+
+def _edge(at: float, c: Counts) -> float:
+    """Cut a crossing at the rates that were run."""
+    return float(np.clip(at, math.log(c.rates_rps[0]), math.log(c.rates_rps[-1])))
+
+
+def _nearest(c: Counts, share: float) -> int:
+    """The rate nearest to the crossing, in octaves."""
+    return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
+
+
+def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
+    """The rates between which the slope at the crossing is taken: the nearest ones half an octave away, or the ends."""
+    at = _crossings(c, share)[0]
+    if math.isinf(at):
+        return None
+    x = np.log(c.rates_rps)
+    below, above = np.flatnonzero(x <= at - HALF_OCTAVE), np.flatnonzero(x >= at + HALF_OCTAVE)
+    return int(below[-1]) if len(below) else 0, int(above[0]) if len(above) else len(x) - 1
+
+
+def _at(c: Counts, rate_rps: float) -> int:
+    found = np.flatnonzero(np.isclose(c.rates_rps, rate_rps))
+    if not len(found):
+        raise ValueError(f"nothing ran at {rate_rps:g} req/s")
+    return int(found[0])
+
+
+def _t(n: int) -> float:
+    """Half width of a 95 % t interval of n blocks, in standard errors."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n - 1, 0.975))
+
+
+def _mover(gap: float, below: float, above: float, r: float) -> float:
+    """Lower end of a difference of two correlated estimates: the first reaches `below` down, the second `above` up."""
+    if math.isinf(below) or math.isinf(above):
+        return -math.inf
+    return gap - math.sqrt(max(0.0, below**2 + above**2 - 2.0 * r * below * above))

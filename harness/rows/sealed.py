@@ -1,0 +1,196 @@
+"""Parquet files that tell when they are damaged: digests of their bytes, and facts that are held to a form.
+
+Between the last page and the footer, where readers of Parquet never look, `seal` puts a mark, the SHA-256 of all bytes
+before it, and that of all behind it. So a bit that turned over is found, wherever it is: page checksums would leave the
+headers of pages and the footer, in which the facts are. Files of earlier releases have no mark; they, and what other
+programs wrote, are held to their form alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.policy.types import UserError
+
+MARK = b"benchSHA"
+DIGEST = sha256().digest_size
+SEAL = len(MARK) + 2 * DIGEST
+TAIL = 8  # the length of the footer in 4 bytes, and PAR1
+WAY_OUT = "delete its folder and run again"
+MOST_SHOWN = 60  # characters of a wrong value
+WORDS = {str: "a string", int: "a whole number", float: "a number", bool: "true or false", None: "null"}
+
+
+class Damaged(UserError):
+    """A stored file that is not what bench wrote."""
+
+
+class Facts(dict[str, Any]):
+    """Facts of a file: one that is missing is the file's mistake. `where` is that file, or a table in its facts."""
+
+    def __init__(self, where: str, values: Mapping[str, Any]) -> None:
+        super().__init__((key, _told(f"{where}: {key}", value)) for key, value in values.items())
+        self.where = where
+
+    def __missing__(self, key: str) -> Any:
+        raise Damaged(f'{self.where}: "{key}" is missing; {WAY_OUT}')
+
+
+def _told(where: str, value: Any) -> Any:
+    """Facts all the way down."""
+    if isinstance(value, dict):
+        return Facts(where, value)
+    return [_told(f"{where} {i + 1}", one) for i, one in enumerate(value)] if isinstance(value, list) else value
+
+
+# ------------------------------------------------------------------ digests
+
+
+def seal(file: IO[bytes]) -> None:
+    """Put the digests into a Parquet file that was just written, open for reading too."""
+    file.seek(-TAIL, os.SEEK_END)
+    start = file.seek(-TAIL - int.from_bytes(file.read(4), "little"), os.SEEK_END)
+    footer = file.read()
+    file.flush()
+    body = _digest(file, start)
+    file.seek(start)
+    file.write(MARK + body + sha256(footer).digest() + footer)
+
+
+def intact(path: Path, *, rows: bool) -> None:
+    """Hold a file's footer, and on request its rows, against its digests; nothing where it has none.
+
+    Raises Damaged, and OSError where it cannot be read.
+    """
+    if not path.is_file():
+        path.stat()  # raises where there is nothing
+        raise Damaged(f"{path}: not a file; move it away and run again")
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size < TAIL + SEAL:
+            return
+        file.seek(-TAIL, os.SEEK_END)
+        start = size - TAIL - SEAL - int.from_bytes(file.read(4), "little")
+        if start < 0:
+            return
+        file.seek(start)
+        found, footer = file.read(SEAL), file.read()
+        if not found.startswith(MARK):
+            return
+        body, tail = found[len(MARK) : -DIGEST], found[-DIGEST:]
+        if sha256(footer).digest() != tail or (rows and _digest(file, start) != body):
+            raise Damaged(f"{path}: damaged: its bytes are not those that were written; {WAY_OUT}")
+
+
+def _digest(file: IO[bytes], size: int) -> bytes:
+    """Of the first bytes of a file."""
+    with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as held, memoryview(held) as view:
+        return sha256(view).digest()
+
+
+# ------------------------------------------------------------------ facts and columns
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a reader says of a file into one line about it; that there is none passes."""
+    try:
+        yield
+    except (UserError, FileNotFoundError):
+        raise
+    except PermissionError as error:
+        raise UserError(f"{path}: {error.strerror}") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, MemoryError, pa.ArrowException):
+        raise Damaged(f"{path}: not a Parquet file of bench; {WAY_OUT}") from None
+
+
+def facts(path: Path, form: Mapping[str, Any]) -> Facts:
+    """What a file's footer says, as `form` has it (see `fault`). Raises Damaged, and FileNotFoundError."""
+    with reading(path):
+        intact(path, rows=False)
+        found = pq.read_metadata(path).metadata or {}
+        ours = (key for key in found if not key.startswith((b"ARROW", b"pandas")))
+        about = {key.decode(): json.loads(found[key]) for key in ours}
+    for key, value in about.items():
+        if key in form and (wrong := fault(value, form[key], key)):
+            raise Damaged(f"{path}: {wrong}; {WAY_OUT}")
+    return Facts(str(path), about)
+
+
+def fault(value: Any, form: Any, name: str) -> str:
+    """How a value is not of a form, beginning with its name; empty where it is.
+
+    A form is a type, None, or a tuple of forms, one of which holds; [form] for a list of any length and [form, form]
+    for one of two; {str: form} for a table of any keys and {"key": form} for one whose keys, where they are there, are
+    of these forms; a frozenset has the words that it may be. A whole number is a float too; nothing else is two things.
+    """
+    match form:
+        case tuple():
+            faults = [fault(value, one, name) for one in form]
+            deeper = [wrong for wrong in faults if not wrong.startswith(f"{name} is ")]
+            if deeper:  # empty: of this form; else what a part of it is not
+                return min(deeper, key=len)
+        case [] if isinstance(value, list):
+            return ""
+        case [_, _, *_] if isinstance(value, list) and len(value) == len(form):
+            return next((wrong for x, one in zip(value, form, strict=True) if (wrong := fault(x, one, name))), "")
+        case [one] if isinstance(value, list):
+            return next((wrong for i, x in enumerate(value) if (wrong := fault(x, one, f"item {i + 1} of {name}"))), "")
+        case dict() if isinstance(value, dict):
+            inside = ((key, x, form.get(key, form.get(str))) for key, x in value.items() if {key, str} & form.keys())
+            return next((wrong for key, x, one in inside if (wrong := fault(x, one, f"{name}.{key}"))), "")
+        case frozenset() if isinstance(value, str) and value in form:
+            return ""
+        case type() if type(value) is form or (form is float and type(value) is int):
+            return ""
+        case None if value is None:
+            return ""
+    text = json.dumps(value)
+    return f"{name} is {text if len(text) <= MOST_SHOWN else text[:MOST_SHOWN] + '...'}, not {_words(form)}"
+
+
+def _words(form: Any) -> str:
+    match form:
+        case tuple():
+            return " or ".join(_words(one) for one in form)
+        case frozenset():
+            return f"one of {', '.join(sorted(form))}"
+        case list():
+            return f"a list of {len(form)}" if len(form) > 1 else "a list"
+        case dict():
+            return "a table"
+    return WORDS[form]
+
+
+def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str] = frozenset()) -> None:
+    """Hold a table to the columns of a schema, words spelt out or not; `absent` may be missing. Raises Damaged."""
+    for field in form:
+        times = table.column_names.count(field.name)
+        if times == 1:
+            column = table.column(field.name)
+            if spelt(column.type) != spelt(field.type):
+                raise Damaged(f"{path}: column {field.name} is of {column.type}, not {field.type}; {WAY_OUT}")
+            if column.null_count and not field.nullable:
+                row = column.is_null().index(True).as_py()
+                raise Damaged(f"{path}: row {row}: {field.name} is null; {WAY_OUT}")
+        elif times or field.name not in absent:
+            raise Damaged(f"{path}: column {field.name} is {'there twice' if times else 'missing'}; {WAY_OUT}")
+
+
+def spelt(kind: pa.DataType) -> pa.DataType:
+    """The type with words spelt out, and of lists that of their values."""
+    if pa.types.is_dictionary(kind):
+        return spelt(kind.value_type)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_type)
+    return kind

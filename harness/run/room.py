@@ -1,0 +1,103 @@
+"""What a system lacks that has no room, and the smallest changes with which it has: found by trying how it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from harness.engines.costs import quantities
+from harness.loop import system
+from harness.loop.guard import guarded
+from harness.policy.events import Woke
+from harness.policy.types import GIB, Infeasible, Unsupported, UserError
+from harness.run.resolve import resolve
+from harness.run.setup import Setup, blamed
+from harness.run.spec import Spec
+
+FRACTIONS = tuple(k / 100 for k in range(91, 98))  # of a card, for the engine; its driver needs some of the rest
+PROCESS_BYTES = (GIB, GIB // 2)  # of a process beside weights: a CUDA context with little else
+MOST_TIMES = 4  # so many times the GPUs are tried
+STEP_BYTES = GIB // 10
+
+
+class Remedy(NamedTuple):
+    """A change with which systems have room: fields of their specs, and as options of `bench compare`."""
+
+    fields: tuple[tuple[str, Any], ...]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """Words of a command line."""
+        return tuple(
+            word
+            for key, value in self.fields
+            for word in ((f"--{key}", str(value)) if key == "gpus" else ("--set", f"{key}={value}"))
+        )
+
+
+def fits(spec: Spec, more_bytes: int = 0) -> bool:
+    """Tell whether a system has room where its run begins, had each GPU so many more bytes for weights and KV.
+
+    A spec that is refused, an engine that lacks something, and a policy that fails have none.
+    """
+    try:
+        setup = Setup(resolve(spec))
+        with blamed(spec):
+            policy, engine = setup.policy, setup.engine
+            if more_bytes:
+                gpus = tuple(gpu._replace(mem_bytes=gpu.mem_bytes + more_bytes) for gpu in engine.cluster.gpus)
+                policy = system.build(setup.make_policy, replace(engine.cluster, gpus=gpus), setup.keywords)
+            with closing(engine):
+                engine.ready()
+                with guarded():
+                    for _ in policy.on(Woke("start"), engine.view()):
+                        pass
+    except (Infeasible, Unsupported, UserError):
+        return False
+    return True
+
+
+def short_bytes(spec: Spec) -> int | None:
+    """How much more memory each GPU must have for a system to start, in steps of 0.1 GiB; None: twice is not enough."""
+    most = quantities.gpu(spec.gpu, spec.table).mem_bytes // STEP_BYTES
+    if not fits(spec, most * STEP_BYTES):
+        return None
+    none, enough = 0, most
+    while enough - none > 1:
+        middle = (none + enough) // 2
+        none, enough = (none, middle) if fits(spec, middle * STEP_BYTES) else (middle, enough)
+    return enough * STEP_BYTES
+
+
+def remedies(specs: Sequence[Spec]) -> list[Remedy]:
+    """The cheapest changes with which all specs have room, each tried: one of memory, then one of the number of GPUs.
+
+    Memory is cheapest: the engine's share of a card first, then what a process takes beside weights, which is a fact of
+    the engine and no choice.
+    """
+    found = []
+    for kind in (_memory(specs[0]), _gpus(specs[0])):
+        works = (one for one in kind if all(fits(_changed(spec, one)) for spec in specs))
+        if (first := next(works, None)) is not None:
+            found.append(first)
+    return found
+
+
+def _memory(spec: Spec) -> Iterator[Remedy]:
+    if spec.pool_bytes is not None:
+        return
+    yield from (Remedy((("mem_fraction", x),)) for x in FRACTIONS if x > spec.mem_fraction)
+    held = spec.process_bytes
+    yield from (Remedy((("process_bytes", x),)) for x in PROCESS_BYTES if held is None or x < held)
+
+
+def _gpus(spec: Spec) -> Iterator[Remedy]:
+    kept = (("pool_bytes", spec.pool_bytes),) if spec.pool_bytes is not None else ()
+    yield from (Remedy((("gpus", n), *kept)) for n in range(spec.gpus + 1, MOST_TIMES * spec.gpus + 1))
+
+
+def _changed(spec: Spec, remedy: Remedy) -> Spec:
+    """The spec with a remedy; what was decided for it before is decided again."""
+    return replace(spec, homes=(), **dict(remedy.fields))

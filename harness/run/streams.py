@@ -1,0 +1,50 @@
+"""Which stream of a trace of one's own each model gets, in words: what a reader would otherwise take for granted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from harness.run.setup import Setup
+    from harness.run.spec import Spec
+
+MOST = 8  # models that a line lists
+DRAWN = {"by traffic": "the busiest, in an order that each seed draws; seed", "shuffled": "as each seed draws; seed"}
+
+
+def lines(setup: Setup, *, every: bool = False) -> list[str]:
+    """Say by which rule streams and models meet, and which ones where their names differ; nothing of a shipped trace.
+
+    `every` lists all models, not the first `MOST`. UserError where the trace has too few streams.
+    """
+    from workloads.build import assigned
+
+    spec, trace, models = setup.spec, setup.trace, setup.models
+    if not spec.trace.endswith(".parquet"):
+        return []
+    found = assigned(trace, models, spec.seed, spec.assign)
+    pairs = [(name, stream) for name, (stream, _) in zip(models.names, found.streams, strict=True) if name != stream]
+    head = f"streams {found.rule if found.rule != 'released' else 'as the set names them'}"
+    if not pairs or found.rule == "released":
+        return [head]
+    requests = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
+    shown = pairs if every else pairs[:MOST]
+    listed = ", ".join(f"{model} <- {stream} ({requests.get(stream, 0):,} requests)" for model, stream in shown)
+    more = f", {len(pairs) - len(shown)} more (--dry-run lists all)" if len(shown) < len(pairs) else ""
+    if found.rule == "by name":
+        equal = len(models.names) - len(pairs)
+        return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
+    how = f" ({DRAWN[found.rule]} {spec.seed})" if found.rule in DRAWN else ""
+    return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
+
+
+def of_all(specs: Iterable[Spec], *, every: bool = False) -> list[str]:
+    """The lines of specs, those of each trace, model set and assignment once."""
+    from harness.run.setup import Setup
+
+    once = {(spec.trace, spec.models, spec.assign): spec for spec in specs}
+    return [line for spec in once.values() for line in lines(Setup(spec), every=every)]

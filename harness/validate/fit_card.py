@@ -1,0 +1,126 @@
+"""The unnamed card of kvcached's runs, fitted on one set of one 7B: `make fit-hosts` writes it into `hosts.toml`.
+
+Its speed is fitted on the first instance of elastic memory at the peaks of `ALONE`, which is by itself nearly all of
+its time. The quantum of a turn is what explains the TPOT of all instances at the peak of `BESIDE`, where steps are the
+shortest. Fits without a peak each give a constant's `band`, and errors on the peaks that they left out (`held`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from harness.engines.costs import quantities
+from harness.policy.types import GIB
+from harness.validate.staggered import GPU, HOST, Measured, ours, read, tpot_s
+
+F8 = NDArray[np.float64]
+ALONE = (5, *range(25, 34))  # peaks at which instances of elastic memory do not lack it
+BESIDE = 5  # the peak at which steps are so short that the quantum of a turn shows
+CONSTANTS = ("scale_decode", "scale_prefill", "api_in_s")
+START = np.array([1.4, 1.5, 0.008])
+METRICS = ["mean_ttft_s", "mean_tpot_s", "mean_e2e_s"]
+FILE = "kvcached_amd/staggered_7b_1024.csv"
+RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without MPS on an unnamed 192 GB AMD card"
+
+
+def measured_ramps(folder: Path) -> Measured:
+    """The rows of `FILE` in a folder of measured runs."""
+    (found,) = read(folder / FILE).found
+    return found
+
+
+def inputs(run: Measured) -> str:
+    """A hash of what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
+    rows = run.rows[run.rows["system"] == "elastic"]
+    digest = hashlib.sha256(json.dumps(quantities.quantities(GPU), sort_keys=True).encode())
+    digest.update(repr((run.load, rows.to_dict("list"))).encode())
+    return digest.hexdigest()[:16]
+
+
+def first_instance(run: Measured, peaks: Sequence[int]) -> F8:
+    """What was measured of the first instance of elastic memory: (peaks, METRICS)."""
+    own = run.rows[(run.rows["system"] == "elastic") & (run.rows["instance"] == 1)].set_index("peak")
+    return own.loc[list(peaks), METRICS].to_numpy(np.float64)
+
+
+def alone(run: Measured, host: quantities.HostProfile, peaks: Sequence[int]) -> F8:
+    """What we make of it: (peaks, METRICS)."""
+    runs = [ours(run.load, "elastic", peak, GIB, models=1, host=host) for peak in peaks]
+    return np.stack([one.loc[0, METRICS].to_numpy(np.float64) for one in runs])
+
+
+def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
+    """The host profile whose kernel scales and API seconds explain the first instance, to three digits."""
+    base, want = quantities.host(HOST, GPU), first_instance(run, peaks)
+
+    def with_(x: F8) -> quantities.HostProfile:
+        found: dict[str, Any] = dict(zip(CONSTANTS, (x * START).tolist(), strict=True))
+        return base._replace(**found)
+
+    def residuals(x: F8) -> F8:
+        error: F8 = np.log(alone(run, with_(x), peaks) / want).ravel()
+        return error
+
+    got = with_(least_squares(residuals, np.ones(3), diff_step=np.full(3, 0.03), max_nfev=12).x)
+    rounded: dict[str, Any] = {name: float(f"{getattr(got, name):.3g}") for name in CONSTANTS}
+    return got._replace(**rounded)
+
+
+def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]:
+    """The quantum, to a tenth of a ms, whose TPOTs come nearest to all instances', and their relative errors."""
+    want = tpot_s(run.rows.assign(who="measured"), "measured", "elastic", BESIDE)
+
+    def off(ms: float) -> F8:
+        got = ours(run.load, "elastic", BESIDE, GIB, host=host, quantum_s=ms / 1e3).assign(who="ours")
+        error: F8 = tpot_s(got, "ours", "elastic", BESIDE) / want
+        return error
+
+    best = min((k / 10 for k in range(1, 201)), key=lambda ms: float(np.square(np.log(off(ms))).mean()))
+    return best / 1e3, off(best) - 1
+
+
+def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The card's entry of the host profile, and `turns`, as `hosts.toml` has them."""
+    host, want = fit(run), first_instance(run, ALONE)
+    splits = [fit(run, [peak for peak in ALONE if peak != out]) for out in ALONE]
+    held = np.concatenate([alone(run, one, [peak]) for one, peak in zip(splits, ALONE, strict=True)])
+    quantum_s, beside = fit_quantum(run, host)
+    its = {"file": FILE, "set": ["sweep1024-kvcached"]}
+    card = {
+        "source": f"vLLM 0.14, the card taken for an MI300X: {RUNS}. Fitted on one set of one 7B, unchecked for other"
+        " models: scale_decode, scale_prefill, api_in_s, on TTFT, TPOT and E2E of the first instance of elastic memory"
+        " at peaks 5 and 25 to 33; else as vllm-0.15. band: the range over fits without a peak each",
+        "fitted_on": fitted_on,
+        "rows": [its | {"inst": [1], "peak": list(ALONE)}],
+        **{name: getattr(host, name) for name in CONSTANTS},
+        "band": {name: _ends([getattr(one, name) for one in splits]) for name in CONSTANTS},
+        "fit": _errors(alone(run, host, ALONE) / want - 1),
+        "held": _errors(held / want - 1),
+    }
+    turns = {
+        "quantum_s": quantum_s,
+        "source": "plain processes on one GPU run a step each in turn, and a turn lasts at least this long while others"
+        f" are busy: {RUNS}. Fitted on one set, on the mean TPOT of the six instances. CUDA without MPS is assumed to"
+        " behave alike until measured",
+        "fitted_on": fitted_on,
+        "rows": [its | {"peak": [BESIDE]}],
+        "fit": _errors(beside),
+    }
+    return card, turns
+
+
+def _ends(values: Sequence[float]) -> list[float]:
+    return [min(values), max(values)]
+
+
+def _errors(off: F8) -> dict[str, float | int]:
+    numbers = np.median(np.abs(off)), np.quantile(np.abs(off), 0.95)
+    return {**dict(zip(("median", "p95"), (round(float(v), 4) for v in numbers), strict=True)), "n": off.size}

@@ -1,0 +1,73 @@
+"""Names in files of measured runs, as sources, papers and nvidia-smi write them, in ours; and those that we lack."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from harness.engines.costs import quantities
+from harness.policy.types import UserError
+
+MODELS = {  # as sources name them; other names are shapes' own
+    "Qwen/Qwen3-32B": "qwen-3-32b",
+    "meta-llama/Llama-2-7b-hf": "llama-2-7b",
+    "mistralai/Mistral-7B-v0.1": "mistral-7b",
+    "llama-3-70b": "llama-3.3-70b",  # all 70B of Llama 3 have one shape
+    "llama-3.1-70b": "llama-3.3-70b",
+}
+# Words of a GPU's name that tell no two of our kinds apart. PCIe and NVL do: those cards have other clocks and memory.
+EMPTY = frozenset("nvidia amd instinct gpu tensor core sxm sxm4 sxm5 oam hbm2 hbm2e hbm3 hbm3e".split())
+NEAREST = 3
+
+
+class Skipped(NamedTuple):
+    """A row, or a whole file (row 0), that has no counterpart here."""
+
+    file: str
+    row: int
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.row or 1}: {self.why}"
+
+
+class UnknownName(UserError):
+    """A name that we lack: its row is skipped, no others."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
+    """The error of a name, with the nearest ones that are known."""
+    names = sorted(known)
+    near = get_close_matches(name.lower(), names, NEAREST, 0.3) or names[:NEAREST]
+    return UnknownName(f'unknown {what} "{name}"; nearest: {", ".join(near)}')
+
+
+def gpu(name: str) -> str:
+    """A GPU kind: ours, or a card's name as nvidia-smi and papers write it ("NVIDIA H100 80GB HBM3")."""
+    parts = re.findall(r"[a-z0-9]+", re.sub(r"(\d+) ?gi?b\b", r"\1g", name.lower()))
+    words = [word for word in parts if word not in EMPTY]
+    try:
+        return quantities.gpu("-".join(words)).kind
+    except UserError:
+        raise unknown("GPU", name, quantities.gpu_kinds()) from None
+
+
+def model(name: str, given: Iterable[str] = ()) -> str:
+    """A shape's name: one of `given` or of `workloads/shapes.toml`."""
+    from workloads.models import shapes
+
+    known = {*given, *shapes()}
+    ours = name if name in known else MODELS.get(name, name)
+    if ours not in known:
+        raise unknown("model", name, known)
+    return ours
+
+
+def engine(name: str, version: str, known: Mapping[str, object]) -> str:
+    """A generation: an engine's name and the first two numbers of its version."""
+    ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
+    if ours not in known:
+        raise unknown("engine", ours, known)
+    return ours

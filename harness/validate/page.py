@@ -1,0 +1,49 @@
+"""`docs/validation.md`: the simulator beside measured runs, as `make validate` last found it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import pandas as pd
+
+from harness.validate.names import Skipped
+from harness.validate.validate import notes, scores, worst
+
+HEAD = """# The simulator beside measured runs
+
+Written by `make validate`; do not edit. Each public measurement of a real engine is replayed under its own conditions,
+as far as its source states them. Errors are of runs without noise, as in every fit, in per cent of what was measured:
+`median` and `P95` of their absolute values, `bias` their mean. `spread` is the standard deviation over seeds, which
+vary the noise of steps and Poisson arrivals, each row with seeds of its own; `measured spread` is that of real runs
+under equal conditions, where rows repeat. Rows `fitted` are those that the engine's host profile was fitted on.
+"""
+
+Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of which is the head, as Markdown
+
+
+def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> str:
+    """The page as Markdown; `shared` are lines on models that share a card."""
+    return "\n".join(_lines(frame, skipped, shared, table)) + "\n"
+
+
+def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> Iterator[str]:
+    yield HEAD
+    yield f"{frame.groupby(['file', 'row']).ngroups} cases of {frame['file'].nunique()} files; {len(skipped)} skipped."
+    yield from table(scores(frame))
+    yield from (f"- {line}" for line in (*notes(frame), *map(str, skipped)))
+    yield "\n## The ten worst rows\n\nBy the mean that is furthest off, as a ratio. Seconds, or tokens per second."
+    yield from table(worst_rows(frame))
+    if shared:
+        yield "## Models that share a card\n"
+        yield from (f"- {line}" for line in shared)
+
+
+def worst_rows(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
+    """The worst rows and their conditions."""
+    yield ("row", "engine", "GPUs", "model", "load", "flags", "rows", "metric", "measured", "ours", "error %")
+    for row in worst(frame).to_dict("records"):
+        load = f"{row['load']}, stage {row['stage']}" if row["stage"] else row["load"]
+        which = "fitted" if row["fitted"] else "left out"
+        numbers = f"{row['measured']:.4g}", f"{row['ours']:.4g}", f"{100 * row['error']:+.1f}"
+        where = f"{row['file']}:{row['row']}", row["engine"], f"{row['tp']} x {row['gpu']}", row["model"]
+        yield (*where, load, row["flags"] or "defaults", which, row["metric"], *numbers)

@@ -1,0 +1,236 @@
+"""AlpaServe: copies of models on groups of GPUs, placed by what forecast arrivals would meet there.
+
+Li et al., "AlpaServe: Statistical Multiplexing with Model Parallelism for Deep Learning Serving", OSDI 2023,
+section 4.2; its code alpa-projects/mms 01f3976 (alpa_serve/placement_policy, base_policy.py 0c51fc6;
+alpa_serve/simulator/controller.py 0273baa).
+
+    g     a group of GPUs: a tensor-parallel group, which serves every model that has a copy on it
+    S     a selection: which models have a copy on each group
+    k     selections that are kept after each copy (replica_placement_beam_search, `beam_size`: 3)
+    W     a workload drawn from the forecast: Poisson arrivals of every model, `samples` in all
+    t_g   when group g has done what was given to it (simulate_requests, `group_clocks`)
+
+Algorithm 1 (`select`): from no copies on, each of the k best selections gets one more copy wherever one has room, and
+the best k of these are kept, until none has room; the best one seen is the answer. It is scored by a queue a group: a
+request goes to the copy whose group is free first, and is good if its first token comes by its TTFT SLO; the score is
+the share of good ones, less a ten-thousandth of their mean seconds. Algorithm 2 (`place`): Algorithm 1 for each size of
+groups that all models are served at; else each model has groups of its own degree.
+
+A request goes to the copy whose group has the fewest requests (`select_group_id`), and is given up where its first
+token would come too late (`handle_request`), by the same reckoning: `late=serve` keeps it.
+
+Not repeated: pipeline stages, which no engine here has, so that groups are tensor-parallel; one batch at a time, for
+engines batch continuously, so that a request keeps its group as long as its tokens take in a full batch; the bonus of a
+millionth a copy, since copies take KV memory here: one that gains less is not made. W has a coefficient of variation of
+1, which a forecast does not state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from harness.policy.actions import Action, Admit, Drop, Load, Run
+from harness.policy.chance import draw
+from harness.policy.events import Arrived, Event, Finished, Woke
+from harness.policy.fields import choice, number
+from harness.policy.placement import busy, footprint, instances, one_request
+from harness.policy.types import Batch, Cluster, Gpus, Inst, Option, Request
+from harness.policy.view import View
+
+DECISION_S = 0.0  # it searches before the start; then a look at a few counts a request
+Selection = tuple[tuple[int, ...], ...]  # models with a copy, by group
+LEAST = 1e-6  # of a score, that a copy is to gain
+
+
+@dataclass(slots=True)
+class AlpaServe:
+    """Each group serves the models that have a copy on it, first come first served."""
+
+    cluster: Cluster
+    k: int = number(3, 1, 16)
+    samples: int = number(2000, 100, 100_000)  # the release draws 30,000 (simulation_min_samples)
+    late: str = choice("drop", "serve")
+    hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Finished}), init=False)
+    uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Drop", "Request.slo"}), init=False)
+    options: Mapping[str, Option] = field(default_factory=lambda: {"kv": "elastic", "process": "gpu"}, init=False)
+    groups: list[Gpus] = field(default_factory=list, init=False)
+    homes: dict[str, list[int]] = field(default_factory=dict, init=False)  # groups with a copy, by model
+    keeps_s: dict[tuple[str, int], float] = field(default_factory=dict, init=False)  # `held_s` by model and degree
+    t: list[float] = field(default_factory=list, init=False)  # t_g
+    queue: list[int] = field(default_factory=list, init=False)  # requests by group
+    where: dict[int, int] = field(default_factory=dict, init=False)  # group by request
+
+    presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
+
+    def on(self, event: Event, view: View) -> Iterable[Action]:
+        """Copies are placed at the start; then each request finds one."""
+        match event:
+            case Woke("start"):
+                yield from self.start()
+            case Arrived(request):
+                yield from self.arrived(request, view.now_s)
+            case Finished(rid) if rid in self.where:
+                self.queue[self.where.pop(rid)] -= 1
+
+    # ------------------------------------------------------------ requests
+
+    def start(self) -> Iterator[Action]:
+        """Load the copies that Algorithm 2 selects."""
+        self.groups, S = self.place()
+        self.t, self.queue = [0.0] * len(self.groups), [0] * len(self.groups)
+        names = list(self.cluster.models)
+        self.keeps_s = {(m, len(at)): self.held_s(m, at) for i, m in enumerate(names)
+                        for at, here in zip(self.groups, S, strict=True) if i in here}  # fmt: skip
+        self.homes = {m: [g for g, here in enumerate(S) if i in here] for i, m in enumerate(names)}
+        for m, homes in self.homes.items():
+            for g in homes:
+                yield Load(Inst(m, self.groups[g]))
+                yield Run(Batch(Inst(m, self.groups[g])))
+
+    def arrived(self, r: Request, now_s: float) -> Iterator[Action]:
+        """Send a request to the group with the fewest, unless its first token would be late there."""
+        homes = self.homes[r.model]
+        if not homes:
+            yield Drop(r.id)
+            return
+        g = min(homes, key=self.queue.__getitem__)
+        begin_s = max(self.t[g], now_s)
+        if self.late == "drop" and begin_s + self.first_s(r.model, g, r.prompt_tokens) > r.arrival_s + r.ttft_slo_s:
+            yield Drop(r.id)
+            return
+        self.t[g] = begin_s + self.keeps_s[r.model, len(self.groups[g])]
+        self.queue[g] += 1
+        self.where[r.id] = g
+        yield Admit(r.id, Batch(Inst(r.model, self.groups[g])))
+
+    def first_s(self, m: str, g: int, tokens: int) -> float:
+        """Seconds of a prefill."""
+        return self.cluster.profile.prefill_s(Inst(m, self.groups[g]), tokens)
+
+    def held_s(self, m: str, group: Gpus) -> float:
+        """Seconds for which a request of the forecast keeps its group."""
+        plan = self.cluster.plan.get(m)
+        return busy(self.cluster, m, group) / plan.rate_rps if plan and plan.rate_rps > 0 else 0.0
+
+    # ------------------------------------------------------------ where copies go
+
+    def place(self) -> tuple[list[Gpus], Selection]:
+        """Algorithm 2: the best selection of all sizes of groups."""
+        models, gpus = self.cluster.models, self.cluster.gpus
+        sizes = set.intersection(*(set(model.degrees) for model in models.values()))
+        nodes = [sum(gpu.node == node for gpu in gpus) for node in sorted({gpu.node for gpu in gpus})]
+        even = sorted(size for size in sizes if all(n % size == 0 for n in nodes))
+        cuts = [[tuple(range(g, g + size)) for g in range(0, len(gpus), size)] for size in even]
+        if not cuts:
+            work = {m: busy(self.cluster, m, tuple(range(model.tp))) * model.tp for m, model in models.items()}
+            cuts = [instances(self.cluster, work)]
+        found = [(self.select(cut), cut) for cut in cuts]
+        (_, S), cut = max(found, key=lambda one: one[0][0])
+        return cut, S
+
+    def select(self, groups: list[Gpus]) -> tuple[float, Selection]:
+        """Algorithm 1: the best selection found for these groups, and its score."""
+        models = list(self.cluster.models.values())
+        need = [[self.need(i, len(group)) for group in groups] for i in range(len(models))]
+        room = [min(self.cluster.gpus[g].mem_bytes for g in group) for group in groups]
+        W = self.workload(groups)
+        kept: list[Selection] = [((),) * len(groups)]
+        best, seen = (0.0, kept[0]), set(kept)
+        while kept:
+            grown: list[Selection] = []
+            for S in kept:
+                for g, here in enumerate(S):
+                    for i in range(len(models)):
+                        if i not in here and sum(need[j][g] for j in (*here, i)) <= room[g]:
+                            S_ = (*S[:g], tuple(sorted((*here, i))), *S[g + 1 :])
+                            if S_ not in seen:
+                                seen.add(S_)
+                                grown.append(S_)
+            scores = W.scores(grown)
+            order = sorted(range(len(grown)), key=lambda x: -scores[x])[: self.k]
+            kept = [grown[x] for x in order]
+            if order and scores[order[0]] > best[0] + LEAST:
+                best = scores[order[0]], kept[0]
+        return best
+
+    def need(self, i: int, degree: int) -> float:
+        """Bytes of a copy and one longest request on each GPU; infinite where a model is not served at a degree."""
+        model = list(self.cluster.models.values())[i]
+        if degree not in model.degrees:
+            return math.inf
+        model = model.at(degree)
+        return footprint(model, elastic=True) + one_request(model)
+
+    def workload(self, groups: list[Gpus]) -> Workload:
+        """W, and what each model takes on each group: infinite where it is not served at the group's degree."""
+        models, plan = self.cluster.models, self.cluster.plan
+        served = {m: [len(group) in model.degrees for group in groups] for m, model in models.items()}
+        profile = self.cluster.profile
+        first = [
+            [profile.prefill_s(Inst(m, group), max(1, round(plan[m].prompt_tokens))) if ok and m in plan else math.inf
+             for group, ok in zip(groups, served[m], strict=True)]
+            for m in models
+        ]  # fmt: skip
+        held = [
+            [self.held_s(m, group) if ok else math.inf for group, ok in zip(groups, served[m], strict=True)]
+            for m in models
+        ]
+        rates = [plan[m].rate_rps if m in plan else 0.0 for m in models]
+        slo = [model.ttft_slo_s for model in models.values()]
+        return Workload.drawn(rates, self.samples, np.array(first), np.array(held), np.array(slo))
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Arrivals of models, and seconds of each model on each group: (models, groups)."""
+
+    arrival_s: list[float]
+    model: list[int]
+    first_s: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    held_s: np.ndarray[tuple[int, int], np.dtype[np.float64]]
+    slo_s: np.ndarray[tuple[int], np.dtype[np.float64]]
+
+    @staticmethod
+    def drawn(
+        rates: list[float],
+        samples: int,
+        first_s: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+        held_s: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+        slo_s: np.ndarray[tuple[int], np.dtype[np.float64]],
+    ) -> Workload:
+        """Draw Poisson arrivals of all models by hashes of their numbers; none without a rate."""
+        total = sum(rates)
+        n = samples if total > 0 else 0
+        ends = np.cumsum(rates) / (total or 1.0)
+        gaps, marks = (np.array([draw(seed, i) for i in range(n)]) for seed in (0, 1))
+        arrival_s = np.cumsum(-np.log(1.0 - gaps) / (total or 1.0))
+        model = np.minimum(np.searchsorted(ends, marks, side="right"), len(rates) - 1)
+        return Workload(arrival_s.tolist(), model.tolist(), first_s, held_s, slo_s)
+
+    def scores(self, selections: list[Selection]) -> list[float]:
+        """Score selections, all at once: a queue for each of their groups."""
+        if not selections or not self.arrival_s:
+            return [0.0] * len(selections)
+        count, groups = len(selections), len(selections[0])
+        shut = np.full((len(self.slo_s), count, groups), np.inf)  # where a model has no copy
+        for x, S in enumerate(selections):
+            for g, here in enumerate(S):
+                shut[list(here), x, g] = 0.0
+        clock, good, spent = np.zeros((count, groups)), np.zeros(count), np.zeros(count)
+        every = np.arange(count)
+        for t, m in zip(self.arrival_s, self.model, strict=True):
+            free = clock + shut[m]
+            g = free.argmin(axis=1)
+            begin = np.maximum(free[every, g], t)
+            waited = begin - t + self.first_s[m][g]
+            met = waited <= self.slo_s[m]
+            clock[every[met], g[met]] = begin[met] + self.held_s[m][g[met]]
+            good += met
+            spent += np.where(met, waited, 0.0)
+        shares: list[float] = ((good - 1e-4 * spent) / len(self.arrival_s)).tolist()
+        return shares

@@ -1,0 +1,301 @@
+"""Runs cases, each in a process forked from one that has imported the bench already, and says what is bad about an end.
+
+A good end is exit code 2 (of `bench check` also 1), one line that names the culprit, and an empty folder; or exit code
+0 where the case has it for sane. Either within limits of processor time and memory.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from shlex import quote
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import NamedTuple, NoReturn
+
+from tests.fuzz.case import Case
+
+CPU_S = 30.0
+PEAK_BYTES = 5 << 29  # 2.5 GiB
+WALL_S = 120.0  # ends what waits for ever; no verdict on speed, which is processor time
+ROOM_BYTES = 4 << 30  # of addresses, beyond those of the process that is forked
+FILE_BYTES = 1 << 30
+USAGE = ("Usage: ", "Try ")  # click's lines before the one that tells a wrong option
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class End(NamedTuple):
+    """How a case ended."""
+
+    case: Case
+    code: int  # exit code, or minus the signal
+    cpu_s: float
+    peak_bytes: int
+    out: str
+    err: str
+    left: tuple[str, ...]  # files in its folder
+    late: bool  # it was ended by WALL_S
+
+    @property
+    def bad(self) -> str:
+        """What is bad about it; "" where nothing is."""
+        return "; ".join(_faults(self))
+
+    @property
+    def line(self) -> str:
+        """The line that tells what is wrong: the last of stderr, else of stdout."""
+        return ([*self.out.splitlines(), *self.err.splitlines()] or [""])[-1]
+
+    @property
+    def command(self) -> str:
+        """The case as a shell takes it, from an empty folder."""
+        env = [f"{key}={quote(value)}" for key, value in self.case.env.items()]
+        return " ".join([*env, "bench", *map(quote, self.case.argv)])
+
+
+def _faults(end: End) -> Iterator[str]:
+    case = end.case
+    if end.cpu_s > CPU_S:
+        yield f"{end.cpu_s:.0f} s of processor time"
+    if end.late:
+        yield f"no end within {WALL_S:.0f} s"
+    if end.peak_bytes > PEAK_BYTES:
+        yield f"{end.peak_bytes / (1 << 30):.1f} GiB"
+    if "Traceback (most recent call last)" in end.err:
+        yield "traceback"
+    if end.code == 0:
+        if not case.accept:
+            yield "accepted"
+        return
+    if end.code != 2 and not (end.code == 1 and case.argv[:1] == ("check",)):
+        yield f"exit code {end.code}"
+        return
+    said = end.err.splitlines()
+    while said and (not said[0] or said[0].startswith(USAGE)):
+        said.pop(0)
+    if not said and not end.out and case.around != "stderr closed":
+        yield "no line"
+    elif len(said) > 1:
+        yield f"{len(said)} lines on stderr"
+    if case.culprit and case.culprit not in (end.err if said else end.out):
+        yield f'"{case.culprit}" is not named'
+    if said and end.left:  # where stderr is empty, a part of what was asked for is done and told
+        yield f"left {', '.join(end.left[:3])}"
+
+
+# ------------------------------------------------------------------ running
+
+
+def warm() -> None:
+    """Import what commands import, so that a forked process has it, and compile what they would compile each."""
+    from harness.cli.app import COMMANDS, load
+
+    for name in COMMANDS:
+        load(name)
+    for module in WARM:
+        import_module(module)
+    with TemporaryDirectory() as folder:
+        subprocess.run(
+            [sys.executable, "-m", "harness", *RUN],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+        )
+
+
+RUN = (
+    "compare",
+    "--systems",
+    "static",
+    "--trace",
+    "sample",
+    "--models",
+    "llama-3.2-1b*8",
+    "--rate-scale",
+    "1",
+    "--seeds",
+    "1",
+    "--no-plot",
+    "-o",
+    "res",
+)
+
+
+WARM = (
+    "harness.check.check",
+    "harness.mock.server",
+    "harness.mock.table",
+    "harness.report.explain",
+    "harness.report.formats",
+    "harness.report.summary",
+    "harness.run.execute",
+    "harness.run.perfetto",
+    "harness.run.retrace",
+    "harness.run.sweep",
+    "harness.run.upgrade",
+    "harness.study.grid",
+    "harness.study.judged",
+    "harness.study.ledger",
+    "harness.study.load",
+    "harness.study.measure",
+    "harness.study.misses",
+    "harness.study.sensitivity",
+    "harness.study.sentences",
+    "harness.study.text",
+    "harness.study.tune",
+    "harness.study.varying",
+    "harness.validate.ranks",
+    "harness.validate.validate",
+    "pandas",
+    "plots.fig_compare",
+    "plots.fig_study",
+    "pydantic",
+    "pyarrow.csv",
+    "traces.convert",
+    "traces.realism",
+    "workloads.build",
+)
+
+
+class _Running(NamedTuple):
+    case: Case
+    folder: Path
+    pid: int
+    fd: int
+    until_s: float
+
+
+def ends(cases: Iterable[Case], folder: Path, workers: int = 1) -> Iterator[End]:
+    """Run cases below a folder, some at once; yields each when it has ended."""
+    left, running, number = iter(cases), dict[int, _Running](), 0
+    poll = select.poll()
+    more = True
+    while more or running:
+        while more and len(running) < workers:
+            case = next(left, None)
+            if case is None:
+                more = False
+                break
+            own = folder / f"run-{number}"
+            number += 1
+            started = _started(case, own)
+            running[started.fd] = started
+            poll.register(started.fd, select.POLLIN)
+        for fd, _ in poll.poll(1000):
+            poll.unregister(fd)
+            yield _ended(running.pop(fd), late=False)
+        for one in [one for one in running.values() if time.monotonic() > one.until_s]:
+            poll.unregister(one.fd)
+            yield _ended(running.pop(one.fd), late=True)
+
+
+def _started(case: Case, own: Path) -> _Running:
+    (own / "cwd").mkdir(parents=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if not (pid := os.fork()):
+        _child(case, own)
+    return _Running(case, own, pid, os.pidfd_open(pid), time.monotonic() + WALL_S)
+
+
+def _ended(one: _Running, *, late: bool) -> End:
+    if late:
+        _kill(one.pid)
+    _, status, usage = os.wait4(one.pid, 0)
+    os.close(one.fd)
+    _kill(one.pid)  # what it started and left behind
+    out, err = ((one.folder / name).read_text("utf-8", "replace") for name in ("out", "err"))
+    cwd = one.folder / "cwd"
+    left = tuple(str(path.relative_to(cwd)) for path in sorted(cwd.rglob("*")) if not path.is_dir())
+    rmtree(one.folder)
+    return End(
+        one.case,
+        os.waitstatus_to_exitcode(status),
+        usage.ru_utime + usage.ru_stime,
+        usage.ru_maxrss << 10,
+        out,
+        err,
+        left,
+        late,
+    )
+
+
+def _kill(group: int) -> None:
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def _child(case: Case, own: Path) -> NoReturn:
+    """Become the command. Never returns into the process that was forked."""
+    code = 1
+    try:
+        os.setsid()
+        for fd, name in ((0, ""), (1, "out"), (2, "err")):
+            path, flags = (own / name, os.O_WRONLY | os.O_CREAT) if name else (Path(os.devnull), os.O_RDONLY)
+            os.dup2(os.open(path, flags, 0o600), fd)
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - the process's own
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        _limit()
+        os.chdir(own / "cwd")
+        for key, value in case.env.items():
+            os.environ[key] = value
+            if not value:
+                del os.environ[key]
+        if case.env or case.around:
+            _exec(case, own)
+        from harness.cli.app import main
+
+        main(args=list(case.argv), prog_name="bench")
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        with suppress(ValueError):  # a stderr that was closed
+            traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+            sys.stderr.flush()
+        except BaseException:
+            code = 1
+        finally:
+            os._exit(code)
+
+
+def _limit() -> None:
+    pages = int(Path("/proc/self/statm").read_text("utf-8").split()[0])
+    most = pages * resource.getpagesize() + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(CPU_S) + 1, int(CPU_S) + 2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _exec(case: Case, own: Path) -> NoReturn:
+    """Run the command in an interpreter of its own: its start is what is tried."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    if case.around == "stdout closed":
+        os.close(1)
+    elif case.around == "stderr closed":
+        os.close(2)
+    elif case.around == "reader gone":
+        gone, to = os.pipe()
+        os.close(gone)
+        os.dup2(to, 1)
+        os.close(to)
+    elif case.around == "folder gone":
+        (own / "cwd").rmdir()
+        (own / "cwd").parent.joinpath("gone").mkdir()
+    os.execv(sys.executable, [sys.executable, "-m", "harness", *case.argv])

@@ -1,0 +1,235 @@
+"""Pooled crossings: worked numbers, laws, and that intervals cover what they are to cover."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.rows import statistics
+from harness.rows.pooled import (
+    Counts,
+    apart,
+    correlation,
+    crossing,
+    difference,
+    flat,
+    holm,
+    ratio,
+    shares,
+    slope,
+    verdict,
+)
+from harness.rows.statistics import Estimate
+from tests.bursts import BLOCK_S, LEVEL, worlds
+from tests.cases import cases
+
+SIZES = (1.0, 3.0, 10.0)  # crossings, in requests per second
+SLOPES = (1.5, 3.0, 6.0)
+BLOCKS = int(5 * 1800 / BLOCK_S)  # five windows of half an hour
+
+
+def even(rates: list[float], missed: list[float], blocks: int = 40, offered: float = 1000.0) -> Counts:
+    """Misses spread evenly over blocks."""
+    each = np.repeat(np.array(missed)[:, None] / blocks, blocks, axis=1)
+    return Counts(np.array(rates), each, np.full_like(each, offered / blocks))
+
+
+def test_the_crossing_is_where_the_pooled_share_of_misses_passes_the_level() -> None:
+    """Misses of 5 and 20 in 1,000 at 2 and 8 req/s: 10 lie half way between the logarithms."""
+    assert crossing(even([2.0, 8.0], [5.0, 20.0]), LEVEL).mean == pytest.approx(4.0)
+    assert crossing(even([2.0, 8.0, 16.0], [5.0, 20.0, 80.0]), 0.98).mean == pytest.approx(8.0)
+
+
+def test_windows_are_pooled_not_averaged() -> None:
+    """A window with 10 misses of 100, one with none of 1,900: 0.5 % in all, where the mean of windows says 5 %."""
+    one = Counts(np.array([1.0, 2.0]), np.array([[10.0, 0.0], [20.0, 20.0]]), np.array([[100.0, 1900.0]] * 2))
+    assert shares(one).share.tolist() == [0.005, 0.02]
+    assert crossing(one, LEVEL).mean == pytest.approx(math.sqrt(2.0))
+
+
+@cases(
+    ("missed", "offered", "sign", "low", "high"),
+    [
+        ([50.0, 90.0], 1000.0, "<", None, 2.0),  # too many for chance at the lowest rate
+        ([12.0, 90.0], 1000.0, "<", None, 4.0),  # perhaps not
+        ([1.0, 2.0], 2000.0, ">", 8.0, None),  # few enough at the highest
+        ([0.0, 0.0], 200.0, ">", None, None),  # of 200, none says nothing of 1 %
+    ],
+)
+def test_a_crossing_beyond_the_rates_is_a_bound(
+    missed: list[float], offered: float, sign: str, low: float | None, high: float | None
+) -> None:
+    found = crossing(even([2.0, 8.0], missed, offered=offered), LEVEL)
+    assert found.sign == sign
+    assert found.mean == pytest.approx({"<": 2.0, ">": 8.0}[sign])
+    assert found.low == pytest.approx(low)
+    assert (found.high is None) == (high is None)
+    assert high is None or 1.999 <= (found.high or 0.0) <= high
+
+
+def test_limits_of_a_share_are_those_of_a_count_of_episodes() -> None:
+    """Ten misses, one in each of ten blocks of many: exact Poisson limits of 10 are 4.80 and 18.39 (Garwood)."""
+    missed = np.zeros((1, 2000))
+    missed[0, :10] = 1.0
+    found = shares(Counts(np.array([1.0]), missed, np.full((1, 2000), 5.0)))
+    assert found.low[0] * 10_000 == pytest.approx(4.80, abs=0.05)
+    assert found.high[0] * 10_000 == pytest.approx(18.39, abs=0.1)
+    missed[0, :10] = 8.0  # bursts of eight say as much as ten misses
+    bursts = shares(Counts(np.array([1.0]), missed, np.full((1, 2000), 5.0)))
+    assert bursts.low[0] / bursts.share[0] == pytest.approx(found.low[0] / found.share[0], rel=0.03)
+
+
+def test_where_nothing_was_missed_the_upper_limit_is_that_of_no_episode() -> None:
+    """Of 0 the upper limit is 3.69 episodes, each as large as elsewhere."""
+    missed = np.zeros((2, 2000))
+    missed[1, :10] = 8.0
+    found = shares(Counts(np.array([1.0, 2.0]), missed, np.full((2, 2000), 5.0)))
+    assert found.low[0] == 0.0
+    assert found.high[0] * 10_000 == pytest.approx(3.69 * 8.0, rel=0.02)
+
+
+def test_a_slope_is_that_of_logarithms() -> None:
+    found = slope(even([1.0, 2.0, 4.0, 8.0], [1.0, 4.0, 16.0, 64.0]), LEVEL)
+    assert found is not None
+    assert found.mean == pytest.approx(2.0)
+    assert slope(even([1.0, 2.0], [1.0, 2.0]), LEVEL) is None
+
+
+def test_a_difference_is_paired_by_block() -> None:
+    """Where both miss in the same blocks, what differs is certain; where they take turns, it is not."""
+    n = 40
+    hits = np.tile([4.0, 0.0], n // 2)
+    offered = np.full((1, n), 100.0)
+    a, b, c = (Counts(np.array([3.0]), x[None], offered) for x in (hits, hits + 1.0, 4.0 - hits))
+    same, turned = difference(a, b, 3.0), difference(a, c, 3.0)
+    assert (same.mean, same.low, same.high) == pytest.approx((0.01, 0.01, 0.01))
+    assert turned.mean == pytest.approx(0.0)
+    assert turned.low is not None
+    assert turned.low < -0.01
+    assert correlation(a, b, LEVEL) == pytest.approx(1.0)
+    assert correlation(a, c, LEVEL) == pytest.approx(-1.0)
+    with pytest.raises(ValueError, match="nothing ran at 4 req/s"):
+        difference(a, b, 4.0)
+
+
+@cases(
+    ("ends", "words"),
+    [
+        ((1.3, 1.1, 1.6), "ahead"),
+        ((0.6, 0.4, 0.9), "behind"),
+        ((1.0, 0.9, 1.2), "equal within 25 %"),
+        ((1.1, 1.05, 1.2), "ahead, by less than 25 %"),
+        ((0.9, 0.85, 0.95), "behind, by less than 25 %"),
+        ((1.1, 0.7, 1.6), "not decided"),
+        ((3.0, 2.0, None), "ahead"),
+        ((0.3, None, 0.5), "behind"),
+        ((3.0, None, None), "not decided"),
+    ],
+)
+def test_a_ratio_has_one_word(ends: tuple[float, float | None, float | None], words: str) -> None:
+    found = verdict(Estimate(*ends, 40))
+    assert found.words == words
+    assert (found.p < 0.05) == words.startswith(("ahead", "behind"))
+
+
+@cases(("ends", "word"), [((0.0, -0.004, 0.004), "equal"), ((0.01, 0.002, 0.02), "ahead"), ((0.0, -0.01, 0.01), ""),
+                          ((-0.03, -0.04, -0.02), "behind")])  # fmt: skip
+def test_a_difference_has_one_word(ends: tuple[float, float, float], word: str) -> None:
+    assert apart(Estimate(*ends, 40), 0.005) == word
+
+
+def test_curves_that_cross_beside_the_level_are_flat() -> None:
+    steep = even([1.0, 2.0, 4.0, 8.0], [0.5, 4.0, 32.0, 256.0])
+    assert not flat(steep, even([1.0, 2.0, 4.0, 8.0], [1.0, 8.0, 64.0, 512.0]), LEVEL)
+    turned = even([1.0, 2.0, 4.0, 8.0], [4.0, 9.0, 12.0, 20.0])  # worse below the level, better above
+    assert flat(steep, turned, LEVEL)
+    assert flat(turned, turned, LEVEL)  # its slope is 1
+
+
+def test_holm_multiplies_the_least_by_all() -> None:
+    assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+@given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))
+def test_turned_around_a_ratio_is_its_inverse(seed: int, at: float, steep: float) -> None:
+    ours, theirs = worlds((at, 1.5 * at), steep, BLOCKS, np.random.default_rng(seed))
+    there, back = ratio(ours, theirs, LEVEL), ratio(theirs, ours, LEVEL)
+    assert there.mean * back.mean == pytest.approx(1.0)
+    for end, other in ((there.low, back.high), (there.high, back.low)):
+        assert (end is None) == (other is None)
+        assert end is None or other is None or end * other == pytest.approx(1.0)
+
+
+@given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))
+def test_an_estimate_lies_in_its_interval(seed: int, at: float, steep: float) -> None:
+    ours, theirs = worlds((at, at), steep, BLOCKS, np.random.default_rng(seed))
+    for found in (crossing(ours, LEVEL), ratio(ours, theirs, LEVEL)):
+        assert (found.low or 0.0) <= found.mean <= (found.high or math.inf)
+
+
+class Tally:
+    """How often intervals cover, and what estimates are off by."""
+
+    def __init__(self) -> None:
+        self.covered: list[bool] = []
+        self.logs: list[float] = []
+
+    def add(self, found: Estimate, truth: float) -> None:
+        self.covered.append((found.low or 0.0) <= truth <= (math.inf if found.high is None else found.high))
+        if found.sign == "=":
+            self.logs.append(math.log(found.mean / truth))
+
+    @property
+    def coverage(self) -> float:
+        return float(np.mean(self.covered))
+
+    @property
+    def bias(self) -> float:
+        return float(np.mean(self.logs))
+
+
+def calibrated(reps: int, least: float, off: float, off_flat: float, wrong: float) -> None:
+    """Intervals of crossings and ratios cover, estimates are unbiased, and equals are rarely told apart."""
+    rng = np.random.default_rng(11)
+    told = pairs = 0
+    for at in SIZES:
+        for steep in SLOPES:
+            alone, three, same = Tally(), Tally(), 0
+            for _ in range(reps):
+                ours, third, other = worlds((at, at / 3, at), steep, BLOCKS, rng)
+                alone.add(crossing(ours, LEVEL), at)
+                three.add(ratio(ours, third, LEVEL), 3.0)
+                same += verdict(ratio(ours, other, LEVEL)).p < 0.05
+            where = f"crossing {at:g} req/s, slope {steep:g}"
+            assert alone.coverage >= least, f"{where}: {alone.coverage:.3f} of crossings"
+            assert three.coverage >= least, f"{where}: {three.coverage:.3f} of ratios"
+            scarce = steep < 2 or at < 2
+            assert abs(alone.bias) <= (off_flat if scarce else off), f"{where}: bias {alone.bias:+.3f}"
+            told, pairs = told + same, pairs + reps
+    assert told / pairs <= wrong, f"{told} of {pairs} equals are told apart"
+
+
+def test_intervals_cover() -> None:
+    calibrated(60, least=0.85, off=0.05, off_flat=0.12, wrong=0.08)
+
+
+@pytest.mark.slow
+def test_intervals_cover_closely() -> None:
+    calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
+
+
+def test_crossings_by_seed_do_not_cover() -> None:
+    """What stood before: means over five windows of five minutes, each with a crossing of its own."""
+    rng, found = np.random.default_rng(3), Tally()
+    for _ in range(60):
+        (world,) = worlds((1.0,), 1.5, 5, rng, block_s=300.0)
+        attained = 1.0 - world.missed / np.maximum(world.offered, 1.0)
+        curves = {k: dict(zip(world.rates_rps.tolist(), attained[:, k].tolist(), strict=True)) for k in range(5)}
+        found.add(statistics.crossing(curves, LEVEL).at, 1.0)
+    assert found.coverage < 0.92 or abs(found.bias) > 0.05
