@@ -24,8 +24,6 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """A system's value in a column; with its interval where more or less of it is better."""
-    if system.flat and column.key == "rate_99":
-        return f"flat, {estimate.number(system.flat.first)} to {estimate.number(system.flat.last)}"
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
@@ -155,9 +153,8 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         flat[f"{key}_low"] = None if e is None else e.low
         flat[f"{key}_high"] = None if e is None else e.high
         if c.key == "rate_99":
-            for part in ("sign", "cut", "edge"):
-                flat[f"{key}_{part}"] = None if e is None else getattr(e, part)
-            flat["flat_from_rps"], flat["flat_to_rps"] = system.flat[:2] if system.flat else (None, None)
+            flat[f"{key}_sign"] = None if e is None else e.sign
+            flat["flat"] = system.flat
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
     return flat
 

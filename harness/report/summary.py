@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.report.columns import Column, columns
-from harness.rows import statistics, tidy
-from harness.rows.statistics import Crossing, Estimate, Plateau
+from harness.rows import crossings, pooled, tidy
+from harness.rows.crossings import Panel
+from harness.rows.definitions import DEFINITIONS
+from harness.rows.statistics import Crossing, Estimate
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CROSSING = {"rate_99", "fails_99", "dip"}  # columns of where the level is crossed
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -29,12 +30,17 @@ class SystemSummary:
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
     unchecked: bool = False  # its file, as it is now, has not passed `bench check`
-    flat: Plateau | None = None  # in req/s: it lies on the level there, and its crossing is no number to quote
 
     @property
     def judged(self) -> bool:
         """Whether sentences and best values may be made of it: it contends, and all of its runs ran and were valid."""
         return not (self.control or self.infeasible or self.invalid)
+
+    @property
+    def flat(self) -> bool:
+        """Whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        steep = self.values.get("slope")
+        return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
     def mean(self, key: str) -> float:
         """The mean in a column; -inf where there is no value, which sorts last."""
@@ -61,11 +67,7 @@ class Summary:
 
     def best(self, column: Column) -> set[str]:
         """Labels with the best value of a column among contestants, where one is better than another."""
-        values = {
-            s.label: s.mean(column.key)
-            for s in self.systems
-            if s.judged and s.values[column.key] is not None and not (s.flat and column.key in CROSSING)
-        }
+        values = {s.label: s.mean(column.key) for s in self.systems if s.judged and s.values[column.key] is not None}
         if column.more is None or len(set(values.values())) < 2:
             return set()
         top = max(values.values()) if column.more else min(values.values())
@@ -85,7 +87,7 @@ def summarize(
 
     `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so.
     """
-    wanted = columns(definition)
+    wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
@@ -99,10 +101,9 @@ def summarize(
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
-            else points.row(label, shown, wanted) | _crossing(table, label, definition, level),
+            else points.row(label, shown, wanted) | _crossing(table, label, definition, level, panel),
             label in invalid,
             label in unchecked,
-            None if label in unfit else flat(table, label, definition, level),
         )
         for label in labels
     )
@@ -161,16 +162,26 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
         low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
         estimates[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
         gpus[p["label"]] = int(p["gpus"])
+    shares = {(c.definition, c.over) for c in wanted if c.definition in DEFINITIONS}
+    for label in gpus:  # attainment is that of all windows together
+        for definition, over in shares:
+            for rate, e in crossings.attained(table, "rate_scale", label, definition, over).items():
+                if (label, rate, definition, over) in estimates:
+                    estimates[label, rate, definition, over] = e
     return _Points(estimates, gpus)
 
 
-def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
-    """The rate at `level`, the lowest that fails and the deepest dip, by column; none where there is a single rate."""
-    curves = tidy.curves(table, label, definition)
-    if not curves or max(len(curve) for curve in curves.values()) < 2:
+def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
+    """The rate at `level`, the slope there, the lowest that fails and the deepest dip, by column.
+
+    None where there is a single rate.
+    """
+    c = crossings.crossing(table, panel, label, definition, level)
+    if c is None or len(panel["xs"]) < 2:
         return {}
-    c = statistics.crossing(curves, level)
     values = {"rate_99": c.at}
+    if (steep := crossings.slope(table, panel, label, definition, level)) is not None:
+        values["slope"] = steep
     if c.fails is not None:
         values["fails_99"] = Estimate(c.fails, None, None, c.at.n)
     if dips(c):
@@ -178,9 +189,13 @@ def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dic
     return values
 
 
-def flat(table: pa.Table, label: str, definition: str, level: float) -> Plateau | None:
-    """Where a label lies on the level instead of crossing it, in req/s; None where it crosses, or at a single rate."""
-    return statistics.plateau(tidy.curves(table, label, definition), level)
+def panel_of(table: pa.Table) -> Panel:
+    """What a comparison's table is a panel of: its rates, and requests per second at rate scale 1 in the mean."""
+    frame = table.select(["rate_scale", "definition", "over", "value"]).to_pandas()
+    offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & frame["value"].notna()]
+    scales = float(offered["rate_scale"].sum())
+    return {"axis": "rate_scale", "xs": sorted(frame["rate_scale"].unique().tolist()),
+            "unit_rps": float(offered["value"].sum()) / scales if scales else 1.0}  # fmt: skip
 
 
 def dips(c: Crossing) -> bool:

@@ -181,7 +181,7 @@ def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
     """What came out on a panel, and its text."""
     match claim.what:
         case "ratio":
-            here = ratio(rows, claim.system, claim.over, definition, level)
+            here = ratio(rows, panel["axis"], (claim.system, claim.over), definition, level)
             return here, estimate.text(here, RATIO)
         case "fewest":
             here = fewest(rows, claim.system, claim.over, definition, level)
@@ -199,7 +199,7 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
-    here, says, note = side_by_side(rows, panel, pair, definition, about["level"], about["seeds"])
+    here, says, note, *_ = side_by_side(rows, panel, pair, definition, about["level"])
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)

@@ -202,7 +202,8 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
     if not sampled:
         return most
-    at = statistics.fewest(curves, bounds.level).at
+    at = statistics.fewest({x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled},
+                           bounds.level).at  # fmt: skip
     if at.sign == ">":
         return None
     answer = round(at.mean)

@@ -102,7 +102,6 @@ def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
-    yield from sentences.plateaus(shown, LEVEL)
     for line in (
         sentences.verdict(found.table, shown, rule, LEVEL),
         sentences.why(found.table, shown, rule, LEVEL),

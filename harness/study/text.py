@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,16 @@ import pyarrow.compute as pc
 
 from harness.loop import vetted
 from harness.report.commands import check_command
-from harness.report.summary import dips
 from harness.report.text_table import laid
-from harness.rows import crossings, estimate, record, statistics, tidy
-from harness.rows.crossings import STANDINGS, Panel
-from harness.rows.estimate import NONE
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows import crossings, estimate, pooled, record, statistics, tidy
+from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
+from harness.rows.estimate import NONE, POINTS, RATIO
+from harness.rows.statistics import Estimate
 from harness.study import claims
 from harness.study.claims import AXES, SAYS, STYLES, Verdict
 from harness.study.study import AA, START, Claim
 
-ASIDE = ("fails at", "dip %", "worst %", "SLO")  # columns that are left out where they say nothing
+Standings = Mapping[tuple[str, str], Standing]  # of the first system, by panel and the other one
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -36,6 +35,7 @@ class Shown(NamedTuple):
     about: Mapping[str, Any]
     folder: Path
     markdown: bool = False
+    every: bool = False  # all that is known, not only what answers the study's question
 
     def panels(self, row: int) -> list[Panel]:
         """The panels of a condition."""
@@ -60,10 +60,12 @@ def lines(shown: Shown) -> Iterator[str]:
 
 
 def _blocks(shown: Shown) -> Iterator[str]:
+    standings = _standings(shown)
     for row in sorted({panel["row"] for panel in shown.about["panels"]}):
         if row:
             yield ""
-        yield from _block(shown, shown.panels(row))
+        yield from _block(shown, shown.panels(row), standings)
+    yield from _legend(standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -71,69 +73,122 @@ def _blocks(shown: Shown) -> Iterator[str]:
     yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
 
 
-def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
+def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+    """A condition: a row a system, and with `every` what weights did beside it."""
     about, axis = shown.about, panels[0]["axis"]
-    level, names = f"{100 * about['level']:g} %", [d.upper() for d in about["definitions"]]
-    several = len({panel["gpus"] for panel in panels}) > 1
-    given = axis not in crossings.RATED
     yield _title(about, panels)
-    head = ["trace", "models", "SLO", *["GPUs"] * several]
-    head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
-    head += [cell for name in names for cell in (f"{level} {name}", "fails at", "dip %", "worst %")]
-    head += ["below that", "each seed"] * (axis == "gpus")
-    table = [[*head, "|", "at", *(f"{name} %" for name in names), "loads", "evicts", "moved"]]
+    place = _place(about, panels)
+    head, aside = [*place, "system", *_heads(about, axis)], [*place, "system", *_heads_beside(about)]
+    table, beside = [head], [aside]
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
-    slos = {panel["slo"] for panel in about["panels"]}
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels = _labels(rows, panel)
-        place = [panel["trace"], panel["models"], panel["slo"] if len(slos) > 1 else NONE,
-                 *[str(panel["gpus"])] * several]  # fmt: skip
+        labels, at = _labels(rows, panel), [cell(panel) for cell in place.values()]
         for name in (*about["systems"], *_bounds(about)):
-            crossed = [crossings.crossing(rows, panel, name, d, about["level"]) for d in about["definitions"]]
-            if not any(crossed):
+            if name not in labels:
                 continue  # not of this condition
-            cells = [f"{panel['rate_rps']:.3g}", labels[name]] if given else [labels[name]]
             if gone := tidy.unfit(rows, name):
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
-                unfit.setdefault(name, (gone, []))[1].append(", ".join(x for x in place if x != NONE) + some)
+                unfit.setdefault(name, (gone, []))[1].append(f"{', '.join(at) or panel['trace']}{some}")
             if gone and gone.every:
-                cells += [gone.word, *[NONE] * 3] * len(names) + [NONE] * 2 * (axis == "gpus")
-                table.append([*place, *cells, "|", *[NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
+                table.append([*at, labels[name], gone.word, *[NONE] * (len(head) - len(at) - 2)])
                 continue
-            bound = name not in about["systems"]  # it brings its own number of GPUs: not the least of many
-            for d, c in zip(about["definitions"], crossed, strict=True):
-                at = _plain(c) if bound else c
-                cells += _crossing(at, tidy.worst(rows, _fitted(axis), name, d, about["level"]), axis)
-            if axis == "gpus":
-                cells += [NONE, NONE] if bound else [_below(rows, name, about), _each_seed(rows, name, about)]
-            table.append([*place, *cells, "|", *_beside(rows, panel, name, about)])
-    columns = [x for x in zip(*table, strict=True) if x[0] not in ASIDE or set(x[1:]) != {NONE}]
-    yield from laid(zip(*columns, strict=True), markdown=shown.markdown)
-    if axis in crossings.RATED:
-        yield from _plateaus(shown, panels)
+            table.append([*at, labels[name], *_cells(rows, panel, name, about, standings)])
+            beside.append([*at, labels[name], *_beside(rows, panel, name, about)])
+    yield from laid(_told(table), markdown=shown.markdown)
+    if shown.every and len(beside) > 1:
+        yield from laid(_told(beside), markdown=shown.markdown)
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
 
-def _plateaus(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
-    """One line for each curve that lies on the level over an octave or more: its crossing is no number to quote."""
-    about, level = shown.about, f"{100 * shown.about['level']:g} %"
-    for panel in panels:
+def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    """A table without the columns that say nothing."""
+    columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
+    return zip(*columns, strict=True)
+
+
+def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
+    """Columns that tell a condition's panels apart, and what each panel says there."""
+    every: dict[str, Callable[[Panel], str]] = {
+        "trace": lambda panel: str(panel["trace"]).partition("+")[0],
+        "models": lambda panel: str(panel["models"]),
+        "SLO": lambda panel: str(panel["slo"]),
+        "GPUs": lambda panel: str(panel["gpus"]),
+        "req/s": lambda panel: NONE if panel["rate_rps"] is None else f"{panel['rate_rps']:.3g}",
+    }
+    own = [one for one in panels if about["layout"] != "fleet"] or panels
+    return {name: cell for name, cell in every.items() if len(set(map(cell, own))) > 1}
+
+
+def _heads(about: Mapping[str, Any], axis: str) -> list[str]:
+    level, (first, *others) = f"{100 * about['level']:g} %", [d.upper() for d in about["definitions"]]
+    heads = [f"{level} {first}"]
+    if axis == "gpus":
+        return [*heads, "fails at", "below that", "each seed", *(f"{level} {name}" for name in others)]
+    slope = ["slope"] * (axis in crossings.RATED)
+    return [*heads, *slope, "mean", "worst", *(f"{level} {name}" for name in others), f"{about['systems'][0]} over it"]
+
+
+def _cells(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any], standings: Standings) -> list[str]:
+    """Where a system crosses the level, by its first definition with what stands beside; then by the others."""
+    (first, *others), level, axis = about["definitions"], about["level"], panel["axis"]
+    style = STYLES[axis]
+
+    def at(definition: str, over: str = "pooled", *, spread: bool = False) -> str:
+        c = crossings.crossing(rows, panel, name, definition, level, over)
+        return NONE if c is None else estimate.text(c.at, style, spread=spread)
+
+    rest = [at(definition) for definition in others]
+    if axis == "gpus":
+        c = crossings.crossing(rows, panel, name, first, level)
+        if c is None:
+            return [NONE] * (4 + len(rest))
+        if name not in about["systems"]:  # it brings its own number of GPUs: not the least of many
+            return [estimate.text(replace(c.at, sign="="), style), NONE, NONE, NONE, *rest]
+        fails = NONE if c.fails is None else estimate.number(c.fails, 0)
+        return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+    steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
+    slope = [estimate.text(steep, spread=False)] if axis in crossings.RATED else []
+    over = standing_text(standings[panel["condition"], name]) if (panel["condition"], name) in standings else NONE
+    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest, over]
+
+
+def _standings(shown: Shown) -> Standings:
+    """Where the first system stands beside each other, on every panel where a rate or a size is searched."""
+    about = shown.about
+    first, *others = about["systems"]
+    keys, found = [], []
+    for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
-        for name in about["systems"]:
-            for d in about["definitions"]:
-                curves = tidy.curves(rows, name, d, "x")
-                seeds = tidy.ran(rows, name)
-                flat = statistics.plateau({seed: curve for seed, curve in curves.items() if seed in seeds},
-                                          about["level"])  # fmt: skip
-                if flat:
-                    flat = flat.times(panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0)
-                    yield (
-                        f"{name} ({panel['trace']}, {panel['models']}) lies on {level} {d.upper()}: "
-                        f"{100 * flat.low:.1f} to {100 * flat.high:.1f} % from {estimate.number(flat.first)} to "
-                        f"{estimate.number(flat.last)} req/s"
-                    )
+        ran = set(rows["label"].unique().to_pylist())
+        for name in others if panel["axis"] != "gpus" and first in ran else ():
+            if name in ran:
+                keys.append((panel["condition"], name))
+                found.append(side_by_side(rows, panel, (first, name), about["definitions"][0], about["level"]))
+    return dict(zip(keys, crossings.corrected(found), strict=True))
+
+
+def standing_text(found: Standing) -> str:
+    """Who is ahead: a sign with a ratio, or with differences in points where a ratio says nothing."""
+    sign = STANDINGS[found.says][0]
+    if found.flat or found.ratio is None:
+        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
+        return f"{sign} {' '.join(gaps)} points" if gaps else f"{sign} {found.note}"
+    return f"{sign} {estimate.text(found.ratio, RATIO)}"
+
+
+def _legend(standings: Standings) -> Iterator[str]:
+    """What the signs say that were printed, and what stands beside them."""
+    said = {one.says for one in standings.values()}
+    if said:
+        yield ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said) + (
+            f"; {len(standings)} verdicts, corrected together (Holm)"
+        )
+    if flat := [one for one in standings.values() if one.flat and one.differences]:
+        xs = dict.fromkeys(tuple(f"{x:.3g}" for x, _ in one.differences) for one in flat)
+        at = " req/s, or ".join(", ".join(rates) for rates in xs)
+        yield f"points: differences of attainment at {at} req/s, where misses hardly grow with the rate"
 
 
 def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
@@ -153,10 +208,6 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{own})"
 
 
-def _fitted(axis: str) -> str:
-    return "rate_scale" if axis == "rate_rps" else axis
-
-
 def _bounds(about: Mapping[str, Any]) -> list[str]:
     """Bounds that stand in the table: of a fleet, whose bounds bring their own number of GPUs."""
     return list(about["controls"]) if about["layout"] == "fleet" else []
@@ -172,27 +223,13 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
 
 
-def _plain(c: Crossing | None) -> Crossing | None:
-    """A crossing as a number alone, whatever lies beyond it."""
-    return None if c is None else replace(c, at=Estimate(c.at.mean, None, None, c.at.n))
-
-
-def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
-    """A crossing, the first x that fails, the deepest dip where there is one, and the worst model."""
-    if c is None:
-        return [NONE] * 4
-    fails = None if c.fails is None else Estimate(c.fails, None, None, c.at.n)
-    dip = f"{100 * c.dip:.1f}" if dips(c) else NONE
-    least = NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
-    return [estimate.text(c.at, STYLES[axis]), estimate.text(fails, STYLES[axis]), dip, least]
-
-
 def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
     """What ends the fewest GPUs: on the next fewer that were tried the models have no room, or SLOs are missed."""
-    at = statistics.fewest(tidy.curves(rows, name, about["definitions"][0], "x"), about["level"]).at
+    at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
     own = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(own["x"].to_pylist()))
-    fewer = xs[-1] if at.sign == ">" else max((x for x in xs if x < at.mean), default=None)
+    lacks = at is None or at.sign == ">"
+    fewer = xs[-1] if lacks else max((x for x in xs if at and x < at.mean), default=None)
     if fewer is None:
         return NONE
     here = own.filter(pc.equal(own["x"], fewer))
@@ -205,10 +242,14 @@ def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
 def _each_seed(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
     """The fewest GPUs of each seed alone, from the least to the most."""
     curves = tidy.curves(rows, name, about["definitions"][0], "x")
-    each = [statistics.fewest({seed: curve}, about["level"]).at for seed, curve in curves.items()]
+    each = [statistics.fewest(curve, about["level"]).at for curve in curves.values()]
     every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
     ends = dict.fromkeys(estimate.text(e, STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
+
+
+def _heads_beside(about: Mapping[str, Any]) -> list[str]:
+    return ["at", *(f"{name.upper()} %" for name in about["definitions"]), "loads", "evicts", "moved"]
 
 
 def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> list[str]:
@@ -262,7 +303,7 @@ def _matrix(shown: Shown) -> Iterator[str]:
     about = shown.about
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
     seeds = about["seeds"]
-    yield f"rates (req/s) that hold {goal}, and their ratios: mean and 95 % interval of {seeds} seeds"
+    yield f"rates (req/s) that hold {goal}, and their ratios: with 95 % intervals, {seeds} windows pooled"
     ratios = [claim for claim in claims.claims_of(about) if claim.what == "ratio"]
     verdicts = {(v.claim.label, v.panel["condition"]): v for v in _ratios(shown) if v.panel}
     steps = about["layout"] == "steps"
@@ -292,9 +333,9 @@ def _ratios(shown: Shown) -> list[Verdict]:
 
 def stands(verdict: Verdict) -> str:
     """Who is ahead in a ratio, whatever the paper says of it."""
-    if verdict.says in STANDINGS and verdict.rule == NONE and verdict.says != "open":
+    if verdict.says in STANDINGS and verdict.rule == NONE:
         return verdict.says
-    return "open" if verdict.here is None else crossings.standing(verdict.here)
+    return crossings.UNDECIDED if verdict.here is None else pooled.verdict(verdict.here).words
 
 
 def _signed(verdict: Verdict) -> str:
@@ -324,7 +365,7 @@ def _reached(claim: Claim, own: Sequence[Verdict]) -> str:
     kinds: dict[str, list[str]] = {"beyond the interval": [], "by the mean": [], "not excluded by the interval": []}
     beyond, mean, covers = kinds.values()
     for v in own:
-        if v.here is None or v.panel is None or stands(v) == "open":
+        if v.here is None or v.panel is None or stands(v) == crossings.UNDECIDED:
             continue
         name = START if v.panel["kind"] == "base" else f"{KINDS.get(v.panel['kind'], '')}{v.panel['name']}"
         if v.here.low is not None and v.here.low >= paper:
@@ -339,12 +380,11 @@ def _reached(claim: Claim, own: Sequence[Verdict]) -> str:
 
 def _ahead(claim: Claim, own: Sequence[Verdict]) -> str:
     """Where the first system is ahead, behind, or neither."""
-    words = {"ahead": "ahead", "behind": "behind", "even": "no difference", "open": "undecided"}
-    by: dict[str, list[str]] = {word: [] for word in words.values()}
+    by: dict[str, list[str]] = {word: [] for word in STANDINGS}
     for v in own:
         if v.panel:
             none = v.here is None and "does not fit" in v.note
-            by.setdefault(f"not compared ({v.note})" if none else words[stands(v)], []).append(str(v.panel["name"]))
+            by.setdefault(f"not compared ({v.note})" if none else stands(v), []).append(str(v.panel["name"]))
     return f"{claim.label}: " + "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names) + "."
 
 
