@@ -242,8 +242,15 @@ MOVED = grouped(
 )
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
-SEEDS = click.option("--seeds", default=5, show_default=True, type=SOME_SEEDS, metavar="N",
-                     help="Runs of each point.")  # fmt: skip
+FIRST_SEEDS, MORE = 5, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
+SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
+                     help=f"Runs of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
+ENOUGH = grouped(
+    click.option("--precision", type=Number(0, 1, min_open=True), metavar="SHARE",
+                 help="A ratio's interval so narrow, either way, asks for no more seeds.  [default: 0.1]"),
+    click.option("--budget", type=click.IntRange(0, MOST_INT), metavar="N",
+                 help="Simulated requests for more seeds of systems that are not yet told apart."),
+)  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
