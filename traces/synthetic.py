@@ -11,8 +11,9 @@ closed                 a closed loop: clients that each send the next request wh
 
 A stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd within
 2.5 s, ticks a clock's. The streams of arena-like are Poisson from the first to the last use of each in Arena-Chat's ten
-minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. Each stream draws from generators of its own: more models move
-no other's times. How near they come is measured against `traces/targets.toml` whenever a trace is used, never assumed.
+minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. Each stream draws
+from generators of its own: more models move no other's times. How near they come is measured against
+`traces/targets.toml` whenever a trace is used, never assumed.
 """
 
 from __future__ import annotations
