@@ -236,6 +236,12 @@ RELEASED: Mapping[int, tuple[int, ...]] = {
 REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
 
 
+def popularity(models: int) -> F8:
+    """Shares of the requests of hyperbolic-like's streams, in their order; they sum to 1."""
+    counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
+    return np.asarray(counts / counts.sum(), np.float64)
+
+
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
     """Stamps of a stream used again `shift_s` later on the circle [0, span_s); what falls before 0 comes at 0."""
     return np.asarray(np.maximum(arrival_s + shift_s, 0.0) % span_s, np.float64) if shift_s else arrival_s
@@ -556,7 +562,7 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
 
 def _cdf(x: F8) -> F8:
     """Return the standard normal's."""
-    return np.array([0.5 + 0.5 * math.erf(one / math.sqrt(2)) for one in x])
+    return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))
 
 
 def _quantile(u: F8, law: Law) -> I4:

@@ -14,6 +14,7 @@ trace does not have. Clients that are turned apart may share in another order th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
 from traces.arrivals import bounded, positive, rng
+from traces.load import log
 from traces.prefix import numbered, picked
 from workloads.models import ModelSet, shape
 from workloads.square import dealt, square_order
@@ -347,8 +349,11 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
         return Assignment("released", tuple(named))
     if len(names) < len(models.members):
-        more = trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED
-        fits = f"; +models={len(models.members)} on the trace's name draws more" if more else ""
+        fits = ""
+        if trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED:
+            fits = f"; +models={len(models.members)} on the trace's name draws more"
+        elif log(trace.name.partition("+")[0]):
+            fits = f"; +models={len(models.members)} on the trace's name deals it to as many"
         raise UserError(
             f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
             f"(--models lists fewer{fits})"
@@ -439,7 +444,7 @@ def _rows(
         way = "bench trace convert --max-tokens drops them"
         if most[i] < (can := shape(models.members[model[i]].shape.name).max_tokens):
             way = f"--served raises it, to {can} at most"
-        elif trace.maker is not None or "/" in trace.name:  # of a generator or a family
+        elif trace.maker is not None or "/" in trace.name or log(trace.name.partition("+")[0]):
             way = _shorter(trace, models)
         raise UserError(
             f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
@@ -477,6 +482,10 @@ def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Pre
 def _shorter(trace: Rows, models: ModelSet) -> str:
     least = min(one.shape.max_tokens for one in models.members)
     name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
+    if log(name.partition("+")[0]):
+        return (
+            f"--trace {re.sub('[+]max_tokens=[0-9]+', '', name)}+max_tokens={least} leaves them out, and says how many"
+        )
     return f"--trace {name}+max_tokens={least} cuts them"
 
 
