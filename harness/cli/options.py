@@ -284,9 +284,12 @@ SETTING = grouped(
                  show_default=True, help="What offline planners see: the half of the trace that the seed does not "
                  "replay (synthetic: another seed); the window itself, a bound; all of the trace, replayed whole; its "
                  "first tenth."),
-    click.option("--assign", type=click.Choice(["released", "shuffled"]), default="released", show_default=True,
+    click.option("--assign", type=click.Choice(["released", "shuffled", "square"]), default="released",
+                 show_default=True,
                  help="Which stream goes to which model: as the set says, else by equal names, else in the trace's "
-                 "order or by traffic; or as each seed draws. Of a trace of your own the output says which rule."),
+                 "order or by traffic; shuffled: as each seed draws; square: so that over a Latin square of seeds each "
+                 "of the busiest streams meets each size of model once. Of a trace of your own the output says which "
+                 "rule."),
     click.option("--placement", default="", metavar="FILE|SYSTEM",
                  help="One placement for all systems: a TOML of MODEL = [GPU, ...], or that with which a system "
                  "starts.  [default: each its own]"),
