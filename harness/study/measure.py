@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
@@ -509,7 +510,9 @@ def table_of(
     keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
 
     def rows(point: Point, folder: str) -> pa.Table:
-        scored = tidy.score(score.scorable(point.system, out / folder, point.under), by_model=study.by_model)
+        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
+        run = score.scorable(point.system, out / folder, point.under)
+        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
         if not study.by_model:
             scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
         return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))

@@ -112,6 +112,7 @@ def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Calla
     """Columns that tell a condition's panels apart, and what each panel says there."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
+        "half": lambda panel: str(panel["half"]) or NONE,
         "models": lambda panel: str(panel["models"]),
         "SLO": lambda panel: str(panel["slo"]),
         "GPUs": lambda panel: str(panel["gpus"]),
@@ -174,17 +175,20 @@ def standing_text(found: Standing) -> str:
     sign = STANDINGS[found.says][0]
     if found.flat or found.ratio is None:
         gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
-        return f"{sign} {' '.join(gaps)} points" if gaps else f"{sign} {found.note}"
-    return f"{sign} {estimate.text(found.ratio, RATIO)}"
+        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {found.note}".strip()
+    return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
 
 
 def _legend(standings: Standings) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    said = {one.says for one in standings.values()}
+    judged = [one for one in standings.values() if one.says != crossings.CASE]
+    said = {one.says for one in judged}
     if said:
-        yield ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said) + (
-            f"; {len(standings)} verdicts, corrected together (Holm)"
-        )
+        meant = ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+        decided = sum(one.says != crossings.UNDECIDED for one in judged)
+        shared = sorted(max(0.0, one.shared) for one in judged)[len(judged) // 2]
+        yield f"{meant}; {decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
+        yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
     if flat := [one for one in standings.values() if one.flat and one.differences]:
         xs = dict.fromkeys(tuple(f"{x:.3g}" for x, _ in one.differences) for one in flat)
         at = " req/s, or ".join(", ".join(rates) for rates in xs)
