@@ -112,11 +112,14 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 
 
 def stored(path: Path) -> pa.Table:
-    """The scored table of a sweep. Raises Damaged, also where its rates are none, and FileNotFoundError."""
+    """The scored table of a sweep. Raises Damaged, also where rates or models are none, and FileNotFoundError."""
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
         raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
+    of_model = pc.equal(table["over"].cast(pa.string()), "model")
+    if (row := pc.index(pc.and_(of_model, pc.is_null(table["model"])), value=True).as_py()) >= 0:
+        raise Damaged(f"{path}: row {row}: model is null, and over is model; {WAY_OUT}")
     return table
 
 
