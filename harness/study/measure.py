@@ -357,7 +357,7 @@ class _Work:
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, [(first, name) for name in others], level, scope.precision)
-        return enough.more(curves, facts, sorted(left), scope.seeds, level) if left else None
+        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
