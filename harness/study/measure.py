@@ -479,7 +479,7 @@ def _described(traces: Sequence[Trace]) -> Iterator[str]:
     for trace in traces:
         kinds.setdefault((trace.tier, trace.note), []).append(trace)
     for (tier, note), of_kind in kinds.items():
-        text = ", ".join(trace.name for trace in of_kind) + f": {tier}" + (f" ({note})" if note else "")
+        text = ", ".join(dict.fromkeys(trace.name for trace in of_kind)) + f": {tier}" + (f" ({note})" if note else "")
         if len(of_kind) == 1:
             (trace,) = of_kind
             text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
