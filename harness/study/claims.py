@@ -1,93 +1,326 @@
-"""Claims beside what came out: estimates of a study's table, and one verdict each by one rule. Nothing is run here."""
+"""Claims beside what came out: estimates of a study's table, and one class each by a fixed rule. Nothing is run here.
+
+The rule, all of which is `judged`, `judged_seeds` and `together`:
+
+    input         the paper's number is a constant of ours, so nothing is tested
+    size          the point lies within a factor 1.25 of the paper's number and the interval within 1.5; of what is
+                  above or below no difference (of the excess over 1 of a ratio), and of the nearer end of a range.
+                  "Up to" and "at least" leave the other side open, on which the direction has to hold
+    direction     the interval excludes no difference on the paper's side; where seeds count (reached, never, met,
+                  missed), all of them do as the paper says
+    contradicted  the interval excludes no difference on the other side, or no seed does as the paper says; where the
+                  paper gives no direction, what one window would show lies beyond the factor 1.25 and does not touch it
+    open          everything else
+
+That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
+contradicted where it lies beyond. A statement about several systems, others or panels has the class that all of them
+have; size and direction together are direction, and whatever else is mixed is open.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.rows import crossings, estimate, tidy
+import pyarrow.compute as pc
+
+from harness.policy.fields import asked
+from harness.rows import crossings, estimate, statistics, tidy
 from harness.rows.crossings import (
+    EASES,
+    UNDECIDED,
     Loss,
     Panel,
+    Standing,
     crossing,
     fewest,
     of_panel,
-    ratio,
     reached,
     side_by_side,
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
 from harness.rows.statistics import Estimate
-from harness.study.study import Claim, Paper
+from harness.study.study import AND, BEST, Claim
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
-SAYS = {
-    "agrees": "the rule in the last column holds",
-    "differs": "it does not",
-    "open": "it may, beyond the grid or with more seeds",
-    "not comparable": "the paper leaves out what a comparison needs",
-    "does not fit": "one of its systems finds no room for the models here",
-    "not run": "this system has no runs here",
+CLASSES = {
+    "size": "the paper's number, within a factor 1.25 (the interval within 1.5)",
+    "direction": "the paper's direction, not shown to be its size",
+    "contradicted": "the opposite, or another size where there is no direction",
+    "open": "not decided",
+    "input": "the number is a constant of ours, so nothing is tested",
 }
-RULES = {  # when a claim agrees, by what the paper gives and whether ours has an interval
+REASONS = {  # why a statement has no class
+    "not comparable": "the paper leaves out what a comparison needs",
+    "not testable": "a datum is missing, which is named",
+    "does not fit": "a system finds no room for the models here",
+    "not run": "nothing ran that tells",
+}
+SAYS = {**CLASSES, **REASONS}
+DECIDED = ("size", "direction", "contradicted")
+SEEDS = {  # what the paper says of every run, and when a statement holds
     "reached": "every seed reaches it",
     "never": "no seed reaches it",
-    "value": "ours is the paper's",
-    "range": "ours lies in the paper's range",
-    "value, interval": "our interval holds the paper's",
-    "range, interval": "our interval meets the paper's",
+    "met": "every seed meets it",
+    "missed": "no seed meets it",
 }
+NEAR, WIDE = 1.25, 1.5  # factors within which the point and the interval are of the paper's size
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
+ONE_SIDED = 1.6448536269514722 / 1.959963984540054  # half widths of a one-sided 95 % limit and a 95 % interval
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
 
+class Support(NamedTuple):
+    """What an estimate rests on: the fewer of either side."""
+
+    misses: int | None  # None: of something that is no share of requests
+    windows: int  # independent ones
+
+
 class Verdict(NamedTuple):
-    """A claim beside what came out on one panel; on all of its panels together where `panel` is None."""
+    """A claim about one system, over at most one other, beside what came out on a panel; None: on all together."""
 
     claim: Claim
     panel: Panel | None
     here: Estimate | None
     text: str  # what came out
-    says: str  # of SAYS; of STANDINGS where the paper states no number
-    rule: str  # when it agrees
-    note: str = ""  # what lacks
+    says: str  # of SAYS; of STANDINGS where the paper states nothing
+    rule: str  # when a claim of its kind holds
+    note: str = ""  # what lacks, or limits
+    support: Support | None = None
 
 
 # ------------------------------------------------------------------ one rule
 
 
-def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """`agrees` where the paper's value, or part of its range, lies in the interval (is it, without), else `differs`.
+class Goal(NamedTuple):
+    """What a paper says: a value lies between two ends, and there may be one that means no difference."""
 
-    `open` where a crossing lies beyond the grid and may be the paper's.
+    least: float
+    most: float
+    even: float | None
+
+    @property
+    def side(self) -> int:
+        """On which side of no difference it lies; 0: on none."""
+        if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
+            return 0
+        return 1 if self.least >= self.even else -1
+
+    def within(self, factor: float) -> tuple[float, float]:
+        """Widen both ends by a factor of what they exceed no difference by; of all of it where there is no side."""
+        base = (self.even or 0.0) if self.side else 0.0
+        low, high = self.least - base, self.most - base
+        return base + min(low / factor, low * factor), base + max(high / factor, high * factor)
+
+
+def even(claim: Claim) -> float | None:
+    """The value of a claim's quantity at which nothing differs, if there is one."""
+    if claim.even is not None:
+        return claim.even
+    return 0.0 if claim.what == "difference" else 1.0 if claim.over else None
+
+
+def goal(claim: Claim) -> Goal:
+    """What a claim's paper says, as a range."""
+    none, paper = even(claim), claim.paper
+    start = none or 0.0
+    match paper:
+        case "ahead":
+            return Goal(start, math.inf, none)
+        case "behind":
+            return Goal(-math.inf, start, none)
+        case (least, most):
+            return Goal(float(least), float(most), none)
+    assert isinstance(paper, float | int)
+    far = math.inf if paper >= start else -math.inf
+    other = {"": float(paper), "up to": start, "at least": far}[claim.bound]
+    return Goal(min(paper, other), max(paper, other), none)
+
+
+def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
+    """The class of a claim about a number, or about who is ahead, by what came out; see above.
+
+    `windows`: how many of the paper's windows the estimate has; None: its own count.
     """
+    if claim.input:
+        return "input"
+    if not claim.comparable:
+        return "not comparable"
     if here is None:
         return "not run"
-    if here.sign == "~":
+    if here.sign == "~" or math.isnan(here.mean):
         return "open"
-    low = -math.inf if here.sign == "<" else here.mean if here.low is None else here.low
-    high = math.inf if here.sign == ">" else here.mean if here.high is None else here.high
-    least, most = paper if isinstance(paper, tuple) else (paper, paper)
-    if not (low <= most and least <= high):
-        return "differs"
-    return "agrees" if here.sign == "=" else "open"
+    low, high = ends(here)
+    if claim.paper == "equal":
+        near = ((even(claim) or 1.0) / NEAR, (even(claim) or 1.0) * NEAR)
+        return "size" if _inside((low, high), near) else "contradicted" if _apart((low, high), near) else "open"
+    said = goal(claim)
+    none = said.even or 0.0
+    if said.side and (high < none if said.side > 0 else low > none):
+        return "contradicted"
+    holds = bool(said.side) and (low > none if said.side > 0 else high < none)
+    point = (-math.inf if here.sign == "<" else here.mean, math.inf if here.sign == ">" else here.mean)
+    sized = _inside(point, said.within(NEAR)) and _inside((low, high), said.within(WIDE))
+    if sized and not isinstance(claim.paper, str) and (holds or not said.side):
+        return "size"
+    if holds:
+        return "direction"
+    if not said.side and _apart(predicted(here, windows), said.within(NEAR)):
+        return "contradicted"
+    return "open"
 
 
-def rule(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """When a claim agrees, by what the paper gives and whether ours has an interval."""
-    kind = "range" if isinstance(paper, tuple) else "value"
-    return RULES[kind if here is None or (here.low is None and here.high is None) else f"{kind}, interval"]
+def judged_seeds(paper: str, n: int, of: int) -> str:
+    """The class of a claim about every seed (of SEEDS), `n` of which reach or meet the level."""
+    as_stated = n if paper in {"reached", "met"} else of - n
+    return "not run" if not of else "direction" if as_stated == of else "open" if as_stated else "contradicted"
 
 
-def judged_reach(paper: str, n: int, of: int) -> str:
-    """`agrees` where all seeds do as the paper says, `differs` where none does, else `open`; `n` of them reach."""
-    as_stated = n if paper == "reached" else of - n
-    return "not run" if not of else "agrees" if as_stated == of else "open" if as_stated else "differs"
+def together(words: Sequence[str]) -> str:
+    """The class of a statement whose parts have these."""
+    kinds = set(words)
+    if len(kinds) == 1:
+        return words[0]
+    if lacks := next((why for why in REASONS if why in kinds), ""):
+        return lacks
+    return "direction" if kinds and kinds <= {"size", "direction"} else "open" if kinds else "not run"
+
+
+def ends(here: Estimate) -> tuple[float, float]:
+    """The interval of an estimate; infinite where it has no end."""
+    return (-math.inf if here.low is None else here.low, math.inf if here.high is None else here.high)
+
+
+def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
+    """Where one more window would lie in 95 of 100 cases: what a paper's single run is compared with.
+
+    The interval of a mean of n windows, each of its ends sqrt(n + 1) times as far away, in logarithms where all is
+    above 0: of a t interval over n runs this is the usual prediction interval.
+    """
+    low, high = ends(here)
+    far = math.sqrt((here.n if windows is None else windows) + 1)
+    if low > 0 and here.mean > 0:
+        ratios = (here.mean * (x / here.mean) ** far if math.isfinite(x) else x for x in (low, high))
+        return next(ratios), next(ratios)
+    return here.mean - far * (here.mean - low), here.mean + far * (high - here.mean)
+
+
+def _inside(inner: tuple[float, float], outer: tuple[float, float]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[1] < other[0] or other[1] < one[0]
+
+
+def rule(claim: Claim) -> str:
+    """When a claim of its kind holds, in few words."""
+    if isinstance(claim.paper, str):
+        words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
+        return {**SEEDS, **words}[claim.paper]
+    return "within a factor 1.25, its interval within 1.5"
+
+
+# ------------------------------------------------------------------ what it rests on
+
+
+def weak(verdict: Verdict) -> str:
+    """Why a class rests on too little; empty where it does not, or where what it rests on is said beside it.
+
+    Seeds that all do the same and bounds state their number and their limit (`limit`); a calculation has no windows.
+    """
+    here = verdict.here
+    if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
+        return ""
+    if here.sign in {"<", ">"} or here.low == here.high == here.mean:
+        return ""
+    if verdict.support is None:
+        return "misses and windows are not told"
+    misses, windows = verdict.support
+    few = [f"{misses} misses"] if misses is not None and misses < LEAST_MISSES else []
+    few += [f"{windows} windows"] if windows < LEAST_WINDOWS else []
+    return f"{' and '.join(few)}, of at least {LEAST_MISSES} and {LEAST_WINDOWS}" if few else ""
+
+
+def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
+    """The misses and windows of a claim's estimate, of the side that has fewer."""
+    each = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
+    return Support(*(min(column) for column in zip(*each, strict=True)))
+
+
+def limit_of_seeds(paper: str, n: int, of: int) -> str:
+    """How often at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934)."""
+    from scipy.special import betaincinv
+
+    held = n if paper in {"reached", "met"} else of - n
+    least = float(betaincinv(held, of - held + 1, 0.05)) if held else 0.0
+    return f"n = {of}; so in at least {100 * least:.0f} % of windows (one-sided 95 % limit)"
+
+
+def limit_of_bound(here: Estimate, style: Style) -> str:
+    """Where a quantity that is only a bound ends, by its one-sided 95 % limit."""
+    end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
+    if end is None:
+        return f"n = {here.n}"
+    scaled = here.mean * (end / here.mean) ** ONE_SIDED if end > 0 and here.mean > 0 else end
+    return f"n = {here.n}; {word} {estimate.number(scaled, style.decimals)}{style.unit} (one-sided 95 % limit)"
+
+
+# ------------------------------------------------------------------ what a claim is about
+
+
+def claims_of(about: About) -> list[Claim]:
+    """The claims of a stored study."""
+    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about["claims"]]
+
+
+def _stored(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def concerned(claim: Claim, about: About) -> list[Panel]:
+    """The panels that a claim is about."""
+    return crossings.concerned(about["panels"], claim.on)
+
+
+def variants(claim: Claim) -> Iterator[Claim]:
+    """A claim, and the further evidence beside it."""
+    yield claim
+    for other in claim.also:
+        own = {key: value for key, value in other.items() if key in {"system", "over", "definition"}}
+        facts = {key: value for key, value in other.items() if key not in own}
+        yield replace(claim, **own, on={**claim.on, **facts}, also=(), evidence=True)
+
+
+def comparisons(claim: Claim, about: About) -> Iterator[Claim]:
+    """A claim about each of its systems over each of the others; "best static" as `over` stays as it is."""
+    systems = [name for text in claim.system.split(AND) for name in of_file(text, about)]
+    for one, over in product(systems, claim.over.split(AND)):
+        yield replace(claim, system=one, over=over)
+
+
+def of_file(name: str, about: About) -> list[str]:
+    """A name, or every system of the study that "best NAME" stands for."""
+    if not name.startswith(BEST):
+        return [name]
+    file = name.removeprefix(BEST)
+    return [label for label, text in about["texts"].items() if asked(text).name == file]
+
+
+def lacking(claim: Claim, about: About) -> list[str]:
+    """The systems of a claim that take no part in a study."""
+    part = {*about["systems"], *about["controls"]}
+    names = [name for name in (*claim.system.split(AND), *claim.over.split(AND)) if name]
+    return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
 
 
 # ------------------------------------------------------------------ estimates
@@ -99,6 +332,72 @@ def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
+def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
+    """What came out on a panel, and its text; of a ratio see `compared`."""
+    if claim.what == "fewest":
+        here = counted(rows, claim, definition, level)
+        return here, estimate.text(here, RATIO if claim.over else GPUS)
+    c = crossing(rows, panel, claim.system, definition, level)
+    here = None if c is None else c.at
+    return here, estimate.text(here, STYLES[panel["axis"]])
+
+
+def compared(
+    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
+) -> dict[str, Standing]:
+    """A claim's system beside each of several others; along SLO scales ratios say how many times sooner it is."""
+    each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
+    if panel["axis"] not in EASES:
+        return each
+    return {name: one._replace(ratio=one.ratio and inverse(one.ratio)) for name, one in each.items()}
+
+
+def inverse(e: Estimate) -> Estimate:
+    """An estimate of 1 over the quantity."""
+    low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
+    return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
+
+
+def standing_text(one: Standing) -> str:
+    """A ratio; where a curve is flat at the level, what stands for it: who is ahead, and differences at fixed rates."""
+    if not one.flat and one.ratio is not None:
+        return estimate.text(one.ratio, RATIO)
+    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in one.differences)
+    why = "flat at the level" if one.ratio is not None else ""
+    return ": ".join(filter(None, (", ".join(filter(None, (why, one.note, one.says))), gaps)))
+
+
+def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
+    """The fewest that hold the level on average of the seeds, between the least and the most that a seed takes."""
+    whole = fewest(rows, claim.system, claim.over, definition, level)
+    seeds = sorted(tidy.curves(rows, claim.system, definition, "x"))
+    if whole is None or len(seeds) < 2 or whole.sign != "=":
+        return whole
+    each = [
+        fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
+    ]
+    if any(one is None or one.sign != "=" for one in each):
+        return whole
+    counts = [whole.mean, *(one.mean for one in each if one)]
+    return replace(whole, low=min(counts), high=max(counts))
+
+
+def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """The best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
+    name = min(ratios, key=lambda one: ratios[one].mean)
+    lows = [e.low for e in ratios.values() if e.low is not None]
+    highs = [e.high for e in ratios.values() if e.high is not None]
+    low = min(lows) if len(lows) == len(ratios) else None
+    sign = "~" if any(e.sign == "~" for e in ratios.values()) else ratios[name].sign
+    return name, replace(ratios[name], low=low, high=min(highs, default=None), sign=sign)
+
+
+def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -> tuple[int, int]:
+    """How many seeds hold the level at an x, and of how many that ran there."""
+    shares = [y for curve in tidy.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at]
+    return sum(y >= level for y in shares), len(shares)
+
+
 # ------------------------------------------------------------------ verdicts
 
 
@@ -107,33 +406,28 @@ def verdicts(table: pa.Table, about: About) -> list[Verdict]:
     return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
 
 
-def claims_of(about: About) -> list[Claim]:
-    """The claims of a stored study."""
-    return [Claim(**{**stored, "paper": _paper(stored["paper"])}) for stored in about["claims"]]
-
-
-def _paper(value: Any) -> Paper:
-    return tuple(value) if isinstance(value, list | tuple) else value
-
-
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
-    """The verdicts of the i-th claim: one a panel, or one of all panels together."""
-    claim = claims_of(about)[i]
+    """The verdicts of the i-th claim, a panel and a pair of systems each; further evidence comes last, and once."""
+    seen = set[tuple[str, ...]]()
+    for variant in variants(claims_of(about)[i]):
+        for claim in comparisons(variant, about):
+            for verdict in _of_one(table, about, claim, about["values"][i]):
+                key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
+                if key not in seen:
+                    seen.add(key)
+                    yield verdict
+
+
+def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
         case "value":
-            here = Estimate(about["values"][i], None, None, 1)
+            here = Estimate(float(value or 0.0), value, value, 1)
             yield by_number(claim, None, here, f"{here.mean:.2f} s")
         case "difference":
             yield from _of_difference(table, about, claim)
         case _:
-            takes_part = {claim.system, claim.over or claim.system} <= {*about["systems"], *about["controls"]}
-            for panel in concerned(claim, about) if takes_part else ():
+            for panel in concerned(claim, about) if not lacking(claim, about) else ():
                 yield _on_panel(claim, panel, of_panel(table, panel), about)
-
-
-def concerned(claim: Claim, about: About) -> list[Panel]:
-    """The panels that a claim is about."""
-    return crossings.concerned(about["panels"], claim.on)
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
@@ -145,51 +439,102 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
     yield by_number(claim, None, here, text)
 
 
-def by_number(claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "") -> Verdict:
-    """The verdict on a claim with a number, or a range; `text` says what came out (empty: the estimate)."""
-    assert isinstance(claim.paper, float | int | tuple)
+def by_number(
+    claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
+) -> Verdict:
+    """The verdict on a claim by an estimate; `text` says what came out (empty: the estimate)."""
     text = text or estimate.text(here)
-    if not claim.comparable:
-        return Verdict(claim, panel, here, text, "not comparable", NONE)
-    return Verdict(claim, panel, here, text, judged(claim.paper, here), rule(claim.paper, here))
+    if claim.what == "measure" and here is not None and backing is None:
+        backing = Support(None, here.n)
+    says = judged(claim, here, backing.windows if backing else None)
+    note = ""
+    if says in CLASSES and here is not None and here.sign in {"<", ">"}:
+        note = limit_of_bound(here, RATIO if claim.over else RATE)
+    return Verdict(claim, panel, here, text, says, NONE if says in REASONS else rule(claim), note, backing)
 
 
 def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """The verdict on a claim about crossings on one panel."""
     definition, level = claim.definition or about["definitions"][0], about["level"]
-    systems = [name for name in (claim.system, claim.over) if name]
-    unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
-    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in systems}:
+    others = of_file(claim.over, about) if claim.over else []
+    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
         note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
         return Verdict(claim, panel, None, NONE, "open", NONE, note)
     if claim.paper is None or panel["kind"]:
         return _standing(claim, panel, rows, about)
-    if any(gone.every for gone in unfit.values()) and claim.what != "fewest":
+    gone = {name: why for name in (claim.system, *others) if (why := tidy.unfit(rows, name)) and why.every}
+    fit = [name for name in others if name not in gone]
+    if (claim.system in gone or (others and not fit)) and claim.what != "fewest":
         says = "does not fit" if claim.comparable else "not comparable"
-        note = "; ".join(f"{name}: {gone.why}" for name, gone in unfit.items() if gone.every)
-        return Verdict(claim, panel, None, NONE, says, NONE, note)
-    if isinstance(claim.paper, str):
-        n, of = reached(rows, panel["axis"], claim.system, definition, level)
-        text = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
-        says = judged_reach(claim.paper, n, of) if claim.comparable else "not comparable"
-        return Verdict(claim, panel, None, text, says, RULES[claim.paper] if claim.comparable else NONE)
+        return Verdict(claim, panel, None, NONE, says, NONE, "; ".join(f"{name}: {x.why}" for name, x in gone.items()))
+    if claim.paper in SEEDS:
+        return _by_seeds(claim, panel, rows, definition, level)
+    if claim.what == "ratio":
+        return _by_ratio(claim, panel, rows, fit, definition, level)
     here, text = estimated(claim, panel, rows, definition, level)
-    return by_number(claim, panel, here, text)
+    return by_number(claim, panel, here, text, support(rows, panel, claim, definition, level))
 
 
-def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
-    """What came out on a panel, and its text."""
-    match claim.what:
-        case "ratio":
-            here = ratio(rows, panel["axis"], (claim.system, claim.over), definition, level)
-            return here, estimate.text(here, RATIO)
-        case "fewest":
-            here = fewest(rows, claim.system, claim.over, definition, level)
-            return here, estimate.text(here, RATIO if claim.over else GPUS)
-        case _:
-            c = crossing(rows, panel, claim.system, definition, level)
-            here = None if c is None else c.at
-            return here, estimate.text(here, STYLES[panel["axis"]])
+def _by_ratio(
+    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
+) -> Verdict:
+    """The verdict on a ratio to a system, or to the best of several.
+
+    Where a curve is flat at the level a ratio says nothing: who is ahead of each stands for it, and no size.
+    """
+    each = compared(claim, panel, rows, others, definition, level)
+    each = {name: one for name, one in each.items() if one.ratio is not None or one.differences}
+    if not each:
+        return by_number(claim, panel, None, NONE)
+    ratios = {name: one.ratio for name, one in each.items() if one.ratio is not None and not one.flat}
+    best = min(each, key=lambda name: _order(each[name]))
+    backing = support(rows, panel, replace(claim, over=best), definition, level)
+    if len(ratios) == len(each):
+        best, here = lowest(ratios)
+        beside = f" (the best is {best})" if claim.over.startswith(BEST) else ""
+        return by_number(claim, panel, here, estimate.text(here, RATIO) + beside, backing)
+    says = together([judged_order(claim, one) for one in each.values()])
+    named = (f"{name}: " if len(each) > 1 else "" for name in each)
+    text = "; ".join(f"{name}{standing_text(one)}" for name, one in zip(named, each.values(), strict=True))
+    here = each[best].ratio
+    return Verdict(claim, panel, here, text, says, NONE if says in REASONS else rule(claim), "", backing)
+
+
+def _order(one: Standing) -> float:
+    """How far a system is ahead, for the best of others; by its crossings, or by differences beyond them."""
+    if one.ratio is not None:
+        return math.log(one.ratio.mean)
+    return sum(gap.mean for _, gap in one.differences) / len(one.differences)
+
+
+def judged_order(claim: Claim, one: Standing) -> str:
+    """The class of a claim by who is ahead, of a ratio that says nothing where its curve is flat."""
+    if not one.flat and one.ratio is not None:
+        found = judged(claim, one.ratio)
+        return "direction" if found == "size" else found
+    if (found := judged(claim, Estimate(1.0, None, None, 1))) != "open":
+        return found
+    if claim.paper == "equal":
+        return "size" if one.says == "equal within 25 %" else "open"
+    side = goal(claim).side
+    ours, theirs = ("ahead", "behind") if side > 0 else ("behind", "ahead")
+    if not side or one.says == UNDECIDED:
+        return "open"
+    return "direction" if one.says.startswith(ours) else "contradicted" if one.says.startswith(theirs) else "open"
+
+
+def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
+    """The verdict on what a paper says of every run."""
+    paper = str(claim.paper)
+    if claim.at:
+        n, of = met(rows, claim.system, definition, level, claim.at)
+    else:
+        n, of = reached(rows, panel["axis"], claim.system, definition, level)
+    text = f"{'met' if claim.at else 'reached'} by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
+    if not claim.comparable:
+        return Verdict(claim, panel, None, text, "not comparable", NONE)
+    note = limit_of_seeds(paper, n, of) if of else ""
+    return Verdict(claim, panel, None, text, judged_seeds(paper, n, of), rule(claim), note)
 
 
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
@@ -199,13 +544,17 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
-    here, says, note, *_ = side_by_side(rows, panel, pair, definition, about["level"])
+    one = side_by_side(rows, panel, pair, definition, about["level"])
+    here, says, note = one.ratio, one.says, one.note
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
-    return by_number(claim, panel, here, text)._replace(note=note)
+    if one.flat:
+        return Verdict(claim, panel, here, standing_text(one), judged_order(claim, one), rule(claim), note)
+    found = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+    return found._replace(note="; ".join(filter(None, (note, found.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
@@ -219,18 +568,21 @@ def _at_an_end(panel: Panel, about: About) -> bool:
 
 def claim_text(claim: Claim, about: About, axis: str = "") -> str:
     """What a claim is about."""
-    goal = f"{100 * about['level']:g} % {(claim.definition or about['definitions'][0]).upper()}"
+    level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
         case "value":
             return f"activation of {claim.shape}, TP {claim.tp}"
         case "difference":
             return f"{claim.subject or claim.over}, the model that gains most"
         case "fewest":
-            return f"{claim.label}, GPUs for {goal}"
+            return f"{claim.label}, GPUs for {level} {word}"
+        case "ratio" if axis == "slo_scale":
+            return f"{claim.label}, how many times shorter P{100 * about['level']:g} {word} is"
         case _:
-            return (
-                f"{claim.label}, {AXES[axis]} at {goal}" if claim.over else f"{claim.system}, {AXES[axis]} for {goal}"
-            )
+            if claim.at:
+                return f"{claim.label}, {level} {word} at {AXES[axis]} {claim.at:g}"
+            preposition = "at" if claim.over else "for"
+            return f"{claim.label}, {AXES[axis]} {preposition} {level} {word}"
 
 
 def paper_text(claim: Claim) -> str:
@@ -241,9 +593,8 @@ def paper_text(claim: Claim) -> str:
     if claim.paper is None:
         return NONE
     numbers = claim.paper if isinstance(claim.paper, tuple) else (claim.paper,)
-    return "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers) + unit * (
-        not isinstance(claim.paper, str)
-    )
+    text = "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers)
+    return " ".join(filter(None, (claim.bound, text + unit * (not isinstance(claim.paper, str)))))
 
 
 def points_text(share: Estimate) -> str:

@@ -16,8 +16,10 @@ from harness.run.setup import load_trace
 from harness.run.spec import Spec, from_dict
 from harness.study.study import (
     AA_SEED,
+    AND,
     AXES,
     BESIDE,
+    BEST,
     HELD,
     ORIGINS,
     SET_BY_STUDY,
@@ -29,6 +31,8 @@ from harness.study.study import (
     named,
 )  # fmt: skip
 
+WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
+OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of files of before: whose they were
@@ -67,7 +71,10 @@ def _made(name: str, data: dict[str, Any]) -> Study:
     labels = named([str(text) for text in texts])
     made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
     by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
-    claims = (replace(c, system=by_text.get(c.system, c.system), over=by_text.get(c.over, c.over)) for c in made.claim)
+    claims = (
+        replace(c, **{key: AND.join(by_text.get(x, x) for x in getattr(c, key).split(AND)) for key in ("system", "over")})
+        for c in made.claim
+    )
     conditions = (replace(c, among=tuple(by_text.get(x, x) for x in c.among)) for c in made.condition)
     return replace(made, claim=tuple(claims), condition=tuple(conditions))
 
@@ -213,13 +220,9 @@ def _one_more_each(study: Study) -> None:
 
 
 def _claim(study: Study, claim: Claim) -> None:
-    known = (*study.systems, *named(study.bounds))
-    if claim.what == "difference":
-        known = tuple(study.systems)
     for key in ("system", "over"):
-        name = getattr(claim, key)
-        if name and name not in known:
-            raise UserError(f'{key} is "{name}"{meant(name, known)} ({", ".join(known)})')
+        for name in filter(None, getattr(claim, key).split(AND)):
+            _takes(study, key, name, claim)
     if claim.what in {"ratio", "difference"} and not claim.over:
         raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
     if claim.what == "value" and not claim.shape:
@@ -244,12 +247,39 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError(f'slo is "{rule}"{meant(str(rule), rules)} ({", ".join(rules)})')
     if unknown := next((key for key in claim.on if key not in ON), None):
         raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
-    if isinstance(claim.paper, str) and claim.paper not in {"reached", "never"}:
-        raise UserError(f'paper is "{claim.paper}", not a number, reached or never')
-    if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):
-        raise UserError(f"paper is {list(claim.paper)}, not a number or two, the smaller first")
+    _number(claim)
+    for other in claim.also:
+        if unknown := next((key for key in other if key not in {*ON, *OTHER}), None):
+            raise UserError(f'also: unknown key "{unknown}"{meant(unknown, (*ON, *OTHER))} ({", ".join((*ON, *OTHER))})')
+        own = {key: value for key, value in other.items() if key in OTHER}
+        facts = {key: value for key, value in other.items() if key in ON}
+        _claim(study, replace(claim, **own, on={**claim.on, **facts}, also=()))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
+
+
+def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
+    """UserError where a claim's system is none: neither of the study nor one that could be."""
+    known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
+    if name in known:
+        return
+    try:
+        system.path(asked(name.removeprefix(BEST)).name)
+    except UserError:
+        raise UserError(f'{key} is "{name}"{meant(name, known)} ({", ".join(known)})') from None
+
+
+def _number(claim: Claim) -> None:
+    """UserError where what a claim's paper says has no meaning."""
+    paper = claim.paper
+    if isinstance(paper, str) and paper not in WORDS:
+        raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')
+    if isinstance(paper, tuple) and not (len(paper) == 2 and paper[0] <= paper[1]):
+        raise UserError(f"paper is {list(paper)}, not a number or two, the smaller first")
+    if claim.bound and not isinstance(paper, float | int):
+        raise UserError(f'bound is "{claim.bound}", and paper is no number')
+    if (paper in {"met", "missed"}) != (claim.at > 0):
+        raise UserError('the key "at" is where a level is met or missed, and goes with these words')
 
 
 def _rules(study: Study) -> dict[str, None]:

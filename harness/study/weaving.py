@@ -319,7 +319,8 @@ def lines(seeds: int = SEEDS, *, out: Path | None = None, teller: Teller | None 
     values = measured(names, seeds, teller or Silent()) if out is None else kept(names, seeds, out, teller or Silent())
     for one in stated:
         paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
-        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, why=one.get("why", ""))
+        rest = {key: one[key] for key in ("bound", "even", "input", "why") if key in one}
+        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, **rest)
         if "lacks" in one:
             yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
             continue
