@@ -43,7 +43,7 @@ from harness.rows.crossings import (
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
 from harness.rows.statistics import Estimate
-from harness.study.study import AND, BEST, Claim
+from harness.study.study import AND, BEST, Claim, beside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -151,10 +151,8 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
 
     `windows`: how many of the paper's windows the estimate has; None: its own count.
     """
-    if claim.input:
-        return "input"
-    if not claim.comparable:
-        return "not comparable"
+    if known := untried(claim):
+        return known
     if here is None:
         return "not run"
     if here.sign == "~" or math.isnan(here.mean):
@@ -177,6 +175,13 @@ def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> s
     if not said.side and _apart(predicted(here, windows), said.within(NEAR)):
         return "contradicted"
     return "open"
+
+
+def untried(claim: Claim) -> str:
+    """What a claim is whatever came out; empty where that decides."""
+    if claim.input:
+        return "input"
+    return "not testable" if claim.lacks else "" if claim.comparable else "not comparable"
 
 
 def judged_seeds(paper: str, n: int, of: int) -> str:
@@ -295,10 +300,7 @@ def concerned(claim: Claim, about: About) -> list[Panel]:
 def variants(claim: Claim) -> Iterator[Claim]:
     """A claim, and the further evidence beside it."""
     yield claim
-    for other in claim.also:
-        own = {key: value for key, value in other.items() if key in {"system", "over", "definition"}}
-        facts = {key: value for key, value in other.items() if key not in own}
-        yield replace(claim, **own, on={**claim.on, **facts}, also=(), evidence=True)
+    yield from (beside(claim, other) for other in claim.also)
 
 
 def comparisons(claim: Claim, about: About) -> Iterator[Claim]:
@@ -420,6 +422,8 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
 
 def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
+        case "measure":  # of a driver of its own, or of nobody's
+            yield by_number(claim, None, None, NONE)
         case "value":
             here = Estimate(float(value or 0.0), value, value, 1)
             yield by_number(claim, None, here, f"{here.mean:.2f} s")
@@ -465,7 +469,7 @@ def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     gone = {name: why for name in (claim.system, *others) if (why := tidy.unfit(rows, name)) and why.every}
     fit = [name for name in others if name not in gone]
     if (claim.system in gone or (others and not fit)) and claim.what != "fewest":
-        says = "does not fit" if claim.comparable else "not comparable"
+        says = untried(claim) or "does not fit"
         return Verdict(claim, panel, None, NONE, says, NONE, "; ".join(f"{name}: {x.why}" for name, x in gone.items()))
     if claim.paper in SEEDS:
         return _by_seeds(claim, panel, rows, definition, level)
@@ -491,13 +495,12 @@ def _by_ratio(
     backing = support(rows, panel, replace(claim, over=best), definition, level)
     if len(ratios) == len(each):
         best, here = lowest(ratios)
-        beside = f" (the best is {best})" if claim.over.startswith(BEST) else ""
-        return by_number(claim, panel, here, estimate.text(here, RATIO) + beside, backing)
-    says = together([judged_order(claim, one) for one in each.values()])
-    named = (f"{name}: " if len(each) > 1 else "" for name in each)
-    text = "; ".join(f"{name}{standing_text(one)}" for name, one in zip(named, each.values(), strict=True))
-    here = each[best].ratio
-    return Verdict(claim, panel, here, text, says, NONE if says in REASONS else rule(claim), "", backing)
+        named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
+        return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
+    words = [judged_order(claim, one) for one in each.values()]
+    says = "contradicted" if "contradicted" in words else together(words)  # who is behind one is behind the best
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(one) for name, one in each.items())
+    return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 
 
 def _order(one: Standing) -> float:
@@ -512,8 +515,8 @@ def judged_order(claim: Claim, one: Standing) -> str:
     if not one.flat and one.ratio is not None:
         found = judged(claim, one.ratio)
         return "direction" if found == "size" else found
-    if (found := judged(claim, Estimate(1.0, None, None, 1))) != "open":
-        return found
+    if known := untried(claim):
+        return known
     if claim.paper == "equal":
         return "size" if one.says == "equal within 25 %" else "open"
     side = goal(claim).side
@@ -531,8 +534,8 @@ def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level
     else:
         n, of = reached(rows, panel["axis"], claim.system, definition, level)
     text = f"{'met' if claim.at else 'reached'} by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
-    if not claim.comparable:
-        return Verdict(claim, panel, None, text, "not comparable", NONE)
+    if known := untried(claim):
+        return Verdict(claim, panel, None, text, known, NONE)
     note = limit_of_seeds(paper, n, of) if of else ""
     return Verdict(claim, panel, None, text, judged_seeds(paper, n, of), rule(claim), note)
 
@@ -570,6 +573,8 @@ def claim_text(claim: Claim, about: About, axis: str = "") -> str:
     """What a claim is about."""
     level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
+        case "measure":
+            return claim.subject
         case "value":
             return f"activation of {claim.shape}, TP {claim.tp}"
         case "difference":
@@ -588,7 +593,7 @@ def claim_text(claim: Claim, about: About, axis: str = "") -> str:
 def paper_text(claim: Claim) -> str:
     """What the paper says."""
     unit, factor = {"value": (" s", 1.0), "difference": (" points", 100.0)}.get(
-        claim.what, ("x" if claim.over else "", 1.0)
+        claim.what, ("x" if even(claim) == 1.0 else "", 1.0)
     )
     if claim.paper is None:
         return NONE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.report.sentences import listed
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
@@ -138,19 +136,26 @@ def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
     """A claim's statement, by its lines."""
     says = claim.says or claims.claim_text(claim, {"level": asked.level, "definitions": asked.definitions}, "rate_rps")
     number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
-    return Statement(asked.paper, claim.section, says, number, tuple(lines), claim.input or claim.why, claim.name)
+    return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
+
+
+def _due(claim: Claim) -> str:
+    """What a claim's class, or the lack of one, is due to."""
+    return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
 
 
 def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
     """What came out for the i-th claim; at the ends alone of a cumulative study, and what lacks where nothing did."""
     found = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
     lines = [_line(measured, verdict) for verdict in found]
-    if claim.evidence or claim.what == "value":
+    if claim.evidence or claim.what in {"value", "measure"}:
         return lines
     gone = claims.lacking(claim, measured.about)
     if gone or not any(not line.evidence for line in lines):
-        why = f"{listed(gone)} took no part" if gone else f"nothing ran with {_facts(claim)}"
-        lines.insert(0, Line(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why))
+        why = f"{' and '.join(gone)} took no part" if gone else f"nothing ran with {_facts(claim)}"
+        lines.insert(
+            0, Line(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why)
+        )
     return lines
 
 
@@ -232,12 +237,18 @@ def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa
     found = [
         Statement(
             weaving.PAPER, one.section, one.verdict.claim.subject, claims.paper_text(one.verdict.claim),
-            (Line("", at, one.verdict.text, one.verdict.says, one.verdict.note, claims.weak(one.verdict)),),
-            one.verdict.claim.input or one.verdict.claim.why,
+            (_of_weaver(at, one.verdict),),
+            _due(one.verdict.claim) or one.verdict.note, one.verdict.claim.name,
         )
         for one in weaving.lines(out=out, teller=teller)
     ]  # fmt: skip
     return Source(tuple(found), {})
+
+
+def _of_weaver(at: str, verdict: Verdict) -> Line:
+    what = verdict.claim.subject if verdict.claim.evidence else ""
+    note = verdict.note if verdict.says in CLASSES else ""
+    return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
 
 
 def _seeds(n: int) -> str:
@@ -263,12 +274,14 @@ def markdown(found: Ledger) -> Iterator[str]:
     yield ""
     yield from _wrapped(
         "What papers say, beside what came out here: each statement once, by one rule for all "
-        "(`harness/study/claims.py`), which was fixed before anything ran. Made by `bench claims` (`make claims`).", "")  # fmt: skip
+        "(`harness/study/claims.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
+        "",
+    )
     yield ""
     verdicts = [one.verdict for one in found.statements if one.stands]
     kept = [word for word in SAYS if word in CLASSES or word in verdicts]
     yield from (line for word in kept for line in _wrapped(f"**{verdicts.count(word)} {word}**: {SAYS[word]}", "- "))
-    for paper, group in groupby(sorted(found.statements, key=lambda one: one.paper), key=lambda one: one.paper):
+    for paper, group in groupby(sorted(found.statements, key=_of), key=_of):
         yield from ("", f"## {paper}")
         for one in group:
             yield ""
@@ -277,6 +290,11 @@ def markdown(found: Ledger) -> Iterator[str]:
         yield from ("", "## Not among them", "")
         for name, why in found.missing.items():
             yield from _wrapped(escaped(f"{name}: {why}"), "- ")
+
+
+def _of(one: Statement) -> str:
+    """The paper of a statement, without its figures and sections."""
+    return re.split(r", (?:figures?|section) ", one.paper)[0]
 
 
 def block(one: Statement) -> Iterator[str]:

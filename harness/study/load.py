@@ -22,17 +22,18 @@ from harness.study.study import (
     BEST,
     HELD,
     ORIGINS,
+    OTHER,
     SET_BY_STUDY,
     START,
     STUDIES,
     Claim,
     Condition,
     Study,
+    beside,
     named,
 )  # fmt: skip
 
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
-OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of files of before: whose they were
@@ -71,10 +72,11 @@ def _made(name: str, data: dict[str, Any]) -> Study:
     labels = named([str(text) for text in texts])
     made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
     by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
-    claims = (
-        replace(c, **{key: AND.join(by_text.get(x, x) for x in getattr(c, key).split(AND)) for key in ("system", "over")})
-        for c in made.claim
-    )
+
+    def labelled(name: str) -> str:
+        return AND.join(by_text.get(text, text) for text in name.split(AND))
+
+    claims = (replace(c, system=labelled(c.system), over=labelled(c.over)) for c in made.claim)
     conditions = (replace(c, among=tuple(by_text.get(x, x) for x in c.among)) for c in made.condition)
     return replace(made, claim=tuple(claims), condition=tuple(conditions))
 
@@ -240,7 +242,7 @@ def _claim(study: Study, claim: Claim) -> None:
     if (trace := claim.on.get("trace")) is not None:
         texts = {text for one in study.condition for text in _over(study, one, "trace", Spec("").trace)}
         traces = [load_trace(str(text)).name for text in sorted(texts)]
-        if not any(name.startswith(str(trace)) for name in traces):
+        if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
             raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
     rules = _rules(study)
     if (rule := claim.on.get("slo")) is not None and rule not in rules:
@@ -249,13 +251,21 @@ def _claim(study: Study, claim: Claim) -> None:
         raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
     _number(claim)
     for other in claim.also:
-        if unknown := next((key for key in other if key not in {*ON, *OTHER}), None):
-            raise UserError(f'also: unknown key "{unknown}"{meant(unknown, (*ON, *OTHER))} ({", ".join((*ON, *OTHER))})')
-        own = {key: value for key, value in other.items() if key in OTHER}
-        facts = {key: value for key, value in other.items() if key in ON}
-        _claim(study, replace(claim, **own, on={**claim.on, **facts}, also=()))
+        known = (*ON, *OTHER)
+        if unknown := next((key for key in other if key not in known), None):
+            raise UserError(f'also: unknown key "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        _claim(study, beside(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
+
+
+def _exists(trace: str) -> bool:
+    """Tell whether a trace is there, which a study may have no condition on."""
+    try:
+        load_trace(trace)
+    except UserError:
+        return False
+    return True
 
 
 def _takes(study: Study, key: str, name: str, claim: Claim) -> None:

@@ -37,6 +37,7 @@ SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_
                           "token_times", "homes"})  # fmt: skip
 AND = " and "  # between the systems of a claim
 BEST = "best "  # before the file of systems of which a claim means the best one
+OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 Paper = float | str | tuple[float, float] | None
 
 
@@ -124,6 +125,7 @@ class Claim:
     at: NonNegative = 0.0  # of `met` and `missed`
     why: str = ""  # where ours differs: what is sufficient for the paper's number; or what makes it not comparable
     comparable: bool = True  # false where the paper leaves out what a comparison needs
+    lacks: str = ""  # the datum without which it cannot be tested
     input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
@@ -339,6 +341,16 @@ class Study:
             {**fields, **asked(text), "token_times": any(DEFINITIONS[name].by_token for name in self.definitions)}
         )
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
+
+
+def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
+    """The claim of further evidence: with another system, over or definition, and other facts."""
+    own = {key: str(value) for key, value in other.items() if key in OTHER}
+    facts = {key: value for key, value in other.items() if key not in OTHER}
+    return replace(
+        claim, system=own.get("system", claim.system), over=own.get("over", claim.over), also=(), evidence=True,
+        definition=own.get("definition", claim.definition), on={**claim.on, **facts},
+    )  # fmt: skip
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:

@@ -319,7 +319,7 @@ def lines(seeds: int = SEEDS, *, out: Path | None = None, teller: Teller | None 
     values = measured(names, seeds, teller or Silent()) if out is None else kept(names, seeds, out, teller or Silent())
     for one in stated:
         paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
-        rest = {key: one[key] for key in ("bound", "even", "input", "why") if key in one}
+        rest = {key: one[key] for key in ("bound", "even", "input", "why", "name", "evidence") if key in one}
         claim = Claim("measure", "weaver", subject=one["says"], paper=paper, **rest)
         if "lacks" in one:
             yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
@@ -354,13 +354,13 @@ def main(out: Path | None = None) -> None:
     """Print the claims; write them, and the points of the figures, as tables."""
     every = list(lines())
     for section, v in every:
-        paper, why = paper_text(v.claim), v.note or (v.claim.why if v.says == "differs" else "")
+        paper, why = paper_text(v.claim), v.note or v.claim.why
         print(f"{v.says:12} {paper:>12}  here {v.text:24} {v.claim.subject} ({section})")
         if why:
             print(f"{'':12} {why}")
     if out is not None:
         rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says,
-                 v.note or v.claim.why * (v.says == "differs")) for section, v in every)  # fmt: skip
+                 v.note or v.claim.why) for section, v in every)  # fmt: skip
         _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
         _write(out / "weaver.csv", Point._fields, curves())
 
