@@ -114,8 +114,11 @@ def merged(found: Iterable[Statement]) -> list[Statement]:
             by_name[key] = one
             continue
         first, second = (one, other) if one.stands and not other.stands else (other, one)
-        whys = dict.fromkeys(filter(None, (first.why, second.why)))
-        by_name[key] = first._replace(lines=(*first.lines, *second.lines), why=" ".join(whys))
+        whys, numbers = (dict.fromkeys(filter(None, pair)) for pair in (
+            (first.why, second.why), (first.number, *([second.number] if second.stands else [])),
+        ))  # fmt: skip
+        lines = (*first.lines, *second.lines)
+        by_name[key] = first._replace(lines=lines, why=" ".join(whys), number="; ".join(numbers))
     return list(by_name.values())
 
 
