@@ -225,7 +225,6 @@ MEASURES: Mapping[str, Callable[[int], float]] = {
     "weaver_kv_hot": lambda seed: weaver(15.0, seed).kv_hot,
     "weaver_kv_cold": lambda seed: weaver(15.0, seed).kv_cold,
     "weaver_batch": lambda seed: weaver(HIGH_RPS, seed).batch,
-    "tpot_high": lambda seed: weaver(15.0, seed).hot_ms / weaver(15.0, seed, **OFF).hot_ms,
     "tpot_knee": lambda seed: weaver(13.0, seed).hot_ms / weaver(13.0, seed, **OFF).hot_ms,
     "tpot_low": lambda seed: weaver(2.0, seed).hot_ms / weaver(2.0, seed, **OFF).hot_ms,
     "cold_low": lambda seed: weaver(2.0, seed).cold_ms / weaver(2.0, seed, **OFF).cold_ms,
