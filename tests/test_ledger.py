@@ -137,7 +137,7 @@ definitions = ["ttft"]
 slo = "absolute:ttft=2,tpot=0.1"
 along = "rate_rps"
 at = [1.0, 400.0]
-sample = { rule = "bisect", each = "seed", points = 2 }
+sample = { rule = "bisect", points = 2 }
 cumulative = true
 layout = "steps"
 quick = { seeds = 1 }

@@ -71,6 +71,7 @@ SEEDS = {  # what the paper says of every run, and when a statement holds
     "met": "every seed meets it",
     "missed": "no seed meets it",
 }
+CASE = "a case study, which decides nothing"
 NEAR, WIDE = 1.25, 1.5  # factors within which the point and the interval are of the paper's size
 LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
 ONE_SIDED = 1.6448536269514722 / 1.959963984540054  # half widths of a one-sided 95 % limit and a 95 % interval
@@ -431,7 +432,14 @@ def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) ->
             yield from _of_difference(table, about, claim)
         case _:
             for panel in concerned(claim, about) if not lacking(claim, about) else ():
-                yield _on_panel(claim, panel, of_panel(table, panel), about)
+                yield _of_case(_on_panel(claim, panel, of_panel(table, panel), about), panel)
+
+
+def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
+    """A half of a real trace is a case study of one window, by which nothing is decided."""
+    if not panel.get("half") or verdict.says not in DECIDED:
+        return verdict
+    return verdict._replace(says="open", note="; ".join(filter(None, (verdict.note, CASE))))
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:

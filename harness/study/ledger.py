@@ -185,6 +185,7 @@ def _line(measured: Measured, verdict: Verdict) -> Line:
     claim, panel, about = verdict.claim, verdict.panel, measured.about
     what = claims.claim_text(claim, about, panel["axis"] if panel else "")
     where = _everywhere(claim, measured) if panel is None else panel_text(panel, measured)
+    where = "" if claim.what == "measure" else where
     return Line(what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence)
 
 
@@ -195,8 +196,9 @@ def panel_text(panel: Panel, measured: Measured) -> str:
     gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
     if panel["axis"] == "gpus" and panel["xs"]:
         gpus = f"{min(panel['xs']):g} to {max(panel['xs']):g} x {panel['gpu']}"
+    half = f", {panel['half']} half" if panel.get("half") else ""
     parts = [
-        f"{panel['trace']} ({panel['tier']})",
+        f"{panel['trace']} ({panel['tier']}{half})",
         panel["models"],
         gpus,
         panel["host"],
