@@ -142,11 +142,10 @@ def test_a_claim_of_every_run_is_judged_seed_by_seed(paper: str) -> None:
 
 
 def test_seeds_and_bounds_state_their_number_and_limit() -> None:
-    assert claims.limit_of_seeds("reached", 5, 5).startswith("n = 5; so in at least 55 %")  # 0.05 ** (1 / 5)
+    assert claims.limit_of_seeds("reached", 5, 5).startswith("at least 55 %")  # 0.05 ** (1 / 5)
     assert claims.limit_of_seeds("never", 0, 5) == claims.limit_of_seeds("reached", 5, 5)
-    assert "at least 0 %" in claims.limit_of_seeds("met", 0, 5)
-    half = claims.limit_of_seeds("met", 3, 5)  # of Clopper and Pearson: 18.9 %
-    assert "at least 19 %" in half
+    assert claims.limit_of_seeds("met", 0, 5).startswith("at most 45 %")  # 1 - 0.05 ** (1 / 5)
+    assert claims.limit_of_seeds("met", 3, 5).startswith("at least 19 %")  # of Clopper and Pearson: 18.9 %
     bound = claims.limit_of_bound(here(4.0, 2.0, None, ">", 30), RATIO)
     assert bound == f"n = 30; at least {4.0 * 0.5 ** (1.6449 / 1.96):.2f}x (one-sided 95 % limit)"
 
@@ -161,6 +160,25 @@ def test_seeds_and_bounds_state_their_number_and_limit() -> None:
 )  # fmt: skip
 def test_a_statement_has_the_class_that_all_of_its_parts_have(parts: Sequence[str], says: str) -> None:
     assert together(parts) == says == together(parts[::-1])
+
+
+def test_one_of_several_contradicts_and_readings_have_to_agree() -> None:
+    """About a and c, or b and c: what c contradicts is contradicted, what a alone does is open."""
+    a, b = (frozenset({("a or b", one)}) for one in "ab")
+    both = frozenset[tuple[str, str]]()
+
+    def said(*words: str) -> str:
+        return claims.of_statement(list(zip(words, (a, b, both), strict=True)))
+
+    assert said("size", "size", "direction") == "direction"
+    assert said("size", "contradicted", "size") == "open"
+    assert said("contradicted", "contradicted", "size") == "contradicted"
+    assert said("size", "direction", "contradicted") == "contradicted"
+    assert said("direction", "open", "size") == "open"
+    assert said("contradicted", "direction", "not run") == "not run"
+    there = a | {("where", "x")}, a | {("where", "y")}  # workloads that the paper leaves open
+    assert claims.of_statement([("size", there[0]), ("contradicted", there[1])]) == "open"
+    assert claims.of_statement([]) == "not run"
 
 
 def test_a_single_run_of_a_paper_is_compared_with_a_prediction_interval() -> None:
@@ -288,7 +306,7 @@ def test_a_ratio_is_judged_over_the_best_static() -> None:
 
 def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> None:
     claim = Claim(
-        "ratio", "prism:osdi26 and prism", "static:rate and qlm", on=AT["rates"], paper="ahead",
+        "ratio", "prism:osdi26 or prism", "static:rate and qlm", on=AT["rates"], paper="ahead",
         also=({"over": "best static"}, {"system": "prism"}, {"condition": "elsewhere"}),
     )  # fmt: skip
     found = verdicts(claim, rated())
@@ -297,7 +315,9 @@ def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> N
         ("prism", "static:rate", "direction", False), ("prism", "qlm", "contradicted", False),
         ("prism:osdi26", "best static", "direction", True), ("prism", "best static", "direction", True),
     ]  # fmt: skip
-    assert together([v.says for v in found if not v.claim.evidence]) == "open"
+    judged = [(v.says, v.reading) for v in found if not v.claim.evidence]
+    assert claims.of_statement(judged) == "contradicted"  # by qlm, of either
+    assert claims.of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
 
 
 def test_what_takes_no_part_is_told() -> None:
@@ -329,7 +349,7 @@ def test_a_level_is_met_at_an_x_by_every_seed() -> None:
     ]  # fmt: skip
     (missed,) = verdicts(Claim("crossing", "qlm", on={"condition": "limit"}, paper="missed", at=1.0), rows)
     assert (missed.text, missed.says) == ("met by 0 of 8 seeds", "direction")
-    assert missed.note.startswith("n = 8; so in at least 69 %")  # 0.05 ** (1 / 8)
+    assert missed.note.startswith("at least 69 %")  # 0.05 ** (1 / 8)
 
 
 def test_every_static_is_one_that_never_reaches() -> None:

@@ -226,7 +226,7 @@ def test_a_study_as_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "sample" in line.where
     assert "llama-3.1-8b*3, 1 x h100, vllm-graph, SLO 1 x absolute:ttft=2,tpot=0.1, 2 seeds" in line.where
     assert (reached.verdict, line.weak) == ("direction", "")
-    assert line.note == "n = 2; so in at least 22 % of windows (one-sided 95 % limit)"
+    assert line.note == "at least 22 % of windows do as the paper says (one-sided 95 % limit)"
     assert (never.verdict, never.why) == ("contradicted", "")
     assert (ratio.says, ratio.section, ratio.number) == ("ours holds 7 times the rate", "2, figure 1", "7x")
     assert (ratio.verdict, ratio.why) == ("not comparable", "no rate | is stated")
@@ -311,7 +311,7 @@ def test_a_statement_of_several_studies_is_one() -> None:
         assert one.why.endswith("sufficient: quotas.")
     assert [one.stands for one in merged([beside])] == [False]
     both = merged([mine, mine._replace(lines=(LINE._replace(says="contradicted"),), number="3x")])
-    assert [(one.verdict, one.number) for one in both] == [("open", "2x; 3x")]
+    assert [(one.verdict, one.number) for one in both] == [("contradicted", "2x; 3x")]
     assert len(merged([ROW, ROW])) == 2  # without a name each is its own
 
 
@@ -403,6 +403,9 @@ def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypat
     weak = ROW._replace(lines=(LINE._replace(weak="9 misses, of at least 10 and 5"),))
     beside = ROW._replace(lines=(LINE, LINE._replace(weak="9 misses, of at least 10 and 5", evidence=True)))
     sourced(monkeypatch, {"fine": Source((ROW, beside), {}), "weak": Source((weak,), {})})
+    undecided = weak._replace(lines=(*weak.lines, LINE._replace(says="open")))  # nothing rests on it
+    beaten = weak._replace(lines=(*weak.lines, LINE._replace(says="contradicted")))
+    assert ledger.weak(Ledger((undecided, beaten), {})) == []
     fine = bench("claims", "--only", "fine", "--check")
     assert (fine.exit_code, "too little" in fine.stderr) == (0, False)
     assert bench("claims").exit_code == 0

@@ -1,6 +1,6 @@
 """Claims beside what came out: estimates of a study's table, and one class each by a fixed rule. Nothing is run here.
 
-The rule, all of which is `judged`, `judged_seeds` and `together`:
+The rule, which is `judged`, `judged_seeds` and `of_statement`:
 
     input         the paper's number is a constant of ours, so nothing is tested
     size          the point lies within a factor 1.25 of the paper's number and the interval within 1.5; of what is
@@ -13,8 +13,9 @@ The rule, all of which is `judged`, `judged_seeds` and `together`:
     open          everything else
 
 That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
-contradicted where it lies beyond. A statement about several systems, others or panels has the class that all of them
-have; size and direction together are direction, and whatever else is mixed is open.
+contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper leaves
+open what it means (which of two systems, which workload), each is a reading, and a statement has the class that all
+readings give it: size and direction together are direction, and whatever else is mixed is open (`of_statement`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.compute as pc
@@ -43,7 +44,7 @@ from harness.rows.crossings import (
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
 from harness.rows.statistics import Estimate
-from harness.study.study import AND, BEST, Claim, beside
+from harness.study.study import BEST, OR, Claim, beside, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,6 +80,9 @@ AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpu
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
 
+Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves open: the choice, and what is taken
+
+
 class Support(NamedTuple):
     """What an estimate rests on: the fewer of either side."""
 
@@ -97,6 +101,7 @@ class Verdict(NamedTuple):
     rule: str  # when a claim of its kind holds
     note: str = ""  # what lacks, or limits
     support: Support | None = None
+    reading: Reading = frozenset()
 
 
 # ------------------------------------------------------------------ one rule
@@ -192,13 +197,29 @@ def judged_seeds(paper: str, n: int, of: int) -> str:
 
 
 def together(words: Sequence[str]) -> str:
-    """The class of a statement whose parts have these."""
+    """The class that several readings give a statement."""
     kinds = set(words)
     if len(kinds) == 1:
         return words[0]
     if lacks := next((why for why in REASONS if why in kinds), ""):
         return lacks
     return "direction" if kinds and kinds <= {"size", "direction"} else "open" if kinds else "not run"
+
+
+def all_of(words: Sequence[str]) -> str:
+    """The class of a statement about several: one that contradicts it is enough."""
+    return "contradicted" if "contradicted" in words else together(words)
+
+
+def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
+    """The class of a statement by those of its parts: of all parts of a reading, then of all readings."""
+    choices = dict[str, dict[str, None]]()
+    for _, reading in parts:
+        for choice, taken in sorted(reading):
+            choices.setdefault(choice, {})[taken] = None
+    each = product(*([(choice, taken) for taken in every] for choice, every in choices.items()))
+    found = [[says for says, reading in parts if reading <= {*one}] for one in each]
+    return together([all_of(words) for words in found if words])
 
 
 def ends(here: Estimate) -> tuple[float, float]:
@@ -264,12 +285,17 @@ def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: 
 
 
 def limit_of_seeds(paper: str, n: int, of: int) -> str:
-    """How often at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934)."""
+    """How often at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934).
+
+    How often at most, where it never does.
+    """
     from scipy.special import betaincinv
 
     held = n if paper in {"reached", "met"} else of - n
-    least = float(betaincinv(held, of - held + 1, 0.05)) if held else 0.0
-    return f"n = {of}; so in at least {100 * least:.0f} % of windows (one-sided 95 % limit)"
+    share = float(betaincinv(held, of - held + 1, 0.05)) if held else 1.0 - 0.05 ** (1.0 / of)
+    return (
+        f"at {'least' if held else 'most'} {100 * share:.0f} % of windows do as the paper says (one-sided 95 % limit)"
+    )
 
 
 def limit_of_bound(here: Estimate, style: Style) -> str:
@@ -304,11 +330,18 @@ def variants(claim: Claim) -> Iterator[Claim]:
     yield from (beside(claim, other) for other in claim.also)
 
 
-def comparisons(claim: Claim, about: About) -> Iterator[Claim]:
-    """A claim about each of its systems over each of the others; "best static" as `over` stays as it is."""
-    systems = [name for text in claim.system.split(AND) for name in of_file(text, about)]
-    for one, over in product(systems, claim.over.split(AND)):
-        yield replace(claim, system=one, over=over)
+def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
+    """A claim about each of its systems over each of the others, and of which readings; see Claim."""
+    ours = [(one, reading) for name, reading in _read(claim.system) for one in of_file(name, about)]
+    for (one, mine), (over, theirs) in product(ours, _read(claim.over)):
+        yield replace(claim, system=one, over=over), mine | theirs
+
+
+def _read(text: str) -> Iterator[tuple[str, Reading]]:
+    """Each system of a claim, with the reading that it is one of."""
+    for names in systems_of(text):
+        for name in names:
+            yield name, frozenset({(OR.join(names), name)} if len(names) > 1 else ())
 
 
 def of_file(name: str, about: About) -> list[str]:
@@ -322,7 +355,7 @@ def of_file(name: str, about: About) -> list[str]:
 def lacking(claim: Claim, about: About) -> list[str]:
     """The systems of a claim that take no part in a study."""
     part = {*about["systems"], *about["controls"]}
-    names = [name for name in (*claim.system.split(AND), *claim.over.split(AND)) if name]
+    names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
     return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
 
 
@@ -413,12 +446,12 @@ def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
     """The verdicts of the i-th claim, a panel and a pair of systems each; further evidence comes last, and once."""
     seen = set[tuple[str, ...]]()
     for variant in variants(claims_of(about)[i]):
-        for claim in comparisons(variant, about):
+        for claim, reading in comparisons(variant, about):
             for verdict in _of_one(table, about, claim, about["values"][i]):
                 key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
                 if key not in seen:
                     seen.add(key)
-                    yield verdict
+                    yield verdict._replace(reading=reading)
 
 
 def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
@@ -505,8 +538,7 @@ def _by_ratio(
         best, here = lowest(ratios)
         named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
         return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
-    words = [judged_order(claim, one) for one in each.values()]
-    says = "contradicted" if "contradicted" in words else together(words)  # who is behind one is behind the best
+    says = all_of([judged_order(claim, one) for one in each.values()])  # who is behind one is behind the best
     text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(one) for name, one in each.items())
     return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
+from harness.rows import tidy
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
 from harness.study import claims, weaving
 from harness.study import load as studies
-from harness.study.claims import CLASSES, SAYS, Verdict, together
+from harness.study.claims import CLASSES, DECIDED, SAYS, Reading, Verdict, of_statement
 from harness.study.measure import Measured, measure
 from harness.study.study import START, Claim, Study
 
@@ -36,6 +37,7 @@ class Line(NamedTuple):
     note: str = ""  # what lacks, or limits
     weak: str = ""  # why it rests on too little
     evidence: bool = False  # stands beside it
+    reading: Reading = frozenset()  # of what the paper leaves open: systems, and where
 
 
 class Statement(NamedTuple):
@@ -52,7 +54,7 @@ class Statement(NamedTuple):
     @property
     def verdict(self) -> str:
         """The class of it, or why there is none."""
-        return together([line.says for line in self.lines if not line.evidence])
+        return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
     @property
     def stands(self) -> bool:
@@ -186,7 +188,8 @@ def _line(measured: Measured, verdict: Verdict) -> Line:
     what = claims.claim_text(claim, about, panel["axis"] if panel else "")
     where = _everywhere(claim, measured) if panel is None else panel_text(panel, measured)
     where = "" if claim.what == "measure" else where
-    return Line(what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence)
+    reading = verdict.reading | ({("where", where)} if where else set())
+    return Line(what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence, reading)
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
@@ -204,7 +207,7 @@ def panel_text(panel: Panel, measured: Measured) -> str:
         panel["host"],
         f"SLO {slo if scaled else panel['slo']}",
         f"{panel['rate_rps']:.3g} req/s{' each' * (panel['axis'] == 'models')}" if panel["rate_rps"] else "",
-        *(f"{key} {value}" for key, value in (panel["own"] if not panel["kind"] else {}).items()),
+        (tidy.machine(panel["own"]) or "") if not panel["kind"] else "",
         {"base": START, "cumulative": "all assumptions of the bridge"}.get(panel["kind"], ""),
         _seeds(measured.seeds),
     ]
@@ -261,13 +264,14 @@ def _seeds(n: int) -> str:
 
 
 def weak(found: Ledger) -> list[str]:
-    """The statements whose class rests on too little, and why; of what they are judged by."""
+    """The statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
     return [
         f"{one.paper}: {one.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
         for one in found.statements
         for line in one.lines
-        if line.weak and not line.evidence
-    ]
+        if line.weak and not line.evidence and one.verdict in DECIDED
+        and (one.verdict != "contradicted" or line.says == "contradicted")
+    ]  # fmt: skip
 
 
 # ------------------------------------------------------------------ as Markdown

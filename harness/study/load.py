@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.study.study import (
     BESIDE,
     BEST,
     HELD,
+    OR,
     ORIGINS,
     OTHER,
     SET_BY_STUDY,
@@ -31,6 +33,7 @@ from harness.study.study import (
     Study,
     beside,
     named,
+    systems_of,
 )  # fmt: skip
 
 WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
@@ -74,7 +77,7 @@ def _made(name: str, data: dict[str, Any]) -> Study:
     by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
 
     def labelled(name: str) -> str:
-        return AND.join(by_text.get(text, text) for text in name.split(AND))
+        return AND.join(OR.join(by_text.get(text, text) for text in part) for part in systems_of(name))
 
     claims = (replace(c, system=labelled(c.system), over=labelled(c.over)) for c in made.claim)
     conditions = (replace(c, among=tuple(by_text.get(x, x) for x in c.among)) for c in made.condition)
@@ -223,8 +226,8 @@ def _one_more_each(study: Study) -> None:
 
 def _claim(study: Study, claim: Claim) -> None:
     for key in ("system", "over"):
-        for name in filter(None, getattr(claim, key).split(AND)):
-            _takes(study, key, name, claim)
+        for text in filter(None, chain(*systems_of(getattr(claim, key)))):
+            _takes(study, key, text, claim)
     if claim.what in {"ratio", "difference"} and not claim.over:
         raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
     if claim.what == "value" and not claim.shape:

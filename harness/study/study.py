@@ -35,7 +35,7 @@ START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
                           "token_times", "homes"})  # fmt: skip
-AND = " and "  # between the systems of a claim
+AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
 BEST = "best "  # before the file of systems of which a claim means the best one
 OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 Paper = float | str | tuple[float, float] | None
@@ -105,8 +105,9 @@ class Claim:
     value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
     measure     a number that a driver of its own measures (Weaver's)
 
-    `system` and `over` may be several names with " and " between them (two readings of what a paper leaves open):
-    the statement has to hold for each. "best static" is every static partition of the study; over it, the best one.
+    `system` and `over` may be several names: with " and " between them the statement is about all of them, with " or "
+    they are readings of what the paper leaves open, and it has the class that each of them gives it ("a or b and c" is
+    about c and either a or b). "best static" is every static partition of the study; as `over` the best one.
 
     `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
     `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`); None where the paper states nothing.
@@ -351,6 +352,11 @@ def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
         claim, system=own.get("system", claim.system), over=own.get("over", claim.over), also=(), evidence=True,
         definition=own.get("definition", claim.definition), on={**claim.on, **facts},
     )  # fmt: skip
+
+
+def systems_of(text: str) -> list[list[str]]:
+    """The systems of a claim's `system` or `over`: all of these, of each any of its readings."""
+    return [part.split(OR) for part in text.split(AND)]
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:
