@@ -13,9 +13,9 @@ The rule, which is `judged`, `judged_seeds` and `of_statement`:
     open          everything else
 
 That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
-contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper leaves
-open what it means (which of two systems, which workload), each is a reading, and a statement has the class that all
-readings give it: size and direction together are direction, and whatever else is mixed is open (`of_statement`).
+contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper
+leaves open what it means (which of two systems, which workload), each is a reading, and a statement has the class that
+all readings give it: size and direction together are direction, and whatever else is mixed is open (`of_statement`).
 """
 
 from __future__ import annotations

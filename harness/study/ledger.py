@@ -316,7 +316,8 @@ def block(one: Statement) -> Iterator[str]:
     for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
         own = list(lines)
         if where:
-            yield from _wrapped(f"{'beside it, on' if evidence else 'on'} {escaped(where)}", "- ")
+            place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
+            yield from _wrapped("beside it, " * evidence + place, "- ")
         for line in own:
             yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
     if words := _why(one):
