@@ -308,7 +308,7 @@ def test_a_statement_of_several_studies_is_one() -> None:
         (one,) = merged(order)
         assert (one.says, one.verdict, len(one.lines)) == ("it holds 2x", "direction", 2)
         assert one.why.startswith("sufficient: ~line")
-        assert one.why.endswith("sufficient: quotas.")
+        assert one.why.endswith("break. sufficient: quotas")
     assert [one.stands for one in merged([beside])] == [False]
     both = merged([mine, mine._replace(lines=(LINE._replace(says="contradicted"),), number="3x")])
     assert [(one.verdict, one.number) for one in both] == [("contradicted", "2x; 3x")]
@@ -331,6 +331,14 @@ def test_a_page_counts_five_classes_and_has_each_statement_once() -> None:
     assert r"- sufficient: \~line break" in page
     assert page[-1] == "- fig7: no trace here"
     assert ledger.counted([ROW, ROW._replace(lines=(LINE._replace(says="open"),))]) == "1 direction, 1 open"
+
+
+def test_sizes_of_an_up_to_are_counted_apart_and_nothing_is_said_of_what_nobody_ran() -> None:
+    sized = ROW._replace(lines=(LINE._replace(says="size"),))
+    page = "\n".join(ledger.markdown(Ledger((sized, sized._replace(number="up to 1.6x")), {})))
+    assert "- **2 size** (1 of an 'up to'): the paper's number" in page
+    lacks = ROW._replace(lines=(LINE._replace(says="not testable", here="-", note=""),), why="lacks its trace")
+    assert list(ledger.block(lacks))[1:] == ["", "- lacks its trace"]
 
 
 def test_no_line_of_a_page_is_longer_than_100() -> None:
@@ -400,8 +408,8 @@ def test_the_command_writes_the_page_whole(tmp_path: Path, monkeypatch: pytest.M
 
 def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "RESULTS", tmp_path)
-    weak = ROW._replace(lines=(LINE._replace(weak="9 misses, of at least 10 and 5"),))
-    beside = ROW._replace(lines=(LINE, LINE._replace(weak="9 misses, of at least 10 and 5", evidence=True)))
+    weak = ROW._replace(lines=(LINE._replace(weak="9 misses of 10"),))
+    beside = ROW._replace(lines=(LINE, LINE._replace(weak="9 misses of 10", evidence=True)))
     sourced(monkeypatch, {"fine": Source((ROW, beside), {}), "weak": Source((weak,), {})})
     undecided = weak._replace(lines=(*weak.lines, LINE._replace(says="open")))  # nothing rests on it
     beaten = weak._replace(lines=(*weak.lines, LINE._replace(says="contradicted")))
@@ -412,7 +420,7 @@ def test_check_fails_where_a_class_rests_on_too_little(tmp_path: Path, monkeypat
     result = bench("claims", "--check")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1] == (
-        "rests on too little: P, figure 1: it holds 2x: static / chunked direction: 9 misses, of at least 10 and 5"
+        "rests on too little: P, figure 1: it holds 2x: static / chunked direction: 9 misses of 10"
     )
 
 

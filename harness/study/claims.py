@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CLASSES = {
-    "size": "the paper's number, within a factor 1.25 (the interval within 1.5)",
+    "size": "the paper's number, within a factor 1.25 (the interval within 1.5); of an 'up to', no more than it says",
     "direction": "the paper's direction, not shown to be its size",
     "contradicted": "the opposite, or another size where there is no direction",
     "open": "not decided",
@@ -273,9 +273,9 @@ def weak(verdict: Verdict) -> str:
     if verdict.support is None:
         return "misses and windows are not told"
     misses, windows = verdict.support
-    few = [f"{misses} misses"] if misses is not None and misses < LEAST_MISSES else []
-    few += [f"{windows} windows"] if windows < LEAST_WINDOWS else []
-    return f"{' and '.join(few)}, of at least {LEAST_MISSES} and {LEAST_WINDOWS}" if few else ""
+    few = [f"{misses} misses of {LEAST_MISSES}"] if misses is not None and misses < LEAST_MISSES else []
+    few += [f"{windows} windows of {LEAST_WINDOWS}"] if windows < LEAST_WINDOWS else []
+    return " and ".join(few)
 
 
 def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:

@@ -120,7 +120,9 @@ def merged(found: Iterable[Statement]) -> list[Statement]:
             (first.why, second.why), (first.number, *([second.number] if second.stands else [])),
         ))  # fmt: skip
         lines = (*first.lines, *second.lines)
-        by_name[key] = first._replace(lines=lines, why=" ".join(whys), number="; ".join(numbers))
+        by_name[key] = first._replace(
+            lines=lines, why=". ".join(why.rstrip(".") for why in whys), number="; ".join(numbers)
+        )
     return list(by_name.values())
 
 
@@ -255,7 +257,7 @@ def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa
 
 def _of_weaver(at: str, verdict: Verdict) -> Line:
     what = verdict.claim.subject if verdict.claim.evidence else ""
-    note = verdict.note if verdict.says in CLASSES else ""
+    note = verdict.note if verdict.says in CLASSES else ""  # what lacks is said below
     return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
 
 
@@ -289,7 +291,10 @@ def markdown(found: Ledger) -> Iterator[str]:
     yield ""
     verdicts = [one.verdict for one in found.statements if one.stands]
     kept = [word for word in SAYS if word in CLASSES or word in verdicts]
-    yield from (line for word in kept for line in _wrapped(f"**{verdicts.count(word)} {word}**: {SAYS[word]}", "- "))
+    bounds = sum(one.verdict == "size" and one.number.startswith("up to") for one in found.statements if one.stands)
+    for word in kept:
+        among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
+        yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
     for paper, group in groupby(sorted(found.statements, key=_of), key=_of):
         yield from ("", f"## {paper}")
         for one in group:
@@ -312,7 +317,8 @@ def block(one: Statement) -> Iterator[str]:
     verdict = one.verdict if one.stands else "beside a statement of another study"
     yield from _wrapped(f"**{verdict}** · {escaped(one.says)}{section}. The paper: {escaped(one.number)}.", "")
     yield ""
-    order = sorted(one.lines, key=lambda line: line.evidence)
+    told = (line for line in one.lines if line.here != NONE or line.says in CLASSES or line.note)
+    order = sorted(told, key=lambda line: line.evidence)
     for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
         own = list(lines)
         if where:
