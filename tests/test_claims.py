@@ -14,20 +14,8 @@ from harness.rows.crossings import Standing
 from harness.rows.estimate import RATIO
 from harness.rows.statistics import Estimate, interval
 from harness.study import claims
-from harness.study.claims import (
-    CLASSES,
-    SAYS,
-    Support,
-    Verdict,
-    by_number,
-    judged,
-    judged_order,
-    judged_seeds,
-    lowest,
-    predicted,
-    together,
-    weak,
-)
+from harness.study.claims import Support, Verdict, by_number, lowest, weak
+from harness.study.rule import CLASSES, SAYS, judged, judged_order, judged_seeds, of_statement, predicted, together
 from harness.study.study import Claim
 from tests.cases import cases
 from tests.study_table import AT, about, panel, table
@@ -168,7 +156,7 @@ def test_one_of_several_contradicts_and_readings_have_to_agree() -> None:
     both = frozenset[tuple[str, str]]()
 
     def said(*words: str) -> str:
-        return claims.of_statement(list(zip(words, (a, b, both), strict=True)))
+        return of_statement(list(zip(words, (a, b, both), strict=True)))
 
     assert said("size", "size", "direction") == "direction"
     assert said("size", "contradicted", "size") == "open"
@@ -177,8 +165,8 @@ def test_one_of_several_contradicts_and_readings_have_to_agree() -> None:
     assert said("direction", "open", "size") == "open"
     assert said("contradicted", "direction", "not run") == "not run"
     there = a | {("where", "x")}, a | {("where", "y")}  # workloads that the paper leaves open
-    assert claims.of_statement([("size", there[0]), ("contradicted", there[1])]) == "open"
-    assert claims.of_statement([]) == "not run"
+    assert of_statement([("size", there[0]), ("contradicted", there[1])]) == "open"
+    assert of_statement([]) == "not run"
 
 
 def test_a_single_run_of_a_paper_is_compared_with_a_prediction_interval() -> None:
@@ -316,8 +304,8 @@ def test_each_system_over_each_other_is_judged_and_evidence_stands_beside() -> N
         ("prism:osdi26", "best static", "direction", True), ("prism", "best static", "direction", True),
     ]  # fmt: skip
     judged = [(v.says, v.reading) for v in found if not v.claim.evidence]
-    assert claims.of_statement(judged) == "contradicted"  # by qlm, of either
-    assert claims.of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
+    assert of_statement(judged) == "contradicted"  # by qlm, of either
+    assert of_statement([(says, of) for says, of in judged if says == "direction"]) == "direction"
 
 
 def test_what_takes_no_part_is_told() -> None:

@@ -18,9 +18,9 @@ from harness.policy.types import Inst, UserError
 from harness.rows import record
 from harness.run.teller import Silent
 from harness.study import claims, ledger, load, weaving
-from harness.study.claims import CLASSES
 from harness.study.ledger import Ledger, Line, Source, Statement, merged
 from harness.study.measure import activation_s, measure
+from harness.study.rule import CLASSES
 from tests.test_sweep import files
 from workloads.models import shape
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.policy.types import UserError
 from harness.study import weaving
-from harness.study.claims import SAYS
+from harness.study.rule import SAYS
 from plots import fig_weaver
 
 

@@ -18,8 +18,9 @@ from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
 from harness.study import claims, weaving
 from harness.study import load as studies
-from harness.study.claims import CLASSES, DECIDED, SAYS, Reading, Verdict, of_statement
+from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
+from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
 
 UNKNOWN = "nothing is known that is sufficient"
@@ -285,7 +286,7 @@ def markdown(found: Ledger) -> Iterator[str]:
     yield ""
     yield from _wrapped(
         "What papers say, beside what came out here: each statement once, by one rule for all "
-        "(`harness/study/claims.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
+        "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
         "",
     )
     yield ""

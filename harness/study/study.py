@@ -111,7 +111,7 @@ class Claim:
 
     `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
     `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`); None where the paper states nothing.
-    claims.judged says what is made of it.
+    rule.py says what is made of it.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]

@@ -21,7 +21,8 @@ from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
 from harness.study import claims
-from harness.study.claims import AXES, SAYS, STYLES, Verdict
+from harness.study.claims import AXES, STYLES, Verdict
+from harness.study.rule import SAYS
 from harness.study.study import AA, START, Claim
 
 Standings = Mapping[tuple[str, str], Standing]  # of the first system, by panel and the other one
