@@ -27,11 +27,15 @@ STANDINGS = {  # of two systems: the sign in tables, and what it means
     "equal within 25 %": ("=", "rates within 25 % of each other"),
     "behind, by less than 25 %": ("-<", "a lower rate, by less than 25 %"),
     "behind": ("-", "a lower rate"),
+    "ahead in part": ("(+)", "ahead at one of three rates, equal at another"),
+    "behind in part": ("(-)", "behind at one of three rates, equal at another"),
     "turns": ("+-", "ahead at one rate and behind at another"),
     "not decided": ("?", "not decided"),
     "one case": ("", "one window, of which no chance is known"),
+    "no room": ("", "one of them does not fit"),
 }
-UNDECIDED, CASE = "not decided", "one case"
+UNDECIDED, CASE, NO_ROOM = "not decided", "one case", "no room"
+SIDED = ("ahead", "behind", "turns")  # how words begin of which chance may be wrong
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
 FALSE = 0.05  # how often a verdict of a table may be wrong where nothing differs
@@ -232,7 +236,7 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
     ]
     pair = _pair(rows, panel["axis"], systems, definition)
     if pair is None:
-        return Standing(None, UNDECIDED, ", ".join(notes))
+        return Standing(None, NO_ROOM if notes else UNDECIDED, ", ".join(notes))
     found = standing(panel, pair, level)
     return found._replace(note=", ".join(filter(None, [*notes, found.note])))
 
@@ -270,19 +274,23 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """What differences at three rates say together: two of them decide."""
+    """What differences at three rates say together: two of them decide, each by its sign or by being equal."""
     told = [pooled.apart(gap, NEAR) for gap in gaps]
-    if "ahead" in told and "behind" in told:
-        says = "turns"
-    else:
-        says = next((word for word in ("ahead", "behind") if told.count(word) > 1), "")
-        says = says or ("equal within 25 %" if len(told) - told.count("") > 1 else UNDECIDED)
-    return says, 0.0 if says == UNDECIDED else sorted(map(pooled.chance, gaps))[-2 if len(gaps) > 1 else 0]
+    sides = {word for word in told if word in {"ahead", "behind"}}
+    if len(told) - told.count("") < min(2, len(told)) or not told:
+        return UNDECIDED, 1.0
+    if not sides:
+        return "equal within 25 %", 1.0
+    least = max(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word in sides)
+    if len(sides) > 1:
+        return "turns", least
+    (side,) = sides
+    return side if told.count(side) == len(told) - told.count("") else f"{side} in part", least
 
 
 def corrected(found: Sequence[Standing]) -> list[Standing]:
     """Standings of one table, of which those that chance alone may give are undecided (Holm's correction)."""
-    sided = [i for i, one in enumerate(found) if one.says.startswith(("ahead", "behind", "turns"))]
+    sided = [i for i, one in enumerate(found) if one.says.startswith(SIDED)]
     adjusted = dict(zip(sided, pooled.holm([found[i].p for i in sided]), strict=True))
     return [one._replace(p=adjusted[i], says=one.says if adjusted[i] <= FALSE else _without_side(one))
             if i in adjusted else one for i, one in enumerate(found)]  # fmt: skip

@@ -193,7 +193,7 @@ def standing_text(found: Standing) -> str:
 
 def _legend(standings: Standings) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    judged = [one for one in standings.values() if one.says != crossings.CASE]
+    judged = [one for one in standings.values() if one.says not in {crossings.CASE, crossings.NO_ROOM}]
     said = {one.says for one in judged}
     if said:
         meant = ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
@@ -366,7 +366,7 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
         own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
         by: dict[str, list[str]] = {word: [] for word in STANDINGS}
         for key, found in own.items():
-            named = START if panels[key]["kind"] == "base" else f"{KINDS[panels[key]['kind']]}{panels[key]['name']}"
+            named = START if panels[key]["kind"] == "base" else f"{KINDS.get(panels[key]['kind'], '')}{panels[key]['name']}"
             by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
         told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
         yield f"{' / '.join(pair)}: {told}."
