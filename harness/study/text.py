@@ -366,10 +366,13 @@ def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
         own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
         by: dict[str, list[str]] = {word: [] for word in STANDINGS}
         for key, found in own.items():
-            named = START if panels[key]["kind"] == "base" else f"{KINDS.get(panels[key]['kind'], '')}{panels[key]['name']}"
+            panel = panels[key]
+            named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
             by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
         told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
-        yield f"{' / '.join(pair)}: {told}."
+        sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
+        turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
+        yield f"{' / '.join(pair)}: {turns}{told}."
         if (paper := papers.get(pair)) is not None:
             ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}
             there = sum(e.low is not None and e.low >= paper for e in ratios.values())
