@@ -10,6 +10,7 @@ from harness.report.summary import Summary, SystemSummary, panel_of, scores
 from harness.rows import estimate, statistics, tidy
 from harness.rows.crossings import NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
+from harness.rows.pooled import FEWEST
 from harness.rows.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -46,12 +47,13 @@ def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
     """Say what the standing of two systems is, in one clause."""
     goal = f"{100 * level:g} %"
     if found.flat or found.ratio is None:
-        why = found.note if found.ratio is None else f"no rate at {goal} tells {ours} and {theirs} apart"
-        gaps = "; ".join(f"at {estimate.number(x)} req/s {estimate.text(gap.times(100), FINE)} points"
+        why = found.note if found.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
+        gaps = ", ".join(f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)} req/s"
                          for x, gap in found.differences)  # fmt: skip
-        return f"{why}: {ours} less {theirs} {gaps}, {FLAT[found.says]}" if gaps else why
+        return f"{why}; {ours} meets {gaps} points more: {FLAT[found.says]}" if gaps else why
     text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
-    return text if found.says in {"ahead", "behind"} else f"{text}, {found.says}"
+    doubt = found.says + " (too few windows for an interval)" * (found.ratio.n < FEWEST)
+    return text if found.says in {"ahead", "behind"} else f"{text}: {doubt}"
 
 
 FLAT = {  # of differences at three rates

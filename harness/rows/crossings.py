@@ -22,11 +22,11 @@ from harness.rows.tidy import Windows
 Panel = Mapping[str, Any]
 
 STANDINGS = {  # of two systems: the sign in tables, and what it means
-    "ahead": ("+", "the first holds a higher rate"),
-    "ahead, by less than 25 %": ("+<", "a higher rate, by less than 25 %"),
-    "equal within 25 %": ("=", "rates within 25 % of each other"),
-    "behind, by less than 25 %": ("-<", "a lower rate, by less than 25 %"),
-    "behind": ("-", "a lower rate"),
+    "ahead": ("+", "ahead"),
+    "ahead, by less than 25 %": ("+<", "ahead, by less than 25 %"),
+    "equal within 25 %": ("=", "equal within 25 %"),
+    "behind, by less than 25 %": ("-<", "behind, by less than 25 %"),
+    "behind": ("-", "behind"),
     "turns": ("+-", "ahead at one rate and behind at another"),
     "not decided": ("?", "not decided"),
 }
@@ -143,7 +143,7 @@ def crossing(
 
 def _nowhere(rows: pa.Table, system: str) -> Crossing | None:
     """The crossing of a system that had room at no x; None where it was not run, or skipped."""
-    xs = _unfit(rows, system)
+    xs = [] if tidy.ran(rows, system) else _unfit(rows, system)
     return Crossing(Estimate(min(xs), None, None, 1, "<"), min(xs), 0.0) if xs else None
 
 
@@ -236,6 +236,8 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
     told, p = _by_differences([gap for _, gap in differences])
+    if axis in EASES:
+        differences = tuple((_turned(x), gap) for x, gap in reversed(differences))
     beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
     signs = {pooled.crossing(c, level).sign for c in pair}
     if signs in ({"<"}, {">"}):
@@ -253,19 +255,26 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
     """Three rates that both ran, fixed before anything was: the ends and the middle of what is given, else of all."""
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
-    xs = [x for x in both if x in panel["xs"]] if len(set(panel["xs"]) & set(both)) >= 3 else both
+    given = {_turned(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
+    xs = [x for x in both if x in given] if len(given & set(both)) >= 3 else both
     return xs if len(xs) < 4 else [xs[0], xs[len(xs) // 2], xs[-1]]
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """What differences at three rates say together: two of them decide."""
+    """What differences at three rates say together, and its probability by chance: two of them decide.
+
+    Ahead at one rate and equal at another is ahead; of one sign alone the probability is that of any of the rates.
+    """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
-    if "ahead" in told and "behind" in told:
-        says = "turns"
-    else:
-        says = next((word for word in ("ahead", "behind") if told.count(word) > 1), "")
-        says = says or ("equal within 25 %" if len(told) - told.count("") > 1 else UNDECIDED)
-    return says, 0.0 if says == UNDECIDED else sorted(map(pooled.chance, gaps))[-2 if len(gaps) > 1 else 0]
+    ahead, behind = (sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
+                     for side in ("ahead", "behind"))  # fmt: skip
+    if ahead and behind:
+        return "turns", max(ahead[0], behind[0])
+    if len(told) - told.count("") < 2:
+        return UNDECIDED, 1.0
+    if not (one := ahead or behind):
+        return "equal within 25 %", 1.0
+    return "ahead" if ahead else "behind", one[1] if len(one) > 1 else min(1.0, len(gaps) * one[0])
 
 
 def corrected(found: Sequence[Standing]) -> list[Standing]:
@@ -278,6 +287,33 @@ def corrected(found: Sequence[Standing]) -> list[Standing]:
 
 def _without_side(one: Standing) -> str:
     return "equal within 25 %" if "by less than" in one.says else UNDECIDED
+
+
+class Claimed(NamedTuple):
+    """A ratio that a study claims, on one of its panels."""
+
+    claim: Mapping[str, Any]  # as the study's facts have it
+    panel: Panel
+    standing: Standing
+
+
+def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
+    """Every ratio that a study claims, on each panel that it is about; corrected together."""
+    found = []
+    for claim in facts["claims"]:
+        pair = (claim["system"], claim["over"])
+        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
+            continue
+        definition = claim["definition"] or facts["definitions"][0]
+        for panel in concerned(facts["panels"], claim["on"]):
+            rows = of_panel(table, panel)
+            if not {*pair} <= {*rows["label"].unique().to_pylist()}:
+                continue
+            wrong = [name for name in pair if name in tidy.invalid(rows)]
+            found.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
+                                 side_by_side(rows, panel, pair, definition, facts["level"])))  # fmt: skip
+    standings = corrected([one.standing for one in found])
+    return [one._replace(standing=standing) for one, standing in zip(found, standings, strict=True)]
 
 
 # ------------------------------------------------------------------ whole numbers, seeds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from harness.loop import vetted
 from harness.report.commands import check_command
 from harness.report.text_table import laid
-from harness.rows import crossings, estimate, pooled, record, statistics, tidy
-from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
+from harness.rows import crossings, estimate, record, statistics, tidy
+from harness.rows.crossings import STANDINGS, Claimed, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
 from harness.study import claims
@@ -65,7 +65,8 @@ def _blocks(shown: Shown) -> Iterator[str]:
         if row:
             yield ""
         yield from _block(shown, shown.panels(row), standings)
-    yield from _legend(standings)
+    at = {panel["condition"]: panel for panel in shown.about["panels"]}
+    yield from _legend(shown.about["systems"][0], [(at[key], one) for (key, _), one in standings.items()])
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -163,7 +164,7 @@ def _standings(shown: Shown) -> Standings:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
         for name in others if panel["axis"] != "gpus" and first in ran else ():
-            if name in ran:
+            if name in ran and not any((gone := tidy.unfit(rows, one)) and gone.every for one in (first, name)):
                 keys.append((panel["condition"], name))
                 found.append(side_by_side(rows, panel, (first, name), about["definitions"][0], about["level"]))
     return dict(zip(keys, crossings.corrected(found), strict=True))
@@ -178,17 +179,29 @@ def standing_text(found: Standing) -> str:
     return f"{sign} {estimate.text(found.ratio, RATIO)}"
 
 
-def _legend(standings: Standings) -> Iterator[str]:
+def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    said = {one.says for one in standings.values()}
-    if said:
-        yield ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said) + (
-            f"; {len(standings)} verdicts, corrected together (Holm)"
-        )
-    if flat := [one for one in standings.values() if one.flat and one.differences]:
-        xs = dict.fromkeys(tuple(f"{x:.3g}" for x, _ in one.differences) for one in flat)
-        at = " req/s, or ".join(", ".join(rates) for rates in xs)
-        yield f"points: differences of attainment at {at} req/s, where misses hardly grow with the rate"
+    if not found:
+        return
+    signs = _signs({one.says for _, one in found})
+    of = f"{len(found)} verdicts, corrected together (Holm)" if len(found) > 1 else "one verdict"
+    yield f"{first} is: {signs}; {of}"
+    points = [(panel, one) for panel, one in found if one.differences and (one.flat or one.ratio is None)]
+    if points:
+        at = dict.fromkeys(_at([x for x, _ in one.differences], panel["axis"]) for panel, one in points)
+        yield f"points: its attainment less the other's at {', or '.join(at)}, where no ratio tells them apart"
+        if any(one.says == "equal within 25 %" for _, one in points):
+            yield f"= of points: equal within {100 * crossings.NEAR:g}"
+
+
+def _signs(said: Collection[str]) -> str:
+    return "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+
+
+def _at(xs: Sequence[float], axis: str) -> str:
+    """Several x of an axis, with its unit."""
+    shown = _listed([f"{x:.3g}" for x in xs])
+    return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
 
 def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
@@ -302,44 +315,29 @@ def departures(rows: pa.Table) -> list[str]:
 def _matrix(shown: Shown) -> Iterator[str]:
     about = shown.about
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
-    seeds = about["seeds"]
-    yield f"rates (req/s) that hold {goal}, and their ratios: with 95 % intervals, {seeds} windows pooled"
-    ratios = [claim for claim in claims.claims_of(about) if claim.what == "ratio"]
-    verdicts = {(v.claim.label, v.panel["condition"]): v for v in _ratios(shown) if v.panel}
+    yield f"rates (req/s) that hold {goal}, and their ratios: with 95 % intervals, {about['seeds']} windows pooled"
+    claimed = crossings.claimed(shown.table, about)
+    cells = {(_label(one), one.panel["condition"]): standing_text(one.standing) for one in claimed}
+    ratios = list(dict.fromkeys(map(_label, claimed)))
     steps = about["layout"] == "steps"
-    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in about["systems"]),
-            *(claim.label for claim in ratios)]  # fmt: skip
-    table = [head]
+    table = [["condition", *["origin"] * steps, *(f"{name} req/s" for name in about["systems"]), *ratios]]
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
         rates = [_rate(rows, panel, name, about) for name in about["systems"]]
-        cells = [_signed(verdicts[claim.label, panel["condition"]]) for claim in ratios]
-        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps, *rates, *cells])
+        own = [cells.get((label, panel["condition"]), NONE) for label in ratios]
+        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps, *rates, *own])
     yield from laid(table, markdown=shown.markdown)
     for panel in (one for one in about["panels"] if one["source"] and one["kind"] != "alone"):
         origin = f"{panel['origin']}, " if panel["origin"] else ""
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
-    yield from sentences(shown)
-    legend = ", ".join(f"{sign} {words}" for sign, words in STANDINGS.values())
-    yield f"{len(about['runs'])} runs; {legend}"
+    yield from sentences(claimed)
+    yield from _legend("the first", [(one.panel, one.standing) for one in claimed])
+    yield f"{len(about['runs'])} runs"
 
 
-def _ratios(shown: Shown) -> list[Verdict]:
-    about = shown.about
-    every = enumerate(claims.claims_of(about))
-    return [v for i, claim in every if claim.what == "ratio" for v in claims.of_claim(shown.table, about, i)]
-
-
-def stands(verdict: Verdict) -> str:
-    """Who is ahead in a ratio, whatever the paper says of it."""
-    if verdict.says in STANDINGS and verdict.rule == NONE:
-        return verdict.says
-    return crossings.UNDECIDED if verdict.here is None else pooled.verdict(verdict.here).words
-
-
-def _signed(verdict: Verdict) -> str:
-    return f"{STANDINGS[stands(verdict)][0]} {verdict.text}"
+def _label(one: Claimed) -> str:
+    return f"{one.claim['system']} / {one.claim['over']}"
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
@@ -351,41 +349,43 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
     return NONE if c is None else estimate.text(c.at, spread=False)
 
 
-def sentences(shown: Shown) -> Iterator[str]:
+def sentences(claimed: Sequence[Claimed]) -> Iterator[str]:
     """Where a claim of the paper holds; without one where the first system is ahead."""
-    verdicts = _ratios(shown)
-    for claim in (one for one in claims.claims_of(shown.about) if one.what == "ratio"):
-        own = [v for v in verdicts if v.claim == claim]
-        yield _ahead(claim, own) if claim.paper is None else _reached(claim, own)
+    for k in dict.fromkeys((_label(one), str(one.claim["paper"])) for one in claimed):
+        own = [one for one in claimed if (_label(one), str(one.claim["paper"])) == k]
+        yield _ahead(own) if own[0].claim["paper"] is None else _reached(own)
 
 
-def _reached(claim: Claim, own: Sequence[Verdict]) -> str:
+def _reached(own: Sequence[Claimed]) -> str:
     """Under which conditions a ratio is the paper's: beyond its interval, by its mean, or not excluded by it."""
-    paper = claim.paper[0] if isinstance(claim.paper, tuple) else float(claim.paper or 0)
+    stated = own[0].claim["paper"]
+    paper = stated[0] if isinstance(stated, list | tuple) else float(stated)
     kinds: dict[str, list[str]] = {"beyond the interval": [], "by the mean": [], "not excluded by the interval": []}
     beyond, mean, covers = kinds.values()
-    for v in own:
-        if v.here is None or v.panel is None or stands(v) == crossings.UNDECIDED:
+    for one in own:
+        here, panel = one.standing.ratio, one.panel
+        if here is None or one.standing.says == crossings.UNDECIDED:
             continue
-        name = START if v.panel["kind"] == "base" else f"{KINDS.get(v.panel['kind'], '')}{v.panel['name']}"
-        if v.here.low is not None and v.here.low >= paper:
+        name = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
+        if here.low is not None and here.low >= paper:
             beyond.append(name)
-        elif v.here.mean >= paper:
+        elif here.mean >= paper:
             mean.append(name)
-        elif v.here.high is None or v.here.high >= paper:
+        elif here.high is None or here.high >= paper:
             covers.append(name)
     under = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
-    return f"{claim.label}, {paper:g} in the paper, of {len(own)} conditions: " + (under or "under none") + "."
+    return f"{_label(own[0])}, {paper:g} in the paper, of {len(own)} conditions: " + (under or "under none") + "."
 
 
-def _ahead(claim: Claim, own: Sequence[Verdict]) -> str:
+def _ahead(own: Sequence[Claimed]) -> str:
     """Where the first system is ahead, behind, or neither."""
-    by: dict[str, list[str]] = {word: [] for word in STANDINGS}
-    for v in own:
-        if v.panel:
-            none = v.here is None and "does not fit" in v.note
-            by.setdefault(f"not compared ({v.note})" if none else stands(v), []).append(str(v.panel["name"]))
-    return f"{claim.label}: " + "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names) + "."
+    by: dict[str, list[str]] = {words: [] for _, words in STANDINGS.values()}
+    for _, panel, found in own:
+        none = found.ratio is None and "does not fit" in found.note
+        says = f"not compared ({found.note})" if none else STANDINGS[found.says][1]
+        by.setdefault(says, []).append(str(panel["name"]))
+    told = (f"{words} under {_listed(names)}" for words, names in by.items() if names)
+    return f"{_label(own[0])}: {'; '.join(told)}."
 
 
 def _listed(names: Sequence[str]) -> str:
