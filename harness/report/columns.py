@@ -40,7 +40,7 @@ def columns(definition: str) -> tuple[Column, ...]:
     return (
         *shares,
         Column("rate_99", "req/s at 99 %", "crosses", "req/s", 1, True, "", headline=True),
-        Column("slope", "req/s at 99 %", "slope", "", 1, None, ""),
+        Column("slope", "req/s at 99 %", "slope", "power", 1, None, ""),
         Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),

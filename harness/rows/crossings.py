@@ -150,7 +150,7 @@ def _nowhere(rows: pa.Table, system: str) -> Crossing | None:
 def _unfit(rows: pa.Table, system: str) -> list[float]:
     """Every x at which a system had no room."""
     mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
-    return [float(x) for x in pc.unique(rows.filter(mine)["x"]).to_pylist()]
+    return [float(x) for x in pc.unique(rows.filter(mine)[tidy.along(rows)]).to_pylist()]
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:

@@ -188,7 +188,9 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
     gap = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
     if (n := ours.blocks) < FEWEST:
         return Estimate(gap, None, None, n)
-    half = _t(n) * float(np.sqrt(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()))
+    least = max(abs(gap), 1.0 / min(total)) / min(total)  # a miss is an event by itself, and one more may come
+    variance = max(float(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()), least)
+    half = _t(n) * math.sqrt(variance)
     return Estimate(gap, gap - half, gap + half, n)
 
 
