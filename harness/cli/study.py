@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from harness.cli.options import (
+    ENOUGH,
     FIGURES,
     LIMIT,
     PATH,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Runs of each point, instead of the study's.")
+@ENOUGH
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
               help="Instead of the study's; the first one is its own.")  # fmt: skip
 @click.option(
@@ -72,6 +74,8 @@ def study(
     only: str | None,
     full: bool,
     seeds: int | None,
+    precision: float | None,
+    budget: int | None,
     systems: str | None,
     traces: str | None,
     models: str | None,
@@ -97,7 +101,7 @@ def study(
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
-        listed("--models", models), seeds,
+        listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
     if engine != "sim":
         from harness.study.on_engine import part

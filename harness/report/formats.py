@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -31,13 +32,16 @@ def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
 
 
 def terminal(
-    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({})
+    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
 ) -> list[str]:
     """Lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
-    A system without room has what `unfit` says of it in place of cells, below the others. Lines longer than `room`
-    characters leave all intervals but those of the headlines to --json and --csv.
+    A system without room has what `unfit` says of it in place of cells, below the others. Without `every` only the
+    columns that answer at a glance are there. Lines longer than `room` characters have no intervals but those of the
+    headlines.
     """
+    if not every:
+        shown = replace(shown, columns=tuple(column for column in shown.columns if column.brief))
     lines = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
     if all(system.infeasible for system in shown.systems):
         return lines

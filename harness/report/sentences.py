@@ -31,6 +31,8 @@ def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> s
     if any(system.values["rate_99"] is None for system in rivals):  # a single rate crosses nothing
         return _difference(table, rivals, shown.rate_scale, definition)
     first, *others = sorted(rivals, key=lambda system: -system.mean("rate_99"))
+    if shown.halves:
+        return _by_halves(rivals, level)
     panel = panel_of(table)
     every = [side_by_side(table, panel, (first.label, one.label), definition, level) for one in others]
     found = dict(zip((one.label for one in others), corrected(every), strict=True))
@@ -41,6 +43,16 @@ def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> s
     if second := next((name for name in found if name not in alike), ""):
         lines.append(paired(first.label, second, found[second], level))
     return "; ".join(lines)
+
+
+def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
+    """Say who serves the highest rate in either half of a real trace, each by itself."""
+    told = []
+    for key, name in (("half_0", "first"), ("half_1", "second")):
+        first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
+        ours, theirs = (estimate.text(one.values[key], spread=False) for one in (first, second))
+        told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
+    return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
 
 
 def paired(ours: str, theirs: str, found: Standing, level: float) -> str:

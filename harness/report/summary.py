@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from harness.report.columns import Column, columns
 from harness.rows import crossings, pooled, tidy
-from harness.rows.crossings import Panel
+from harness.rows.crossings import Panel, of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Crossing, Estimate
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
+IDEAL = "ideal"
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -58,6 +58,7 @@ class Summary:
     systems: tuple[SystemSummary, ...]
     gpus: int  # of most systems
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
+    halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
 
     def name(self, system: SystemSummary) -> str:
         """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
@@ -82,13 +83,16 @@ def summarize(
     *,
     controls: Collection[str] = (),
     unchecked: Collection[str] = (),
+    halves: Sequence[Collection[int]] = (),
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so.
+    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. `halves` are the
+    seeds that replay either half of a real trace: two case studies, of which there is no interval.
     """
     wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
+    sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
     shown = points.telling_rate(contend, definition, level)
@@ -101,12 +105,13 @@ def summarize(
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
-            else points.row(label, shown, wanted) | _crossing(table, label, definition, level, panel),
+            else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
             label in invalid,
             label in unchecked,
         )
         for label in labels
     )
+    systems = tuple(_beside_ideal(systems))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     gpus = [points.gpus[label] for label in contend]
@@ -117,7 +122,32 @@ def summarize(
         systems,
         max(set(gpus), key=gpus.count) if gpus else 0,
         max(undefined, default=0.0),
+        tuple(map(tuple, halves)),
     )
+
+
+def _beside_ideal(systems: Sequence[SystemSummary]) -> Iterator[SystemSummary]:
+    """The share of the rate of `ideal`, where that is among them, that each system serves at the level."""
+    ideal = next((one.values.get("rate_99") for one in systems if one.label == IDEAL), None)
+    for one in systems:
+        at, share = one.values.get("rate_99"), None
+        if ideal is not None and at is not None and one.label != IDEAL:
+            share = of_counts(replace(at, low=None, high=None), ideal)
+        yield replace(one, values={**one.values, "of_ideal": share and share.times(100)})
+
+
+def _values(
+    row: dict[str, Estimate | None], label: str, definition: str, level: float, panel: Panel,
+    tables: tuple[pa.Table, ...],
+) -> dict[str, Estimate | None]:  # fmt: skip
+    """A system's values at the rate shown, and where it crosses the level: in all, and in either half alone."""
+    whole, *halves = tables
+    found = row | _crossing(whole, label, definition, level, panel)
+    for k, half in enumerate(halves):
+        found[f"half_{k}"] = _crossing(half, label, definition, level, panel).get("rate_99")
+    if not halves:
+        return found
+    return {key: e and replace(e, low=None, high=None) for key, e in found.items()}
 
 
 def _always(column: Column) -> bool:
@@ -144,8 +174,9 @@ class _Points:
         return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
-        """The highest rate at which one of the labels meets the level; the lowest where none does."""
-        rates = sorted({rate for _, rate, _, _ in self.estimates})
+        """The highest rate that all of the labels ran, and at which one meets the level; the lowest where none does."""
+        each = [{rate for label, rate, _, _ in self.estimates if label == one} for one in contend]
+        rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
         met = [
             rate
             for rate in rates

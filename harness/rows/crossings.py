@@ -217,6 +217,7 @@ class Standing(NamedTuple):
     flat: bool = False
     beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
     differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
+    shared: float = 0.0  # correlation of the two systems' misses by block: what common random numbers save
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
@@ -228,28 +229,35 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
         for name in systems
         if name in unfit
     ]
-    axis = panel["axis"]
-    pair = _pair(rows, axis, systems, definition)
+    pair = _pair(rows, panel["axis"], systems, definition)
     if pair is None:
         return Standing(None, UNDECIDED, ", ".join(notes))
-    here, note = pooled.ratio(*pair, level), ", ".join(notes)
+    found = standing(panel, pair, level)
+    return found._replace(note=", ".join(filter(None, [*notes, found.note])))
+
+
+def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
+    """Who is ahead, by the counts of both on a panel."""
+    axis = panel["axis"]
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
     told, p = _by_differences([gap for _, gap in differences])
     if axis in EASES:
         differences = tuple((_turned(x), gap) for x, gap in reversed(differences))
-    beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
+    shared = pooled.correlation(*pair, level)
     signs = {pooled.crossing(c, level).sign for c in pair}
     if signs in ({"<"}, {">"}):
         words = "neither holds" if signs == {"<"} else "both hold"
         edge = (min if signs == {"<"} else max)(float(x) for c in pair for x in c.rates_rps)
-        beyond = f"{words} {100 * level:g} % at {edge * unit:.3g} req/s" if axis in RATED else words
-        return Standing(None, told, ", ".join([*notes, beyond]), p, True, (), differences)
+        at = f" at {edge * unit:.3g} req/s" if axis in RATED else ""
+        return Standing(None, told, f"{words} {100 * level:g} %{at}", p, True, (), differences, shared)
+    here = pooled.ratio(*pair, level)
+    beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
     flat = pooled.flat(*pair, level)
     words, p = (told, p) if flat else pooled.verdict(here)
     if axis in EASES:
         here, beside = _easier(here), tuple(map(_easier, beside))
-    return Standing(here, words, note, p, flat, beside, differences)
+    return Standing(here, words, "", p, flat, beside, differences, shared)
 
 
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:

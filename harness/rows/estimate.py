@@ -84,5 +84,5 @@ def _sign(e: Estimate, style: Style) -> str:
 
 
 def _digits(x: float) -> int:
-    """Decimals that show three significant digits."""
-    return max(0, 2 - math.floor(math.log10(abs(x)))) if math.isfinite(x) and x else 0
+    """Decimals that show three significant digits, of the number as it is then rounded."""
+    return max(0, 2 - math.floor(math.log10(abs(float(f"{x:.2e}"))))) if math.isfinite(x) and x else 0

@@ -129,16 +129,18 @@ def crossing(c: Counts, level: float) -> Estimate:
 def slope(c: Counts, level: float) -> Estimate | None:
     """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None where there is none.
 
-    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends.
+    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends. ">":
+    nothing was missed at the lower one.
     """
     found = _bracket(c, 1.0 - level)
     if found is None:
         return None
     i, j = found
     missed = c.missed.sum(axis=1)
-    if missed[i] <= 0:
-        return None
     run = math.log(c.rates_rps[j] / c.rates_rps[i])
+    if missed[i] <= 0:  # half a miss at most: a bound
+        rise = math.log(missed[j] / c.offered[j].sum()) - math.log(0.5 / c.offered[i].sum())
+        return Estimate(rise / run, None, None, c.blocks, ">")
     relative = _residuals(c) / missed[:, None].clip(1e-300)
     rise = math.log(missed[j] / c.offered[j].sum()) - math.log(missed[i] / c.offered[i].sum())
     n = c.blocks

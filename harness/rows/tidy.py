@@ -446,6 +446,12 @@ class Block(NamedTuple):
     missed: Floats
     offered: Floats
 
+    @property
+    def met(self) -> float:
+        """Attainment; 0 where nothing was offered."""
+        offered = float(self.offered.sum())
+        return 1.0 - float(self.missed.sum()) / offered if offered else 0.0
+
 
 Windows = dict[int, dict[float, Block]]  # by seed and x
 

@@ -26,11 +26,13 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest
 from harness.run.teller import Silent, Teller
+from harness.study import enough
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
+from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
-from harness.study.study import Claim, Study
+from harness.study.study import AA, CONTROLS, Claim, Study
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,6 +258,7 @@ class _Work:
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._held(grid, curves, points))
         points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
+        points += self._refined(grid, points)
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
         if bounds:
             self._run([point.spec for point in bounds], "bounds")
@@ -286,14 +289,9 @@ class _Work:
 
     def _groups(self, panel: Panel) -> list[_Group]:
         """What is sampled by itself in a panel."""
-        names, seeds = tuple(panel.specs), tuple(range(self.study.scope(self.full).seeds))
-        match self.study.sample.each:
-            case "panel":
-                return [_Group(panel, names, seeds)]
-            case "system":
-                return [_Group(panel, (name,), seeds) for name in names]
-            case "seed":
-                return [_Group(panel, (name,), (seed,)) for name in names for seed in seeds]
+        names = tuple(panel.specs)
+        together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
+        return [_Group(panel, some, panel.seeds) for some in together]
 
     def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """What is run next of a group."""
@@ -318,6 +316,57 @@ class _Work:
                 shares = score.attained(folder, point.under, self.study.definitions)
                 curves.setdefault((point.panel.key, point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
+
+    # -------------------------------------------------------------- as many seeds as it takes
+
+    def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
+        """More seeds of systems that are not yet told apart, until they are, or the budget is spent."""
+        scope, added = grid.scope, list[Point]()
+        if not scope.budget:
+            return added
+        panels = {panel.key: panel for panel in grid.panels if panel.rated and panel.drawn}
+        asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
+        spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
+        for turn in count(1):
+            self._counted(asked, curves)
+            wanted = [(key, more) for key, panel in panels.items() if (more := self._more(panel, curves.get(key, {})))]
+            taken: list[tuple[str, More]] = []
+            for key, more in wanted:
+                if spent + more.requests <= scope.budget:
+                    spent += more.requests
+                    taken.append((key, more))
+            if not taken:
+                return added
+            asked = [
+                grid.point(panels[key], name, seed, x)
+                for key, more in taken
+                for name, seeds in more.seeds.items()
+                for x in more.xs[name]
+                for seed in seeds
+            ]
+            what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
+            self._run([point.spec for point in asked], what)
+            added += asked
+        raise AssertionError
+
+    def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
+        """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
+        contend = [name for name in panel.specs if name in curves and name not in CONTROLS and not name.endswith(AA)]
+        first, *others = contend or [""]
+        scope, level = self.study.scope(self.full), self.study.level
+        facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
+        left = enough.unsettled(curves, facts, [(first, name) for name in others], level, scope.precision)
+        return enough.more(curves, facts, sorted(left), scope.seeds, level) if left else None
+
+    def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
+        """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
+        definition = self.study.definitions[0]
+        for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
+            found = score.counted(self.out / task.spec.folder, point.under, [definition])
+            if definition in found:
+                of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
+                seed = point.spec.seed - point.panel.specs[point.system].seed
+                of.setdefault(seed, {})[point.x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """By panel along rates, the highest x at which the first system holds every definition, if any."""

@@ -28,6 +28,7 @@ ORIGINS = ("paper states", "released code", "unknown")
 AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # what may run along x
 HELD = "held"  # as a rate: the highest at which the study's first system holds the level
 CONTROLS = ("dedicated", "ideal", "static:oracle")  # bounds of every figure, which contend for nothing
+PRECISION = 0.1  # of a ratio
 AA_SEED = 500  # the A/A copy draws from here, apart from evaluations and from tuning
 AA = " (A/A)"  # what its name ends with
 START = "fair default"  # the condition without changes of a cumulative study
@@ -49,7 +50,7 @@ class Sample:
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
     points: Natural = 0  # knee: at least so many of each curve; bisect: at most
-    each: Literal["seed", "system", "panel"] = "system"  # what is sampled by itself
+    each: Literal["system", "panel"] = "system"  # what is sampled by itself; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
     below: NonNegative = (
         0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
@@ -64,6 +65,8 @@ class Scope:
     points: Natural = 0  # instead of the sample's
     window_s: Seconds = 0.0  # of synthetic traces; 0: the trace's span
     replayed_s: Seconds = 0.0  # of replayed traces; 0: all that a seed replays
+    budget: Natural = 0  # simulated requests for more seeds of systems that are not yet told apart
+    precision: Share = PRECISION  # of a ratio: an interval so narrow, either way, asks for no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,8 +187,10 @@ class Study:
         traces: Sequence[str] | None = None,
         models: Sequence[str] | None = None,
         seeds: int | None = None,
+        precision: float | None = None,
+        budget: int | None = None,
     ) -> Study:
-        """The study with a part of its conditions, or other systems, traces, models or seeds.
+        """The study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
 
         Where a condition varies its models, `models` are a part of these. UserError for a name that there is none of.
         """
@@ -199,9 +204,10 @@ class Study:
             study = study.of_traces(traces)
         if models:
             study = study.of_models(models)
-        scopes = (replace(one, seeds=seeds or one.seeds) if one else None for one in (study.quick, study.full))
-        quick, full = scopes
-        return replace(study, quick=quick or Scope(), full=full)
+        changes: dict[str, Any] = {"seeds": seeds, "precision": precision, "budget": budget}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        full = replace(study.full, **changes) if study.full else None
+        return replace(study, quick=replace(study.quick, **changes), full=full)
 
     def of_systems(self, texts: Sequence[str]) -> Study:
         """The study with other systems."""
