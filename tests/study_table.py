@@ -107,5 +107,6 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
                 "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
         base |= {key: value for key, value in row.items() if key != "ttft"}
         values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
-        out += [base | {"definition": name, "value": value} | blocks(name, value, base) for name, value in values.items()]
+        out += [base | {"definition": name, "value": value} | blocks(name, value, base)
+                for name, value in values.items()]  # fmt: skip
     return pa.Table.from_pylist(out, schema=plain).cast(schema)

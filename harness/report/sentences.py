@@ -60,11 +60,9 @@ def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
     goal = f"{100 * level:g} %"
     if found.flat or found.ratio is None:
         why = found.note if found.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
-        first, *more = [(estimate.text(gap.times(100), FINE), estimate.number(x)) for x, gap in found.differences] or [()]
-        if not first:
-            return why
-        gaps = [f"{first[0]} points at {first[1]} req/s", *(f"{gap} at {x}" for gap, x in more)]
-        return f"{why}; SLOs met, {ours} less {theirs}: {', '.join(gaps)}: {FLAT[found.says]}"
+        points = [f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)}" for x, gap in found.differences]
+        gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[found.says]}"
+        return why + gaps * bool(points)
     text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
     doubt = found.says + " (too few windows for an interval)" * (found.ratio.n < FEWEST)
     return text if found.says in {"ahead", "behind"} else f"{text}: {doubt}"

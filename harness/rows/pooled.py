@@ -172,7 +172,8 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
     """Correlate the blocks' misses of two systems, each at the rate nearest to its crossing."""
     mine, other = (_residuals(c)[nearest(c, 1.0 - level)] for c in (ours, theirs))
     norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
-    return float((mine * other).sum()) / norm if norm > 0 else 0.0
+    most = max(float(c.missed.sum(axis=1).max()) for c in (ours, theirs))  # rounding correlates with itself
+    return float((mine * other).sum()) / norm if norm > 1e-12 * most**2 else 0.0
 
 
 def nearest(c: Counts, share: float) -> int:
