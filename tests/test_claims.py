@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from harness.rows import crossings, statistics
-from harness.rows.crossings import STANDINGS, of_counts, standing
+from harness.rows import crossings
+from harness.rows.crossings import of_counts
 from harness.rows.statistics import Estimate
 from harness.study import claims
 from harness.study.claims import RULES, SAYS, Verdict, by_number, judged, judged_reach
 from harness.study.study import Claim
 from tests.cases import cases
-from tests.study_table import AT, PANELS, about, panel, table
+from tests.study_table import AT, PANELS, about, met, panel, table
 from tests.study_table import cells as scores
 
 TABLE = table(list(scores()))
@@ -25,42 +23,6 @@ TABLE = table(list(scores()))
 def verdict(claim: Claim, rows: Any = TABLE, **facts: Any) -> Verdict:
     (one,) = claims.verdicts(rows, about(claims=[claim], **facts))
     return one
-
-
-# ------------------------------------------------------------------ curves that rise
-
-
-def test_the_least_scale_and_the_fewest_gpus_that_hold() -> None:
-    curve = {1.0: 0.5, 2.0: 0.98, 4.0: 1.0, 8.0: 1.0}
-    assert statistics.least({0: curve}, 0.99).at.mean == pytest.approx(3.0)
-    assert statistics.least({0: curve}, 0.99).fails == 2.0  # the largest scale that fails
-    assert statistics.fewest({0: curve}, 0.99).at == Estimate(4.0, None, None, 1, "=")
-    dip = {0: curve | {8.0: 0.98}}  # on average of 4 and 8 it is .99
-    assert statistics.least(dip, 0.985).at.mean == pytest.approx(2.0 + 2.0 * 0.5)
-    few = statistics.fewest(dip, 0.985)
-    assert (few.at, few.fails) == (Estimate(4.0, None, None, 1), 8.0)
-    assert few.dip == pytest.approx(0.01)
-    low = {0: curve | {8.0: 0.9}}
-    assert statistics.least(low, 0.99).at == Estimate(8.0, 8.0, None, 1, ">", 1, 8.0)
-    assert statistics.fewest(low, 0.99).at == Estimate(8.0, None, None, 1, ">", 1, 8.0)
-    assert statistics.fewest({0: {2.0: 1.0, 3.0: 1.0}}, 0.99).at == Estimate(2.0, None, None, 1, "<", 1, 2.0)
-    assert statistics.fewest({0: curve, 1: curve | {2.0: 1.0}}, 0.99).at.mean == 2.0  # of the mean over seeds
-
-
-@given(st.dictionaries(st.floats(1, 9), st.floats(0, 1), min_size=1, max_size=6))
-def test_least_mirrors_the_crossing(curve: dict[float, float]) -> None:
-    up, down = statistics.least({0: curve}, 0.9), statistics.crossing({0: {-x: y for x, y in curve.items()}}, 0.9)
-    assert up.at.mean == -down.at.mean
-    assert (up.at.sign, down.at.sign) in {("=", "="), ("<", ">"), (">", "<")}
-    assert (up.fails is None and down.fails is None) or up.fails == -(down.fails or 0.0)
-    assert up.dip == down.dip
-
-
-@given(st.dictionaries(st.integers(1, 9).map(float), st.floats(0, 1), min_size=1, max_size=6))
-def test_the_fewest_gpus_hold_by_themselves(curve: dict[float, float]) -> None:
-    at = statistics.fewest({0: curve}, 0.9).at
-    assert at.mean in curve
-    assert (curve[at.mean] >= 0.9 - 1e-12) == (at.sign != ">")
 
 
 # ------------------------------------------------------------------ one rule
@@ -74,7 +36,7 @@ BESIDE = [  # of what came out, beside a claim of 2.3
     (Estimate(3.0, 2.8, None, 5, ">"), "differs"),
     (Estimate(1.5, None, 1.8, 5, "<"), "differs"),
     (Estimate(1.0, None, None, 5, "~"), "open"),
-    (Estimate(2.3, 1.2, None, 2, ">", 1, 2.5), "open"),  # no cut crossing stands beside "agrees"
+    (Estimate(2.3, 1.2, None, 2, ">"), "open"),  # no cut crossing stands beside "agrees"
     (None, "not run"),
 ]
 
@@ -104,25 +66,6 @@ def test_a_claim_of_reach_is_judged_seed_by_seed(paper: str) -> None:
     assert {*said, "not run"} < set(SAYS)
 
 
-LEADS = [
-    (Estimate(2.0, 1.1, 3.0, 5), "ahead"),
-    (Estimate(0.5, 0.3, 0.9, 5), "behind"),
-    (Estimate(1.4, 0.9, 2.2, 5), "even"),
-    (Estimate(0.997, 0.995, 0.999, 5), "even"),  # crossings are no finer
-    (Estimate(2.0, None, None, 1), "open"),
-    (Estimate(4.0, 2.0, None, 5, ">", 2, 3.0), "ahead"),
-    (Estimate(4.0, 0.5, None, 5, ">", 2, 3.0), "even"),
-    (Estimate(0.2, None, 0.5, 5, "<", 2, 0.4), "behind"),
-    (Estimate(1.0, None, None, 5, "~", 2), "open"),
-]
-
-
-@cases(("lead", "says"), LEADS)
-def test_who_is_ahead_needs_the_whole_interval(lead: Estimate, says: str) -> None:
-    assert standing(lead) == says
-    assert says in STANDINGS
-
-
 def test_a_ratio_of_bounds_is_a_bound() -> None:
     def counts(mean: float, sign: Any = "=") -> Estimate:
         return Estimate(mean, None, None, 3, sign)
@@ -145,15 +88,16 @@ def test_each_claim_stands_on_the_panels_that_it_is_about() -> None:
         ("prism", 7, "counts", "not comparable"), ("static", "never", "counts", "agrees"),
     ]  # fmt: skip
     ratio, count = every[0].here, every[4].here
-    assert ratio == Estimate(4.0, 4.0, 4.0, 3)
-    assert count == Estimate(4.0, None, None, 3)
+    assert ratio is not None
+    assert (ratio.mean, ratio.sign, ratio.n) == (pytest.approx(4.0), "=", 12)  # three windows of four blocks
+    assert count == Estimate(4.0, None, None, 12)
 
 
 def test_crossings_are_in_requests_per_second() -> None:
     rows = crossings.of_panel(TABLE, PANELS[0])
     c = crossings.crossing(rows, PANELS[0], "prism", "ttft", 0.99)
     assert c is not None
-    assert c.at.mean == pytest.approx(1.5 * (8 + 8 / 50))  # 8 + 1/50 of 8, x 1.5
+    assert c.at.mean == pytest.approx(15.0)  # 10 x 1.5
     assert c.fails == 24.0
     assert crossings.crossing(rows, PANELS[0], "qlm", "ttft", 0.99) is None
 
@@ -188,9 +132,9 @@ CLAIM_OF_RATES = Claim("ratio", "prism", "static", on=AT["rates"], paper=4.0)
 def test_a_ratio_of_counts_is_the_other_ones_over_ours() -> None:
     rows = [row | ({"ttft": 1.0} if (row["label"], row["x"]) == ("static", 5.0) else {}) for row in scores()]
     found = verdict(Claim("fewest", "static", "prism", on=AT["counts"], paper=(1.0, 2.0)), table(rows))
-    assert (found.here, found.says) == (Estimate(1.25, None, None, 3), "agrees")
+    assert (found.here, found.says) == (Estimate(1.25, None, None, 12), "agrees")
     bound = verdict(Claim("fewest", "static", "prism", on=AT["counts"], paper=(1.0, 2.0)))
-    assert (bound.here, bound.says) == (Estimate(1.25, None, None, 3, ">"), "open")
+    assert (bound.here, bound.says) == (Estimate(1.25, None, None, 12, ">"), "open")
 
 
 def test_a_system_that_was_not_run_has_no_verdict_but_of_its_own_panel() -> None:
@@ -254,7 +198,7 @@ def test_a_cumulative_study_is_held_against_the_paper_at_its_ends_alone() -> Non
         ("ahead", "-"),
     ]  # fmt: skip
     unstated = claims.verdicts(rows, about(panels, [Claim("ratio", "static", "prism")], layout="matrix"))
-    assert {(v.says, v.here and v.here.mean) for v in unstated} == {("behind", 0.25)}
+    assert {(v.says, v.here and round(v.here.mean, 9)) for v in unstated} == {("behind", 0.25)}
 
 
 def test_what_is_beyond_the_rates_has_no_ratio() -> None:
@@ -263,17 +207,17 @@ def test_what_is_beyond_the_rates_has_no_ratio() -> None:
     def found(ours: float, theirs: float, missing: str = "") -> Verdict:
         held = {"prism": ours, "static": theirs}
         rows = [
-            {"condition": one["condition"], "x": x, "label": name, "seed": seed, "ttft": float(x <= held[name]),
+            {"condition": one["condition"], "x": x, "label": name, "seed": seed, "ttft": met(x, held[name]),
              "infeasible": "no room" if name == missing else None}
             for name in held for seed in range(3) for x in (1.0, 4.0, 16.0)
         ]  # fmt: skip
         (v,) = claims.verdicts(table(rows), about([one], [Claim("ratio", "prism", "static")]))
         return v
 
-    assert found(99, 99)[2:5] == (None, "both hold 99 % at 16 req/s", "open")
-    assert found(0, 0)[2:5] == (None, "neither holds 99 % at 1 req/s", "open")
-    assert found(4, 0, "static")[2:5] == (None, "static does not fit", "open")  # nobody is ahead of what did not run
-    assert found(0, 4, "prism")[2:5] == (None, "prism does not fit", "open")
-    above = found(4, 0).here
+    assert found(99, 99)[2:5] == (None, "both hold 99 % at 16 req/s", "equal within 25 %")  # by points
+    assert found(0.9, 0.8)[2:4] == (None, "neither holds 99 % at 1 req/s")
+    assert found(4, 1, "static")[2:5] == (None, "static does not fit", "not decided")  # nobody is ahead of it
+    assert found(1, 4, "prism")[2:5] == (None, "prism does not fit", "not decided")
+    above = found(4, 0.5).here
     assert above is not None
     assert (above.sign, above.high) == (">", None)

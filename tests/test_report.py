@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -114,6 +113,7 @@ def curve(knee: float, slope: float = 4.0, seeds: int = 3) -> dict[float, list[f
     return {x: [met(x, knee, slope)] * seeds for x in (1.0, 2.0, 4.0, 8.0, 16.0)}
 
 
+LESS = "points of SLOs met, a less b, by req/s:"
 APART = {"a": curve(10.0), "b": curve(2.5)}
 
 
@@ -149,26 +149,41 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
         (APART, "a serves 4.00x [3.38, 4.74] the rate of b at 99 %"),
         ({"a": curve(10.0), "b": curve(8.5)}, "a serves 1.18x [1.00, 1.40] the rate of b at 99 %: not decided"),
         ({"a": curve(10.0), "b": curve(9.7)}, "a and b serve equal rates at 99 %, within 25 %"),
-        ({"a": curve(10.0, seeds=30), "b": curve(9.0, seeds=30)},
-         "a serves 1.11x [1.06, 1.17] the rate of b at 99 %: ahead, by less than 25 %"),
-        ({"a": curve(10.0), "b": curve(9.7), "c": curve(3.0)},
-         "a and b serve equal rates at 99 %, within 25 %; a serves 3.33x [2.81, 4.01] the rate of c at 99 %"),
+        (
+            {"a": curve(10.0, seeds=30), "b": curve(9.0, seeds=30)},
+            "a serves 1.11x [1.06, 1.17] the rate of b at 99 %: ahead, by less than 25 %",
+        ),
+        (
+            {"a": curve(10.0), "b": curve(9.7), "c": curve(3.0)},
+            "a and b serve equal rates at 99 %, within 25 %; a serves 3.33x [2.81, 4.01] the rate of c at 99 %",
+        ),
         ({"a": curve(100.0), "b": curve(4.0)}, "a serves >4.00x [3.64, inf] the rate of b at 99 %"),
-        ({"a": curve(100.0), "b": curve(80.0)},
-         "both hold 99 % at 32 req/s; points of SLOs met, a less b, by req/s: 0.00 [-0.08, 0.08] at 2.00, "
-         "0.00 [-0.08, 0.08] at 8.00, 0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points"),
-        ({"a": curve(0.5), "b": curve(0.4)},
-         "neither holds 99 % at 2 req/s; points of SLOs met, a less b, by req/s: +23.06 [21.11, 25.01] at 2.00, "
-         "0.00 [-0.08, 0.08] at 8.00, 0.00 [-0.08, 0.08] at 32.0: ahead"),
-        ({"a": curve(4.0, 1.0), "b": curve(4.0)},  # the flat curve is worse below the level and better above
-         "rates at 99 % do not rank a and b; points of SLOs met, a less b, by req/s: -0.25 [-0.45, -0.04] at 2.00, "
-         "0.00 [-0.08, 0.08] at 8.00, +46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another"),
-        ({"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}}, "a meets +20.00 [18.18, 21.82] points more than b"),
-        ({"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}},
-         "a meets +5.00 [-4.95, 14.95] points more than b (not decided)"),
+        (
+            {"a": curve(100.0), "b": curve(80.0)},
+            f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points",
+        ),
+        (
+            {"a": curve(0.5), "b": curve(0.4)},
+            f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "0.00 [-0.08, 0.08] at 32.0: ahead",
+        ),
+        (  # the flat curve is worse below the level and better above
+            {"a": curve(4.0, 1.0), "b": curve(4.0)},
+            f"rates at 99 % do not rank a and b; {LESS} -0.25 [-0.45, -0.04] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "+46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another",
+        ),
+        (
+            {"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},
+            "a meets +20.00 [18.18, 21.82] points more than b",
+        ),
+        (
+            {"a": {1.0: [0.9, 0.6]}, "b": {1.0: [0.7, 0.7]}},
+            "a meets +5.00 [-4.95, 14.95] points more than b (not decided)",
+        ),
         ({"a": {1.0: [0.9]}, "b": {1.0: [0.9]}}, "a and b meet the same share"),
     ],
-)  # fmt: skip
+)
 def test_the_verdict_claims_no_more_than_the_interval(values: dict[str, dict[float, list[float]]], says: str) -> None:
     of = scored(values)
     assert sentences.verdict(of, shown(of, *values), "both", 0.99) == says

@@ -125,7 +125,7 @@ def crossing(
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
     if c is None:
-        return _nowhere(rows, system)
+        return _nowhere(rows, system, axis)
     attained = {float(x): 1.0 - float(share) for x, share in zip(c.rates_rps, pooled.shares(c).share, strict=True)}
     points = statistics.fitted(attained)
     fails = min((point.x for point in points if point.attained < level), default=None)
@@ -141,10 +141,13 @@ def crossing(
     return Crossing(at, fails, dip).times(panel["unit_rps"] if axis == "rate_scale" else 1.0)
 
 
-def _nowhere(rows: pa.Table, system: str) -> Crossing | None:
+def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
     """The crossing of a system that had room at no x; None where it was not run, or skipped."""
     xs = [] if tidy.ran(rows, system) else _unfit(rows, system)
-    return Crossing(Estimate(min(xs), None, None, 1, "<"), min(xs), 0.0) if xs else None
+    if not xs:
+        return None
+    easiest = max(xs) if axis in EASES else min(xs)
+    return Crossing(Estimate(easiest, None, None, 1, ">" if axis in EASES else "<"), easiest, 0.0)
 
 
 def _unfit(rows: pa.Table, system: str) -> list[float]:
