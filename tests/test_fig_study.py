@@ -68,8 +68,8 @@ def cells() -> Iterator[dict[str, Any]]:
     """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 and 4 GPUs; static neither."""
 
     def cell(condition: str, x: float, label: str, seed: int, ttft: float, **more: Any) -> dict[str, Any]:
-        met = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
-        return {"condition": condition, "x": x, "label": label, "seed": seed, "values": met, **more}
+        shares = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
+        return {"condition": condition, "x": x, "label": label, "seed": seed, "values": shares, **more}
 
     for seed in range(3):
         for label, knee in (("prism", 10.0), ("static", 2.5)):
@@ -79,8 +79,8 @@ def cells() -> Iterator[dict[str, Any]]:
                 yield cell("scales", x, label, seed, met(2.0, x) if label == "prism" else 0.8)
             for x in (2.0, 3.0, 4.0, 5.0):
                 no_room = "no room" if label == "static" and x == 2 else None
-                met = 1.0 if label == "prism" and x >= 4 else 0.0 if no_room else 0.8
-                yield cell("GPUs", x, label, seed, met, gpus=int(x), infeasible=no_room)
+                share = 1.0 if label == "prism" and x >= 4 else 0.0 if no_room else 0.8
+                yield cell("GPUs", x, label, seed, share, gpus=int(x), infeasible=no_room)
         yield cell("rates", 1.0, "dedicated", seed, 1.0, gpus=8)  # a GPU a model, whatever is asked
         yield cell("GPUs", 8.0, "dedicated", seed, 1.0, gpus=8)
         for label in ("ideal", "prism (A/A)"):
@@ -141,7 +141,7 @@ def test_curves_say_what_they_show() -> None:
         | mean and 95 % interval of 3 seeds | plans know the trace | at 6 (heavy8, hyperbolic-like)
         | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
-        | At least 2700 requests a point, over its seeds."""
+        | At least 2,700 requests a point, over its seeds."""
     said = written(drawn_lines())
     for fact in map(str.strip, facts.split("|")):
         assert " ".join(fact.split()) in said, fact
@@ -255,7 +255,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
     walks = [xs(line) for line in axis.get_lines() if line.get_drawstyle() == "steps-post"]
     assert [len(walk) for walk in walks] == [2]  # a corner a step; beside it what stands alone, and a band's other end
-    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.", "At least 900 requests a run.",
+    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.", "At least 2,700 requests a point, over its seeds.",
                  "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
@@ -267,10 +267,12 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     facts = about("matrix", panel("open field", axis="rate_rps"), panel("narrow", axis="rate_rps", row=1),
                   panel("wide", axis="rate_rps", row=2, xs=[16.0]),
                   claims=[claim("ratio", "prism", "static")])  # fmt: skip
-    table = measured(*ratio_rows("open field", 8.0, 2.0), *ratio_rows("narrow", 8.0, 0.0, infeasible="no room"),
+    table = measured(*ratio_rows("open field", 8.0, 2.0), *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
                      *ratio_rows("wide", 90.0, 90.0))  # fmt: skip
     with style.theme():
-        (axis,) = matrix.draw(table, facts).axes
+        figure = matrix.draw(table, facts)
+    (axis,) = figure.axes
+    assert "Verdicts are corrected together (Holm)." in written(figure)
     said = [text.get_text() for text in axis.texts]
     assert said[:1] + said[2:] == ["+ 4.00x", "? static does not fit", "= 0.0 0.0 0.0", "points"]
     filled = [patch.get_facecolor() for patch in axis.patches]
