@@ -42,7 +42,11 @@ XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus"
 WORDS = {  # of what a condition says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {"released": "streams as released", "shuffled": "streams shuffled"},
+    "assign": {
+        "released": "streams as released",
+        "shuffled": "streams shuffled",
+        "square": "streams by a Latin square",
+    },
     "plan": tidy.PLANS,
 }
 USUAL = {  # of what another condition says, and this one does not

@@ -43,6 +43,7 @@ FILLS: Mapping[str, Fill] = {
     "behind": Fill("#f4b183", "////"),
     "turns": Fill("#e3d4ec", "xx"),
     "not decided": Fill("#ffffff", "...."),
+    "one case": Fill("#ffffff", ""),
 }
 
 

@@ -198,14 +198,14 @@ def test_two_of_three_differences_decide(signs: list[float], says: str) -> None:
     """1, -1: far from 0, one way or the other; 0: near it; 9: anywhere."""
     gaps = {1: (0.02, 0.01), -1: (-0.02, 0.01), 0: (0.0, 0.5 * NEAR), 9: (0.01, 0.05)}
     told = [Estimate(mean, mean - half, mean + half, 40) for mean, half in (gaps[round(x)] for x in signs)]
-    assert crossings._by_differences(told)[0] == says  # noqa: SLF001 - worked by hand
+    assert crossings._by_differences(told)[0] == says  # worked by hand
 
 
 def test_of_one_difference_alone_chance_had_three_tries() -> None:
     apart, near = Estimate(0.02, 0.01, 0.03, 40), Estimate(0.0, -0.001, 0.001, 40)
-    assert crossings._by_differences([near, near, apart])[1] == pytest.approx(3 * pooled.chance(apart))  # noqa: SLF001
+    assert crossings._by_differences([near, near, apart])[1] == pytest.approx(3 * pooled.chance(apart))
     other = Estimate(-0.02, -0.039, -0.001, 40)
-    assert crossings._by_differences([apart, other, near])[1] == pooled.chance(other)  # noqa: SLF001 - both must hold
+    assert crossings._by_differences([apart, other, near])[1] == pooled.chance(other)  # both must hold
 
 
 def test_verdicts_of_one_table_are_corrected_together() -> None:

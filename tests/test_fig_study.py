@@ -33,7 +33,7 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
     """Facts of a panel, as `grid.facts` has them."""
     usual = {"condition": condition, "name": condition, "kind": "", "origin": "", "row": 0, "column": 0,
              "axis": "rate_scale", "trace": "hyperbolic-like", "tier": "synthetic", "models": "heavy8", "own": {},
-             "plan": "trace", "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
+             "plan": "trace", "half": "", "halves": [], "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
              "rates_rps": [], "xs": [], "seen": []}  # fmt: skip
     return usual | facts
 
@@ -255,7 +255,8 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
     walks = [xs(line) for line in axis.get_lines() if line.get_drawstyle() == "steps-post"]
     assert [len(walk) for walk in walks] == [2]  # a corner a step; beside it what stands alone, and a band's other end
-    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.", "At least 2,700 requests a point, over its seeds.",
+    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.",
+                 "At least 2,700 requests a point, over its seeds.",
                  "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
@@ -315,8 +316,8 @@ def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]
         run = {"condition": "busy", "x": 4.0, "label": label, "seed": seed}
         pooled = (small + large) / 2 - seed / 1000
         yield {**run, "values": {"ttft": pooled, "offered_rps": 6.0}}
-        for model, met in (("small", small), ("large", large)):
-            yield {**run, "over": "model", "model": model, "values": {"ttft": met}}
+        for model, share in (("small", small), ("large", large)):
+            yield {**run, "over": "model", "model": model, "values": {"ttft": share}}
 
 
 def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:

@@ -136,7 +136,7 @@ def test_bounds_and_a_copy_stand_at_both_ends(shown: Measured) -> None:
     assert all(xs[name] == [xs["chunked"][0], xs["chunked"][-1]] for name in (*CONTROLS, "chunked" + AA))
     assert shown.about["controls"] == [*CONTROLS, "chunked" + AA]
     seeds = {row["label"]: row["seed"] for row in rows.to_pylist()}
-    assert seeds["chunked" + AA] - seeds["chunked"] == 500
+    assert seeds["chunked" + AA] - seeds["chunked"] == 504
 
 
 def test_conditions_share_runs_and_systems_that_read_no_slo_are_scored_again(shown: Measured) -> None:

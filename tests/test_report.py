@@ -97,7 +97,8 @@ def scored(values: dict[str, dict[float, list[float]]], **named: dict[str, dict[
                 for seed, value in enumerate(seeds):
                     run = {"run": f"{label}-{rate}-{seed}", "label": label, "rate_scale": rate, "seed": seed}
                     about = common | run | {"system": label, "gpus": 2, "over": "pooled", "n": 900}
-                    rows.append(about | blocks(definition, value, about, 6) | {"definition": definition, "value": value})
+                    told = {"definition": definition, "value": value}
+                    rows.append(about | told | blocks(definition, value, about, 6))
                     if definition == "both":
                         rows.append(about | {"definition": "offered_rps", "value": 2 * rate})
     schema = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
@@ -160,18 +161,18 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
         ({"a": curve(100.0), "b": curve(4.0)}, "a serves >4.00x [3.64, inf] the rate of b at 99 %"),
         (
             {"a": curve(100.0), "b": curve(80.0)},
-            f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points",
+            (f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points"),
         ),
         (
             {"a": curve(0.5), "b": curve(0.4)},
-            f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "0.00 [-0.08, 0.08] at 32.0: ahead",
+            (f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "0.00 [-0.08, 0.08] at 32.0: ahead"),
         ),
         (  # the flat curve is worse below the level and better above
             {"a": curve(4.0, 1.0), "b": curve(4.0)},
-            f"rates at 99 % do not rank a and b; {LESS} -0.25 [-0.45, -0.04] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "+46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another",
+            (f"rates at 99 % do not rank a and b; {LESS} -0.25 [-0.45, -0.04] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "+46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another"),
         ),
         (
             {"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},
@@ -193,7 +194,7 @@ def test_few_windows_have_no_interval() -> None:
     of = pa.Table.from_pylist([row | {"missed": None, "offered": None} for row in scored(APART).to_pylist()],
                               schema=tidy.TABLE_SCHEMA)  # fmt: skip
     said = sentences.verdict(of, shown(of, "a", "b"), "both", 0.99)  # three windows of one block each
-    assert said == "a serves 4.00x the rate of b at 99 %: not decided (too few windows for an interval)"
+    assert said == "a serves 4.00x the rate of b at 99 %: too few windows for an interval"
 
 
 def test_what_fails_and_dips_stands_beside_the_crossing() -> None:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 from harness.report.causes import CAUSES
 from harness.report.summary import Summary, SystemSummary, panel_of, scores
 from harness.rows import estimate, statistics, tidy
-from harness.rows.crossings import NEAR, STANDINGS, Standing, corrected, difference, side_by_side
+from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
-from harness.rows.pooled import FEWEST
 from harness.rows.statistics import Estimate
 
 if TYPE_CHECKING:
@@ -64,14 +63,15 @@ def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
         gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[found.says]}"
         return why + gaps * bool(points)
     text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
-    doubt = found.says + " (too few windows for an interval)" * (found.ratio.n < FEWEST)
-    return text if found.says in {"ahead", "behind"} else f"{text}: {doubt}"
+    return text if found.says in {"ahead", "behind"} else f"{text}: {FEW if found.says == CASE else found.says}"
 
 
+FEW = "too few windows for an interval"
 FLAT = {  # of differences at three rates
     **{word: word for word in STANDINGS},
     "equal within 25 %": f"equal within {100 * NEAR:g} points",
     "turns": "ahead at one rate and behind at another",
+    CASE: FEW,
 }
 
 

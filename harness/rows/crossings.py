@@ -29,8 +29,9 @@ STANDINGS = {  # of two systems: the sign in tables, and what it means
     "behind": ("-", "behind"),
     "turns": ("+-", "ahead at one rate and behind at another"),
     "not decided": ("?", "not decided"),
+    "one case": ("", "one window, of which no chance is known"),
 }
-UNDECIDED = "not decided"
+UNDECIDED, CASE = "not decided", "one case"
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
 FALSE = 0.05  # how often a verdict of a table may be wrong where nothing differs
@@ -247,17 +248,20 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
     told, p = _by_differences([gap for _, gap in differences])
     if axis in EASES:
         differences = tuple((_turned(x), gap) for x, gap in reversed(differences))
+    few = pair[0].blocks < pooled.FEWEST
     shared = pooled.correlation(*pair, level)
     signs = {pooled.crossing(c, level).sign for c in pair}
     if signs in ({"<"}, {">"}):
         words = "neither holds" if signs == {"<"} else "both hold"
         edge = (min if signs == {"<"} else max)(float(x) for c in pair for x in c.rates_rps)
         at = f" at {edge * unit:.3g} req/s" if axis in RATED else ""
+        told = CASE if few else told
         return Standing(None, told, f"{words} {100 * level:g} %{at}", p, True, (), differences, shared)
     here = pooled.ratio(*pair, level)
     beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
     flat = pooled.flat(*pair, level)
     words, p = (told, p) if flat else pooled.verdict(here)
+    words = CASE if few else words
     if axis in EASES:
         here, beside = _easier(here), tuple(map(_easier, beside))
     return Standing(here, words, "", p, flat, beside, differences, shared)

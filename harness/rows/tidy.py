@@ -112,11 +112,14 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 
 
 def stored(path: Path) -> pa.Table:
-    """The scored table of a sweep. Raises Damaged, also where its rates are none, and FileNotFoundError."""
+    """The scored table of a sweep. Raises Damaged, also where rates or models are none, and FileNotFoundError."""
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
         raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
+    of_model = pc.equal(table["over"].cast(pa.string()), "model")
+    if (row := pc.index(pc.and_(of_model, pc.is_null(table["model"])), value=True).as_py()) >= 0:
+        raise Damaged(f"{path}: row {row}: model is null, and over is model; {WAY_OUT}")
     return table
 
 
@@ -138,12 +141,15 @@ def plans(origins: Iterable[str]) -> str:
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
 
 
+ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
+
+
 def machine(spec: Mapping[str, Any]) -> str | None:
     """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [
-        "streams shuffled" if spec.get("assign") == "shuffled" else "",
+        ASSIGNED.get(spec.get("assign", ""), ""),
         f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
         "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
         "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
@@ -164,17 +170,20 @@ def scores(runs: Iterable[Run]) -> pa.Table:
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
 
-def score(run: Run, *, by_model: bool = True) -> pa.Table:
-    """Rows of one run in the tidy table: every definition and measure, pooled and (on request) per model."""
+def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS)) -> pa.Table:
+    """Rows of one run in the tidy table: these definitions and every measure, pooled and (on request) per model.
+
+    Attainment is there per model in any case.
+    """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
     values: list[_Value] = []
     if skipped:
-        values += [_Value(name, "pooled", None, 0, None) for name in DEFINITIONS]
+        values += [_Value(name, "pooled", None, 0, None) for name in definitions]
     elif infeasible:
-        values += [_Value(name, over, None, 0, 0.0) for name in DEFINITIONS for over in ("pooled", "mean", "worst")]
+        values += [_Value(name, over, None, 0, 0.0) for name in definitions for over in ("pooled", "mean", "worst")]
     else:
-        values += _values(run, spec, by_model)
+        values += _values(run, spec, by_model, definitions)
     about = {
         **spec,
         "run": run.name,
@@ -219,14 +228,15 @@ class _Value(NamedTuple):
     offered: Sequence[float] | None = None
 
 
-def _values(run: Run, spec: Mapping[str, Any], by_model: bool) -> Iterator[_Value]:
+def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Collection[str]) -> Iterator[_Value]:
     every = rows(run.table)
     window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
     counted = in_window(every, spec.get("window_s") or math.inf)
     offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
     n = len(offered)
     counts = np.bincount(offered.model, minlength=len(offered.models))
-    for name, definition in DEFINITIONS.items():
+    for name in definitions:
+        definition = DEFINITIONS[name]
         if (scores := definition.score(offered, slo)) is None:
             yield _Value(name, "pooled", None, n, None)
             continue

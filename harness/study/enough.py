@@ -6,7 +6,7 @@ Nothing is run here, and nothing depends on when a run ended: what is asked next
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from harness.rows import crossings, pooled, tidy
@@ -40,10 +40,17 @@ def settled(found: Standing, precision: float, verdicts: int) -> bool:
 
 def unsettled(
     curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
-) -> set[str]:
-    """Systems of pairs that are not yet told apart, by blocks of their runs by seed and x."""
+) -> dict[str, bool]:
+    """Systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
+
+    True of those that only differences at the given rates can tell apart, for a ratio says nothing of them.
+    """
     told = {pair: found for pair in pairs if (found := _standing(curves, panel, pair, level))}
-    return {name for pair, found in told.items() if not settled(found, precision, len(told)) for name in pair}
+    left: dict[str, bool] = {}
+    for pair, found in told.items():
+        if not settled(found, precision, len(told)):
+            left |= {name: left.get(name, False) or found.flat or found.ratio is None for name in pair}
+    return left
 
 
 def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str], level: float) -> Standing | None:
@@ -53,8 +60,10 @@ def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str]
     return None if ours is None or theirs is None else crossings.standing(panel, (ours, theirs), level)
 
 
-def more(curves: Mapping[str, Windows], panel: Panel, systems: Collection[str], step: int, level: float) -> More | None:
-    """The next `step` seeds of systems that are not yet told apart, at the rates near their crossings.
+def more(
+    curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float
+) -> More | None:
+    """The next `step` seeds of systems that are not yet told apart (see `unsettled`), near their crossings.
 
     All of them get the same seeds, so that they stay paired. None where seeds would meet those of A/A copies.
     """
@@ -62,7 +71,7 @@ def more(curves: Mapping[str, Windows], panel: Panel, systems: Collection[str], 
     lacks = {name: range(max(curves[name], default=-1) + 1, had + step) for name in systems}
     if had + step > AA_SEED:
         return None
-    xs = {name: _near(curves[name], panel["xs"], level) for name in systems}
+    xs = {name: _near(curves[name], panel["xs"] if given else (), level) for name, given in systems.items()}
     first = {name: curves[name][min(curves[name])] for name in systems}
     requests = sum(
         len(lacks[name]) * sum(float(first[name][x].offered.sum()) for x in xs[name] if x in first[name])

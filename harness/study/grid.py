@@ -140,7 +140,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         for name in study.contestants(condition)
     }
     first = next(iter(specs.values()))
-    trace = _trace(first, most_gpus(study, full), scope.window_s)
+    trace = _trace(first, most_gpus(study, full), condition.window_s or scope.window_s)
     specs = {name: replace(spec, trace=trace) for name, spec in specs.items()}
     first = next(iter(specs.values()))
     unit = unit_rps(first)

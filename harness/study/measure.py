@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
@@ -356,7 +357,7 @@ class _Work:
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, [(first, name) for name in others], level, scope.precision)
-        return enough.more(curves, facts, sorted(left), scope.seeds, level) if left else None
+        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
@@ -478,7 +479,7 @@ def _described(traces: Sequence[Trace]) -> Iterator[str]:
     for trace in traces:
         kinds.setdefault((trace.tier, trace.note), []).append(trace)
     for (tier, note), of_kind in kinds.items():
-        text = ", ".join(trace.name for trace in of_kind) + f": {tier}" + (f" ({note})" if note else "")
+        text = ", ".join(dict.fromkeys(trace.name for trace in of_kind)) + f": {tier}" + (f" ({note})" if note else "")
         if len(of_kind) == 1:
             (trace,) = of_kind
             text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
@@ -509,7 +510,9 @@ def table_of(
     keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
 
     def rows(point: Point, folder: str) -> pa.Table:
-        scored = tidy.score(score.scorable(point.system, out / folder, point.under), by_model=study.by_model)
+        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
+        run = score.scorable(point.system, out / folder, point.under)
+        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
         if not study.by_model:
             scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
         return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))

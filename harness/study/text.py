@@ -113,6 +113,7 @@ def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Calla
     """Columns that tell a condition's panels apart, and what each panel says there."""
     every: dict[str, Callable[[Panel], str]] = {
         "trace": lambda panel: str(panel["trace"]).partition("+")[0],
+        "half": lambda panel: str(panel["half"]) or NONE,
         "models": lambda panel: str(panel["models"]),
         "SLO": lambda panel: str(panel["slo"]),
         "GPUs": lambda panel: str(panel["gpus"]),
@@ -175,17 +176,20 @@ def standing_text(found: Standing) -> str:
     sign = STANDINGS[found.says][0]
     if found.flat or found.ratio is None:
         gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
-        return f"{sign} {' '.join(gaps)} points" if gaps else f"{sign} {found.note}"
-    return f"{sign} {estimate.text(found.ratio, RATIO)}"
+        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {found.note}".strip()
+    return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
 
 
 def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    if not found:
-        return
-    signs = _signs({one.says for _, one in found})
-    of = f"{len(found)} verdicts, corrected together (Holm)" if len(found) > 1 else "one verdict"
-    yield f"{first} is: {signs}; {of}"
+    judged = [(panel, one) for panel, one in found if one.says != crossings.CASE]
+    if judged:
+        signs = _signs({one.says for _, one in judged})
+        decided = sum(one.says != crossings.UNDECIDED for _, one in judged)
+        shared = sorted(max(0.0, one.shared) for _, one in judged)[len(judged) // 2]
+        of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
+        yield f"{first} is: {signs}; {of if len(judged) > 1 else 'one verdict'}"
+        yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
     points = [(panel, one) for panel, one in found if one.differences and (one.flat or one.ratio is None)]
     if points:
         at = dict.fromkeys(_at([x for x, _ in one.differences], panel["axis"]) for panel, one in points)
