@@ -18,7 +18,8 @@ TRACE = "hyperbolic-like"
 def panel(key: str, row: int, axis: str, **facts: Any) -> dict[str, Any]:
     """Facts of a panel as `grid.facts` has them."""
     usual = {"kind": "", "origin": "", "source": "", "column": 0, "tier": "synthetic", "note": "", "models": "heavy8",
-             "own": {}, "given": True, "plan": "trace", "half": "", "halves": [], "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
+             "own": {}, "given": True, "plan": "trace", "half": "", "halves": [],
+             "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
              "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5, "rates_rps": (), "xs": (), "at": None,
              "window_s": 600.0, "seen": [], "trace": TRACE, "name": key}  # fmt: skip
     return {"condition": key, "row": row, "axis": axis} | usual | facts

@@ -33,7 +33,8 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
     """Facts of a panel, as `grid.facts` has them."""
     usual = {"condition": condition, "name": condition, "kind": "", "origin": "", "row": 0, "column": 0,
              "axis": "rate_scale", "trace": "hyperbolic-like", "tier": "synthetic", "models": "heavy8", "own": {},
-             "plan": "trace", "half": "", "halves": [], "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
+             "plan": "trace", "half": "", "halves": [],
+             "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
              "rates_rps": [], "xs": [], "seen": []}  # fmt: skip
     return usual | facts
 
