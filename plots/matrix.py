@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["draw", "points"]  # what is drawn are the ratios that steps have
 
+CORRECTED = "Verdicts are corrected together (Holm)."
 ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names
 
 
@@ -36,12 +37,10 @@ class Fill(NamedTuple):
 
 FILLS: Mapping[str, Fill] = {
     "ahead": Fill("#9ecae9", ""),
-    "ahead, by less than 25 %": Fill("#d6eaf6", ""),
+    "ahead, by less than 25 %": Fill("#bfdcee", ""),
     "equal within 25 %": Fill("#f2f2f2", ""),
     "behind, by less than 25 %": Fill("#fae0cc", "//"),
     "behind": Fill("#f4b183", "////"),
-    "ahead in part": Fill("#cfe3ee", "\\\\"),
-    "behind in part": Fill("#f7d3b0", "//\\\\"),
     "turns": Fill("#e3d4ec", "xx"),
     "not decided": Fill("#ffffff", "...."),
     "one case": Fill("#ffffff", ""),
@@ -55,7 +54,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     if not own:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
     names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("condition", "ratio"))
-    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
+    text, foot = style.foot(caption_of_ratios(table, facts, f"{CORRECTED} {note}".strip()), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = _handles({row["standing"] for row in own})
