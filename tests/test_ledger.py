@@ -251,13 +251,12 @@ def test_parts_a_fleet_and_steps_as_lines(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("lengths")
-def test_weavers_claims_as_rows_and_what_is_measured_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weavers_claims_as_rows(tmp_path: Path) -> None:
     held = ledger.of_weaver(tmp_path / "out", 1, Silent())
     value, between, lacks = held.lines
     assert value.paper == "Weaver, USENIX ATC 2025, section 2.3"
     assert (value.verdict, between.verdict, between.why) == ("differs", "agrees", "")
     assert (lacks.verdict, lacks.why, lacks.here) == (ledger.UNTESTED, "lacks OpenRouter's token counts", "-")
-    monkeypatch.setattr(weaving, "MEASURES", {})  # nothing is measured again
     assert ledger.of_weaver(tmp_path / "out", 1, Silent()) == held
 
 
