@@ -274,11 +274,12 @@ class PDMux:
         if t.ahead is not None or t.predict is None or run is None:
             return False
         flying = list(t.waiting)[: len(t.waiting) - s.waiting]
-        s_p = prefill_counts(self.cluster.gpus[0])[-1] if run.sms is None else run.sms
+        s_p = self.fitted(run.sms)
         own_s = t.predict.prefill_s(t.waiting[rid], s_p)
         rest_s = t.predict.prefill_s(sum(t.waiting[r] for r in flying), s_p) - (view.now_s - t.begun_s)
         last_s = view.now_s + own_s + max(rest_s, 0.0)
-        return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s[r] for r in flying) and t.room(rid, view)
+        # Who was preempted has had its first token, and no limit any more.
+        return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
 
     def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
         """A prompt has its first token, or is gone: if it went first, the prefill that it preempted goes on."""
@@ -341,9 +342,12 @@ class PDMux:
         n = min(s.prefill_tokens, STEP_TOKENS) if t.ahead is None else t.waiting[t.ahead]
         if t.predict is None:
             return forward_count(n)
+        return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, self.fitted(s_p)))
+
+    def fitted(self, s_p: int | None) -> int:
+        """The count of SMs, at most s_p, for which prefills are predicted; None: all of them."""
         counts = prefill_counts(self.cluster.gpus[0])
-        at = counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
-        return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, at))
+        return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
     def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
         """(s_p, s_d) of SGLang at a decode batch of b (adjust_stream_groups)."""
