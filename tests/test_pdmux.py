@@ -380,6 +380,21 @@ def test_decode_meets_its_slo_beside_long_prefills_where_large_chunks_do_not() -
             assert sms["decode"] + sms["prefill"] == 132
 
 
+def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
+    """Section 2.3.2: 32 decodes behind 1,000 tokens beside 4,064 of a prompt, 70B over eight A100: 505 ms."""
+    model = Served("m", shape("llama-3.3-70b")._replace(max_tokens=8192), 8, 10.0, 0.1)
+    engine = Sim(Config((model,), gpu="a100-80g", gpus=8, host="sglang-0.5", token_times=True))
+    prompts, outputs = np.array([730] * 32 + [4064], np.int32), np.array([400] * 32 + [2], np.int32)
+    arrival_s, never = np.array([0.0] * 32 + [9.0]), np.full(33, np.inf)
+    jobs = Jobs(("m",), arrival_s, np.zeros(33, np.int32), prompts, outputs, never, never)
+    replay(Chunked(engine.cluster, tau=4096), engine, jobs)
+    rows = [row for part in engine.rows() for row in part.to_pylist()]
+    late = [np.array(row["token_ns"])[np.array(row["token_ns"]) > 9e9] for row in rows[:32]]
+    context = 730 + np.mean([row["made_tokens"] - len(tokens) for row, tokens in zip(rows, late, strict=False)])
+    assert context == pytest.approx(1000, rel=0.1)
+    assert max(np.diff(tokens).max() for tokens in late) / 1e9 == pytest.approx(0.505, rel=0.05)
+
+
 class Lanes(Chunked):
     """Both phases side by side with whole prompts, on SMs of their own or, without any, wherever they find some."""
 

@@ -7,8 +7,8 @@
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
 range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
-holds most cells, of equals the one with the highest score, of equals the first. Where no draw holds any, the objective is
-out of reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
+holds most cells, of equals the one with the highest score, of equals the first. Where no draw holds any, the objective
+is out of reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
 """
 
 from __future__ import annotations
