@@ -387,7 +387,8 @@ def test_a_step_that_saturates_eight_a100_takes_what_figure_6_says() -> None:
     prompts, outputs = np.array([730] * 32 + [4064], np.int32), np.array([400] * 32 + [2], np.int32)
     arrival_s, never = np.array([0.0] * 32 + [9.0]), np.full(33, np.inf)
     jobs = Jobs(("m",), arrival_s, np.zeros(33, np.int32), prompts, outputs, never, never)
-    replay(Chunked(engine.cluster, tau=4096), engine, jobs)
+    make: Any = Chunked
+    replay(make(engine.cluster, tau=4096), engine, jobs)
     rows = [row for part in engine.rows() for row in part.to_pylist()]
     late = [np.array(row["token_ns"])[np.array(row["token_ns"]) > 9e9] for row in rows[:32]]
     context = 730 + np.mean([row["made_tokens"] - len(tokens) for row, tokens in zip(rows, late, strict=False)])
