@@ -9,8 +9,8 @@ MINUTES = 8
 CORES = 2
 TORCH = torch==2.13.0
 KERNELS = triton==3.6.0 cuda-bindings==13.0.3
-SYSTEMS = prism,muxserve,elastic,static,static:rate,static:equal,qlm,dedicated
-TRACE = hyperbolic-like
+SYSTEMS = prism,elastic,static:equal,static:rate,static,muxserve,qlm,ideal
+TRACE = hyperbolic-like+span_s=1800
 FULL =
 
 PY := .venv/bin/python

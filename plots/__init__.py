@@ -38,17 +38,19 @@ def find(name: str) -> Any:
 
 
 def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The figures that draw what lies in a folder, by name; and a line for each whose file is broken."""
+    """The figures that draw what lies in a folder, by name; and a line for each whose file is broken.
+
+    UserError where what lies there cannot be read: a figure's `draws` says so.
+    """
     from harness.policy.types import UserError
 
-    fitting, broken = dict[str, Any](), []
+    found, broken = dict[str, Any](), []
     for name in names():
         try:
-            if (figure := find(name)).draws(folder):
-                fitting[name] = figure
+            found[name] = find(name)
         except UserError as error:
             broken.append(str(error))
-    return fitting, broken
+    return {name: figure for name, figure in found.items() if figure.draws(folder)}, broken
 
 
 def listing() -> list[tuple[str, str]]:

@@ -31,7 +31,7 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for panel in facts["panels"]:
         here = crossings.of_panel(table, panel)
-        frame = here.to_pandas()
+        frame = here.select(["definition", "over", "value", "label", "gpus", "infeasible"]).to_pandas()
         frame = frame[(frame["definition"] == definition) & (frame["over"] == "pooled") & frame["value"].notna()]
         place = {key: panel[key] for key in ("condition", "trace", "rate_rps", "slo")}
         for (label, gpus), own in frame.groupby(["label", "gpus"], observed=True, sort=True):

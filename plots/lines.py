@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +18,7 @@ from matplotlib.transforms import offset_copy
 
 from harness.policy.types import UserError
 from harness.rows import crossings, tidy
+from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts, Panel, asked, caption, seen
 
@@ -39,7 +42,11 @@ XLABEL = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": "SLO scale", "gpus"
 WORDS = {  # of what a condition says of its setting
     "process": {"model": "one process each", "own": "own processes"},
     "sharing": {"turns": "processes in turns", "fluid": "shared as under MPS", "own": "own sharing"},
-    "assign": {"released": "streams as released", "shuffled": "streams shuffled"},
+    "assign": {
+        "released": "streams as released",
+        "shuffled": "streams shuffled",
+        "square": "streams by a Latin square",
+    },
     "plan": tidy.PLANS,
 }
 USUAL = {  # of what another condition says, and this one does not
@@ -72,6 +79,12 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     names = [*dict.fromkeys([*facts["definitions"], "both"])]
     frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *tidy.POINT])
     panels = {panel["condition"]: panel for panel in facts["panels"]}
+    parts = {key: crossings.of_panel(table, panel) for key, panel in panels.items()}
+
+    @cache
+    def of(key: str, label: str, definition: str) -> dict[float, Estimate]:
+        return crossings.attained(parts[key], panels[key]["axis"], label, definition)
+
     rows = []
     for (key, label, x), group in frame.groupby(["condition", "label", "x"], observed=True, sort=True):
         panel, first = panels[str(key)], group.iloc[0]
@@ -80,6 +93,10 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
         row |= {"label": str(label), "x": x, "shown_x": first["x"] * _unit(panel)}
         row |= {name: first[name] for name in ("gpus", "rate_scale", "slo", "fidelity", "n", "infeasible")}
         row |= {f"{name}_{part}": values.loc[name, part] for name in names for part in ("mean", "low", "high")}
+        for name in names:
+            e = of(str(key), str(label), name).get(float(first["x"]))
+            ends = {} if e is None else {"mean": e.mean, "low": e.low, "high": e.high}
+            row |= {f"{name}_{part}": math.nan if end is None else end for part, end in ends.items()}
         rows.append(row | {name: values.loc[name, "mean"] for name in tidy.WEIGHTS})
     return pd.DataFrame(rows)
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch, Rectangle
 from harness.policy.types import UserError
 from harness.rows import estimate
 from harness.rows.crossings import STANDINGS
-from harness.rows.estimate import RATIO
+from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts
@@ -36,9 +36,16 @@ class Fill(NamedTuple):
 
 FILLS: Mapping[str, Fill] = {
     "ahead": Fill("#9ecae9", ""),
+    "ahead, by less than 25 %": Fill("#d6eaf6", ""),
+    "equal within 25 %": Fill("#f2f2f2", ""),
+    "behind, by less than 25 %": Fill("#fae0cc", "//"),
     "behind": Fill("#f4b183", "////"),
-    "even": Fill("#f2f2f2", ""),
-    "open": Fill("#ffffff", "...."),
+    "ahead in part": Fill("#cfe3ee", "\\\\"),
+    "behind in part": Fill("#f7d3b0", "//\\\\"),
+    "turns": Fill("#e3d4ec", "xx"),
+    "not decided": Fill("#ffffff", "...."),
+    "one case": Fill("#ffffff", ""),
+    "no room": Fill("#ffffff", ".."),
 }
 
 
@@ -51,7 +58,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
-    head = style.legend(figure, _handles(), len(FILLS), handlelength=1.8, columnspacing=1.6) + HEAD_IN
+    handles = _handles({row["standing"] for row in own})
+    head = style.legend(figure, handles, min(4, len(handles)), handlelength=1.8, columnspacing=1.6) + HEAD_IN
     height = head + ROW_IN * len(names) + foot
     figure.set_size_inches(style.PAGE_IN, height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
@@ -69,11 +77,12 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def _handles() -> list[Patch]:
+def _handles(said: set[str]) -> list[Patch]:
     return [
         Patch(facecolor=fill.color, hatch=fill.hatch, edgecolor="#909090", linewidth=0.4,
               label="  ".join(STANDINGS[says]))
         for says, fill in FILLS.items()
+        if says in said
     ]  # fmt: skip
 
 
@@ -82,7 +91,10 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
     fill = FILLS[row["standing"]]
     axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
     text, bounds = textwrap.fill(row["note"], 20), ""
-    if row["mean"] is not None:
+    if row["flat"] and row["gaps"]:  # a ratio says nothing
+        text = f"{' '.join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row['gaps'])}"
+        bounds = "points"
+    elif row["mean"] is not None:
         e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
         text = estimate.text(e, RATIO, spread=False)
         bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""

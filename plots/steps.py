@@ -12,6 +12,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.policy.types import UserError
 from harness.rows import crossings
+from harness.rows.crossings import Standing
+from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts, asked, caption
 
@@ -29,13 +31,26 @@ MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, wher
 
 def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
     """Return what is drawn: one row a (ratio, panel), by the position of its step (0: the start)."""
-    return pd.DataFrame(ratios(table, facts))
+    told = [{**{key: value for key, value in row.items() if key != "gaps"}, **_gaps(row["gaps"])}
+            for row in ratios(table, facts)]  # fmt: skip
+    return pd.DataFrame(told)
+
+
+def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
+    """Differences of attainment at three rates, in points, as columns."""
+    return {
+        name: value
+        for k, (x, gap) in enumerate(gaps, 1)
+        for name, value in ((f"at_{k}", x), (f"gap_{k}", 100 * gap.mean), *(
+            (f"gap_{k}_{end}", None if bound is None else 100 * bound)
+            for end, bound in (("low", gap.low), ("high", gap.high))))
+    }  # fmt: skip
 
 
 def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
-    rows = []
+    rows, every = list[dict[str, Any]](), list[Standing]()
     for claim in facts["claims"]:
         pair = (claim["system"], claim["over"])
         if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
@@ -45,12 +60,17 @@ def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
             here = crossings.of_panel(table, panel)
             if not {*pair} <= {*here["label"].unique().to_pylist()}:
                 continue
-            e, says, note = crossings.side_by_side(here, panel, pair, definition, facts["level"], facts["seeds"])
+            found = crossings.side_by_side(here, panel, pair, definition, facts["level"])
+            every.append(found)
+            e = found.ratio
             rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
                          "step": names.index(panel["name"]), "ratio": " / ".join(pair), "paper": claim["paper"],
                          "other_end": panel.get("other_end", False),  # none in facts of before
                          "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
-                         "sign": e.sign if e else "=", "standing": says, "note": note})  # fmt: skip
+                         "sign": e.sign if e else "=", "standing": found.says, "p": found.p, "flat": found.flat,
+                         "gaps": found.differences, "note": found.note})  # fmt: skip
+    for row, found in zip(rows, crossings.corrected(every), strict=True):
+        row |= {"standing": found.says, "p": found.p}
     return rows
 
 

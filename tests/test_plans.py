@@ -102,6 +102,22 @@ def test_a_synthetic_trace_is_planned_from_what_another_seed_draws() -> None:
     assert [round(one.rate_rps * 600.0) for one in seen] == np.bincount(own.model, minlength=4).tolist()
 
 
+@pytest.mark.parametrize("span_s", [1800.0, 3600.0])
+def test_a_long_window_of_a_fitted_trace_has_a_warm_up_and_a_plan_from_another_seed(span_s: float) -> None:
+    spec = resolve(Spec("static", trace=f"hyperbolic-like+span_s={span_s:g}", models="light8", rate_scale=2.0, seed=3))
+    assert (spec.window_s, spec.warmup_s, spec.plan) == (span_s, 0.05 * span_s, "held-out")
+    each = np.bincount(synthetic.draw("hyperbolic-like", 0).model) * (span_s / 600)
+    jobs = Setup(spec).jobs()
+    counted = jobs.arrival_s >= 0
+    assert np.bincount(jobs.model[counted]).tolist() == (2 * each).tolist()  # two copies, each row once
+    assert jobs.arrival_s[0] >= -0.05 * span_s
+    assert (~counted).sum() == pytest.approx(0.05 * counted.sum(), rel=0.2)
+    other = synthetic.draw(spec.trace, PLAN_SEED + 3)
+    assert not np.isin(other.arrival_s, synthetic.draw(spec.trace, 3).arrival_s).any()
+    rates = [one.rate_rps * span_s / 2 for one in Setup(spec).config.plan.values()]
+    assert rates == pytest.approx(np.bincount(other.model).tolist())
+
+
 def test_a_model_without_requests_in_the_plan_gets_the_prior_of_one(spec: Spec) -> None:
     trace = load_trace(spec.trace)
     models = load_models(MODELS)

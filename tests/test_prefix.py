@@ -367,7 +367,7 @@ def test_what_is_served_is_what_the_model_can_and_the_trace_needs(traces_dir: Pa
     assert [m.shape.max_tokens for m in Setup(arena).config.models] == [2048] * 3  # for 1,657
     assert [m.shape.max_tokens for m in Setup(replace(arena, served=8192)).config.models] == [8192, 8192, 2048]
     for short, says in (
-        (replace(spec, models="qwen-2.5-7b"), "exceed the 32768 of .* such rows; bench trace convert --max-tokens"),
+        (replace(spec, models="qwen-2.5-7b"), "exceed the 32768 of .*; --trace mooncake-conversation.max_tokens=32768"),
         (replace(spec, served=8192), r"exceed the 8192 of .*\(5570 such rows; --served raises it, to 131072 at most"),
     ):
         with pytest.raises(UserError, match=says):

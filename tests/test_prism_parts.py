@@ -153,7 +153,7 @@ def test_with_parts_switched_off_a_server_that_starts_and_stops_lacks_nothing(
 def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
     """Eight models of 1B to 8B at a moderate load: P95 of TTFT by model, the share within its SLO, and migrations.
 
-    In seconds; on two GPUs whose engines take turns.
+    P95 in multiples of the model's SLO; on two GPUs whose engines take turns.
     """
     models = "llama-3.1-8b*4,llama-3.2-3b*2,llama-3.2-1b*2"
     slo_s = {"8b": (0.45, 0.103), "3b": (0.27, 0.054), "1b": (0.18, 0.0248)}  # 15 times what they have alone
@@ -168,14 +168,15 @@ def taking_turns(system: str) -> tuple[dict[str, float], float, float]:
     ttft_s = setup.engine.S.requests["first"] - jobs.arrival_s
     seen = jobs.arrival_s >= 0
     limit_s = np.array([slo_s[name.split("-")[2][:2]][0] for name in jobs.models])[jobs.model]
-    p95_s = {m: float(np.percentile(ttft_s[seen & (jobs.model == k)], 95)) for k, m in enumerate(jobs.models)}
-    return p95_s, float((ttft_s <= limit_s)[seen].mean()), setup.engine.stats()["migrations"]
+    used = ttft_s / limit_s
+    p95 = {m: float(np.percentile(used[seen & (jobs.model == k)], 95)) for k, m in enumerate(jobs.models)}
+    return p95, float((ttft_s <= limit_s)[seen].mean()), setup.engine.stats()["migrations"]
 
 
 @cases("name", ["elastic", "prism_released", "prism"])
 def test_at_a_moderate_load_no_model_waits_for_a_migration(name: str) -> None:
-    p95_s, met, _ = taking_turns(name)
-    assert max(p95_s.values()) < 0.2
+    p95, met, _ = taking_turns(name)
+    assert max(p95.values()) < 1
     assert met > 0.99
 
 

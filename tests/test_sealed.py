@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -185,6 +186,7 @@ def test_facts_of_a_run_are_checked(steps: tuple[Any, ...], value: Any, says: st
         (("judges",), {}, ": judges is {}, not a list"),
         (("judges", 0, "rule"), ..., ': judges 1: "rule" is missing'),
         (("judges", 0, "seconds"), {"m": [1]}, "seconds.m is [1], not a list of 2"),
+        (("judges", 0, "seconds"), None, ': judges 1: the seconds of SLO "absolute:ttft=1,tpot=1" are missing'),
     ],
 )
 def test_facts_of_a_comparison_are_checked(steps: tuple[Any, ...], value: Any, says: str, store: Store) -> None:
@@ -247,6 +249,62 @@ def test_rates_of_a_scored_table_are_numbers_above_0(tmp_path: Path) -> None:
         record.write_table(tmp_path / record.SWEEP, table, {})
         with pytest.raises(sealed.Damaged, match="rate_scale"):
             tidy.stored(tmp_path / record.SWEEP)
+
+
+def test_rows_of_a_model_in_a_scored_table_name_it(tmp_path: Path) -> None:
+    for over, says in (("pooled", ""), ("model", r"row 0: model is null, and over is model")):
+        table = GRID.set_column(GRID.schema.get_field_index("over"), "over", pa.array([over] * len(GRID)))
+        at = table.schema.get_field_index("model")
+        nameless = table.set_column(at, "model", pa.nulls(len(table), pa.string()))
+        record.write_table(tmp_path / record.SWEEP, nameless, {})
+        with pytest.raises(sealed.Damaged, match=says) if says else contextlib.nullcontext():
+            tidy.stored(tmp_path / record.SWEEP)
+
+
+def test_a_scored_table_without_the_rows_that_are_asked_for_is_one_line(store: Store) -> None:
+    rewrite(store.scored, pq.read_table(store.scored).slice(0, 1), facts(store.scored))
+    mistake(bench("explain", store.scored.parent, "--misses"), f"{store.scored}: nothing was judged here")
+
+
+def test_the_rows_of_a_run_are_no_scored_table(store: Store) -> None:
+    shutil.copy(store.rows, store.scored)
+    for name in ((), ("--figure", "compare")):
+        mistake(bench("plot", store.scored.parent, *name), store.scored, "column run is missing")
+
+
+def test_damaged_turns_are_one_line(store: Store) -> None:
+    turns = store.rows.parent / record.TURNS
+    for data, says in ((b"PAR1", "not a Parquet file of bench"), (store.rows.read_bytes(), "column phase is missing")):
+        turns.write_bytes(data)
+        mistake(bench("plot", turns.parent), turns, says)
+
+
+# ------------------------------------------------------------------ runs that are made again
+
+
+@cases(
+    ("key", "value", "says"),
+    [
+        ("models", ..., "made again, it is infeasible: no placement found of 8 models"),
+        ("rate_scale", 1e300, f"{record.ROWS}: spec: rate scale 1e+300 of sample over 120 s is"),
+        ("trace", "x", f'{record.ROWS}: spec: no trace "x"'),
+    ],
+)
+def test_a_spec_that_is_not_that_of_its_rows_is_one_line(key: str, value: Any, says: str, store: Store) -> None:
+    put(store.rows, "spec", key, value=value)
+    mistake(bench("timeline", store.rows.parent, "-o", store.top / "t.json"), store.run, says)
+
+
+def test_a_set_that_lacks_a_model_of_the_rows_gives_no_seconds(store: Store) -> None:
+    put(store.rows, "spec", "models", value=...)
+    result = bench("explain", store.rows.parent, "--misses", "--slo", "solo")
+    mistake(result, f'{store.rows}: row 0: model "llama-3.2-1b/1" is not in heavy8, the set of its spec')
+
+
+def test_a_policys_slo_without_its_seconds_is_one_line(store: Store) -> None:
+    prism = next(store.top.glob("prism-*")) / record.ROWS
+    put(prism, "spec", "slo_s", value=...)
+    mistake(bench("explain", prism.parent, "--misses"), f"{prism}: spec: the seconds of SLO", "are missing")
 
 
 # ------------------------------------------------------------------ in the way

@@ -96,6 +96,10 @@ def test_a_trace_of_ones_own_says_who_gets_what(tmp_path: Path) -> None:
     ]
     (line,) = said("a b c", assign="shuffled")
     assert line.startswith("streams shuffled (as each seed draws; seed 0): gateway -> own: a <- s")
+    (line,) = said("a b c", assign="square")
+    assert line.startswith(
+        "streams square (each of the busiest meets each size of model once in 2 seeds; seed 0): gateway -> own: a <- s"
+    )
     (line,) = said("a b c")
     assert line.startswith(
         "streams by traffic (the busiest, in an order that each seed draws; seed 0): gateway -> own: a"

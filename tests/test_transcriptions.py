@@ -161,6 +161,10 @@ def test_arena_counts_and_quantiles(traces_dir: Path) -> None:
     found = trace("arena-chat")
     rank = np.array([int(name.rpartition("-")[2]) for name in found.models])[found.model]
     assert np.bincount(rank).tolist() == list(synthetic.ARENA_COUNTS)
+    each = [found.arrival_s[rank == k] for k in range(len(synthetic.ARENA_COUNTS))]
+    assert [(int(s[0] // 10), int(-(-s[-1] // 10))) for s in each] == list(synthetic.ARENA_USE)
+    early = [int((s < 5 * sum(use)).sum()) for s, use in zip(each, synthetic.ARENA_USE, strict=True)]
+    assert early == list(synthetic.ARENA_EARLY)
     for law, tokens in ((synthetic.ARENA_PROMPT, found.prompt_tokens), (synthetic.ARENA_OUTPUT, found.output_tokens)):
         assert np.quantile(tokens, law.at) == pytest.approx(law.tokens, abs=1e-9)
     both = spearmanr(found.prompt_tokens, found.output_tokens).statistic

@@ -58,6 +58,7 @@ def convert(
     length_origin: Literal["measured", "sampled", "uniform"] = "measured",
     span_s: float | None = None,
     empty: Literal["error", "drop"] = "error",
+    untimed: Literal["error", "drop"] = "error",
     max_tokens: int | None = None,
     sort: bool = False,
     trust_times: bool = False,
@@ -68,8 +69,9 @@ def convert(
 
     Required are arrival_s, prompt_tokens, output_tokens and model (or one `model` for all rows); any other canonical
     column is taken where it is named. Dates, and seconds since an epoch, are counted from the first row.
-    Whole-second stamps are spread inside their second by a seeded draw, flagged in the metadata. Rows without tokens
-    are an error or dropped, those over `max_tokens` are dropped, either counted in the metadata.
+    Whole-second stamps are spread inside their second by a seeded draw, flagged in the metadata. Rows without tokens,
+    and those of a CSV whose stamp is blank (`untimed`), are an error or dropped, those over `max_tokens` are dropped,
+    each counted in the metadata.
     `span_s` is the period of circular replay; by default the last stamp plus one mean gap. `block_tokens` is the size
     of the blocks of prefix_hashes, where there are any.
     UserError names file, row, column and value.
@@ -91,6 +93,9 @@ def convert(
     if not len(next(iter(source.columns.values()))):
         raise UserError(f"{path}: no rows")
 
+    rows = len(next(iter(source.columns.values())))
+    if untimed == "drop":
+        source = _timed(source, path, columns["arrival_s"])
     when, resolution_s = _times(source, columns["arrival_s"], time_unit, sort, trust_times)
     tokens = {key: _tokens(source, columns[key]) for key in ("prompt_tokens", "output_tokens")}
     if "request_id" in columns:
@@ -146,6 +151,7 @@ def convert(
         "timestamp_resolution_s": resolution_s,
         "jitter_seed": jitter_seed if resolution_s == 1.0 else None,
         "dropped_empty": dropped_empty,
+        "dropped_untimed": rows - len(keep),
         "dropped_long": len(keep) - dropped_empty - len(order),
         "time_scale": 1.0,
     }
@@ -246,6 +252,18 @@ def _pickle(path: Path, wanted: list[str]) -> Source:
         raise UserError(f"{path}: holds no list of records")
     rows = [record if isinstance(record, dict) else getattr(record, "__dict__", {}) for record in records]
     return _typed(path, _columns(path, rows, wanted))
+
+
+def _timed(source: Source, path: Path, column: str) -> Source:
+    """The rows whose stamp is not blank."""
+    stamps = source.columns[column]
+    if not pa.types.is_string(stamps.type):
+        return source
+    kept = np.flatnonzero(pc.not_equal(pc.utf8_trim_whitespace(stamps), "").to_numpy(zero_copy_only=False))
+    if not len(kept):
+        raise UserError(f'{path}: column "{column}" is blank in every row')
+    found = {name: values.take(pa.array(kept)) for name, values in source.columns.items()}
+    return Source(found, lambda row: source.where(int(kept[row])), lambda index: source.line(kept[index]))
 
 
 def _columns(path: Path, rows: Sequence[Mapping[str, Any]], wanted: list[str]) -> dict[str, pa.Array]:

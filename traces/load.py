@@ -2,7 +2,7 @@
 
 A name of `manifest.toml` is looked for in the folder TRACES_DIR, in `traces/data/` and among the samples that come with
 the bench; where only a fitted stand-in is there, it is used and `notice` says so. A name with a slash is one of a
-family, as `aegaeon-synth/40-0.1-1.0-1.0`.
+family, as `aegaeon-synth/40-0.1-1.0-1.0`. A log of one stream is dealt to models, as `azure-conv+models=8` (deal.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from harness.policy.fields import meant
 from harness.policy.types import Prefix, UserError
-from traces import checks, prefix, readers, schema, synthetic
+from traces import checks, deal, prefix, readers, schema, synthetic
 
 HERE = Path(__file__).parent
 FACTS = ("tier", "note", "licence", "models", "requests", "span_s")
@@ -78,7 +78,7 @@ def manifest() -> Mapping[str, Mapping[str, Any]]:
 
 
 def trace(name: str) -> Trace:
-    """Load a trace by the manifest's name, a generator's NAME+FIELD=VALUE..., or the path of a canonical Parquet.
+    """Load a trace by the manifest's name, a generator's or a log's NAME+FIELD=VALUE..., or a canonical Parquet's path.
 
     UserError where there is none.
     """
@@ -96,13 +96,14 @@ def trace(name: str) -> Trace:
     entry = manifest()[head]
     if "family" in entry:
         raise UserError(f'trace "{name}" is a family: name one of it, as {head}/40-0.1-1.0-1.0')
-    if plus and not drawn(head):
+    if plus and not (drawn(head) or log(head)):
         raise UserError(f'trace "{name}": {head} is no generator, its rows are what they are')
-    if "drawn" in entry or plus:
+    if "drawn" in entry or (plus and drawn(head)):
         return _noted(of_table(synthetic.table(name), name), entry)
-    if (found := present(name)) is None:
+    asked = deal.asked(name)
+    if (found := present(head)) is None:
         if "fallback" not in entry:
-            raise UserError(f"trace {name} is not here, and nothing stands in for it: {entry['fetch']}")
+            raise UserError(f"trace {head} is not here, and nothing stands in for it: {entry['fetch']}")
         fit = trace(entry["fallback"])
         notice = f"{name} is not here: using {fit.name}, synthetic, {fit.note}; for the real one {entry['fetch']}"
         return replace(fit, notice=notice)
@@ -111,7 +112,23 @@ def trace(name: str) -> Trace:
     sums = {one["sha256"] for one in entry["from"] if Path(one["path"]).name == found.name}
     if schema.file_sha256(found) not in sums:
         raise UserError(f"{found}: not the file that traces/manifest.toml names for {name} (its sha256 differs)")
+    if plus:
+        return _dealt(found, asked, entry)
     return _noted(of_table(readers.read(entry["reader"], found), str(found)), entry)
+
+
+def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
+    """A log as its name asks for it; the note says what was done, and how many requests were left out."""
+    rows = readers.read(entry["reader"], path, **({"max_tokens": asked.max_tokens} if asked.max_tokens else {}))
+    notes = [str(entry["note"])]
+    if asked.models is not None:
+        rows = deal.deal(rows, asked.models, asked.deal)
+        whole = "sessions" if "prefix_hashes" in rows.column_names else "bursts"
+        notes.append(f"dealt to {asked.models} models by {whole}, with the shares of hyperbolic-like")
+    if asked.max_tokens is not None:
+        long = schema.metadata(rows)["dropped_long"]
+        notes.append(f"{long:,} of {long + rows.num_rows:,} requests beyond {asked.max_tokens:,} tokens left out")
+    return replace(of_table(rows, str(path)), name=str(asked), note="; ".join(notes))
 
 
 class Family(NamedTuple):
@@ -175,12 +192,19 @@ def sized(name: str, models: int) -> str:
     """
     if (one := family(name)) is not None:
         return name if present(name) else one.generator
+    if log(name.partition("+")[0]):
+        return str(deal.asked(name))
     if name in manifest() and "drawn" in manifest().get(fallback := manifest()[name].get("fallback", ""), {}):
         name = name if present(name) else fallback
     if name.partition("+")[0] not in synthetic.PRESETS:
         return name
     p = synthetic.preset(name)
     return str(replace(p, models=models) if p.name in synthetic.SIZED and "+models=" not in name else p)
+
+
+def log(name: str) -> bool:
+    """Whether a named trace is a file of one stream, which can be dealt to models."""
+    return name in manifest() and "reader" in manifest()[name] and manifest()[name]["models"] == 1
 
 
 def drawn(name: str) -> bool:

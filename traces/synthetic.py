@@ -9,9 +9,11 @@ aegaeon-like           equal rates, Poisson, ShareGPT lengths: the kind of Aegae
 sample                 a minute to try things on
 closed                 a closed loop: clients that each send the next request when the last one has ended
 
-Every stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd
-within 2.5 s, ticks a clock's. Each stream draws from generators of its own: more models move no other's times. How near
-they come is measured against `traces/targets.toml` whenever a trace is used, never assumed.
+A stream comes in clusters of geometric size while it is on; on and off times are lognormal. Herds are a crowd within
+2.5 s, ticks a clock's. The streams of arena-like are Poisson from the first to the last use of each in Arena-Chat's ten
+minutes, at one rate in each half of its use; a longer span repeats these uses with other requests. Each stream draws
+from generators of its own: more models move no other's times. How near they come is measured against
+`traces/targets.toml` whenever a trace is used, never assumed.
 """
 
 from __future__ import annotations
@@ -179,6 +181,8 @@ class Stream(NamedTuple):
     even: bool = False  # one request in each equal part of the on-time, not anywhere in it
     herds: bool = False
     tick: bool = False  # by the clock
+    use_s: tuple[float, float] | None = None  # Poisson from here to there of each `PER_S`; None: by the above
+    early: float = 0.5  # of its requests, those in the first half of `use_s`
 
 
 PER_S = 600.0
@@ -201,15 +205,25 @@ HYPERBOLIC = (
     Stream("model_7", 6, tick=True),
     Stream("model_8", 4, tick=True),
 )
-# Requests of rank 0 .. 26 in Arena-Chat's 600 s (the same file); 1,500 in all. Duty, clusters and always-on share were
-# fitted by a grid over them, 6 seeds each, to all 27 streams.
+# Requests of rank 0 .. 26 in Arena-Chat's 600 s (the same file); 1,500 in all.
 ARENA_COUNTS = (
     *(199, 40, 296, 22, 66, 120, 67, 56, 36, 23, 262, 26, 43, 44),
     *(22, 46, 25, 3, 12, 19, 31, 2, 19, 11, 2, 7, 1),
 )
-ARENA_DUTY = (0.1, 1.0)  # of a stream's time, the share in which it is used: uniform
-ARENA_CLUSTER, ARENA_GAP_S = 1.3, 1.0
-ARENA_ALWAYS_ON = 0.25  # of the streams, the hottest
+# Tens of seconds between which each rank is used there: those that hold its first and its last request.
+ARENA_USE = (
+    *((0, 59), (1, 58), (0, 60), (45, 59), (28, 60), (0, 60), (1, 59), (0, 60), (0, 60)),
+    *((4, 58), (20, 60), (1, 59), (10, 58), (0, 60), (4, 27), (21, 59), (20, 60), (1, 3)),
+    *((0, 15), (1, 15), (41, 60), (2, 7), (40, 58), (1, 9), (59, 60), (1, 12), (59, 60)),
+)
+# Its requests in the first half of that time.
+ARENA_EARLY = (
+    *(173, 11, 136, 10, 43, 72, 37, 22, 14, 6, 144, 11, 20, 22),
+    *(14, 22, 13, 1, 5, 10, 11, 1, 7, 3, 2, 6, 1),
+)
+# Of the sample: of a stream's time, the share in which it is used, uniform; the hottest quarter is used always.
+SAMPLE_DUTY, SAMPLE_ALWAYS_ON = (0.1, 1.0), 0.25
+SAMPLE_CLUSTER, SAMPLE_GAP_S = 1.3, 1.0
 # Ranks of Prism's released sets in the order of their models (prism-research 595ec1f, benchmark/multi-model/trace.py):
 # `selected_ranks` of generate_tp_reqs, generate_e2e_benchmark_reqs and generate_e2e_benchmark_reqs_18m.
 RELEASED: Mapping[int, tuple[int, ...]] = {
@@ -220,6 +234,12 @@ RELEASED: Mapping[int, tuple[int, ...]] = {
 }
 # A rank's k-th reuse is the same stream, k times so much later (`backward_ranks`) or earlier (`forward_ranks`).
 REUSE_S = {2: 10.0, 10: 10.0, 14: -10.0, 19: -10.0}
+
+
+def popularity(models: int) -> F8:
+    """Shares of the requests of hyperbolic-like's streams, in their order; they sum to 1."""
+    counts = np.array([HYPERBOLIC[k % len(HYPERBOLIC)].requests for k in range(models)], np.float64)
+    return np.asarray(counts / counts.sum(), np.float64)
 
 
 def shifted(arrival_s: F8, shift_s: float, span_s: float) -> F8:
@@ -371,8 +391,7 @@ def draw(name: str | Preset, seed: int) -> Drawn:
         case "arena-like":
             return _released(p, seed)
         case "sample":
-            streams = [Stream(one, weight) for one, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
-            return _shared(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
+            return _sample(p, seed)
         case "aegaeon-like":
             mean = p.rate_rps * p.span_s
             counts = [int(rng(seed, p.name, "count", k).poisson(mean)) for k in range(p.models)]
@@ -417,9 +436,11 @@ def _loop(p: Preset, seed: int) -> Drawn:
 
 def _released(p: Preset, seed: int) -> Drawn:
     """Draw Arena-Chat's 27 streams, then use those that a released set uses."""
-    names = [f"dummy-lora-7b-rank-8-{rank}" for rank in range(len(ARENA_COUNTS))]
-    streams = [Stream(name, count) for name, count in zip(names, ARENA_COUNTS, strict=True)]
-    whole = _shared(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S))
+    streams = [
+        Stream(f"dummy-lora-7b-rank-8-{rank}", count, use_s=(10.0 * begin, 10.0 * end), early=early / count)
+        for rank, (count, (begin, end), early) in enumerate(zip(ARENA_COUNTS, ARENA_USE, ARENA_EARLY, strict=True))
+    ]
+    whole = _drawn(p, seed, streams, _counts(p, seed, streams, round(sum(ARENA_COUNTS) * p.span_s / PER_S)))
     if p.models == len(ARENA_COUNTS):
         return whole
     rows = [np.flatnonzero(whole.model == one.rank) for one in _arena(p.models)]
@@ -434,18 +455,25 @@ def _released(p: Preset, seed: int) -> Drawn:
     )
 
 
-def _shared(p: Preset, seed: int, streams: list[Stream], requests: int) -> Drawn:
-    """Draw exactly `requests`, shared out by weight; a stream is used once a cycle for its duty, in clusters."""
-    weight = np.array([one.requests for one in streams], np.float64)
-    counts = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum())
-    duty = rng(seed, p.name, "duty").uniform(*ARENA_DUTY, len(streams))
-    duty[np.argsort(-weight, kind="stable")[: round(len(streams) * ARENA_ALWAYS_ON)]] = 1.0
+def _sample(p: Preset, seed: int) -> Drawn:
+    """Draw streams of Zipf's popularity; each is used once a cycle for its duty, in clusters."""
+    streams = [Stream(one, weight) for one, weight in zip(p.streams, zipf(p.models, 1.0), strict=True)]
+    counts = _counts(p, seed, streams, round(SAMPLE_REQUESTS * p.span_s / 60.0))
+    duty = rng(seed, p.name, "duty").uniform(*SAMPLE_DUTY, len(streams))
+    duty[: round(len(streams) * SAMPLE_ALWAYS_ON)] = 1.0
     cycle_s = min(PER_S, p.span_s)
     laws = [
-        one._replace(duty=float(share), cycle_s=cycle_s, cluster=ARENA_CLUSTER, gap_s=ARENA_GAP_S)
+        one._replace(duty=float(share), cycle_s=cycle_s, cluster=SAMPLE_CLUSTER, gap_s=SAMPLE_GAP_S)
         for one, share in zip(streams, duty, strict=True)
     ]
-    return _drawn(p, seed, laws, counts.tolist())
+    return _drawn(p, seed, laws, counts)
+
+
+def _counts(p: Preset, seed: int, streams: list[Stream], requests: int) -> list[int]:
+    """Share out exactly `requests` among streams at random, by what each has in `PER_S`."""
+    weight = np.array([one.requests for one in streams], np.float64)
+    found: list[int] = rng(seed, p.name, "counts").multinomial(requests, weight / weight.sum()).tolist()
+    return found
 
 
 def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Drawn:
@@ -463,12 +491,22 @@ def _drawn(p: Preset, seed: int, streams: list[Stream], counts: list[int]) -> Dr
 
 def _times(p: Preset, seed: int, k: int, stream: Stream, count: int) -> F8:
     """Draw `count` stamps of stream `k`: herds first, the rest in its own way."""
+    if stream.use_s is not None:
+        return _in_use(rng(seed, p.name, "times", k), count, p.span_s, stream.use_s, stream.early)
     if stream.tick:
         return _ticks(rng(seed, p.name, "tick").uniform(0, TICK_S), rng(seed, p.name, "times", k), count, p.span_s)
     herd = _herds(p, rng(seed, p.name, "herds", k), count) if stream.herds and p.herd_s else np.empty(0)
     stray = rng(seed, p.name, "stray", k).uniform(0, p.span_s, round(stream.stray * (count - len(herd))))
     used = _clusters(rng(seed, p.name, "times", k), count - len(herd) - len(stray), p.span_s, stream)
     return np.concatenate([herd, stray, used])
+
+
+def _in_use(draw: np.random.Generator, count: int, span_s: float, use_s: tuple[float, float], early: float) -> F8:
+    """Stamps uniform over either half of the use, which every `PER_S` has; a span is cut into whole ones, stretched."""
+    cycles = max(1, round(span_s / PER_S))
+    cycle, share = np.divmod(draw.uniform(0, cycles, count), 1.0)
+    at_s = np.interp(share, (0.0, early, 1.0), (use_s[0], sum(use_s) / 2, use_s[1]))
+    return np.asarray((cycle * PER_S + at_s) * (span_s / (cycles * PER_S)), np.float64)
 
 
 def _ticks(phase_s: float, draw: np.random.Generator, count: int, span_s: float) -> F8:
@@ -524,7 +562,7 @@ def _lengths(p: Preset, seed: int, n: int) -> tuple[I4, I4]:
 
 def _cdf(x: F8) -> F8:
     """Return the standard normal's."""
-    return np.array([0.5 + 0.5 * math.erf(one / math.sqrt(2)) for one in x])
+    return 0.5 + 0.5 * np.fromiter(map(math.erf, (x / math.sqrt(2)).tolist()), np.float64, len(x))
 
 
 def _quantile(u: F8, law: Law) -> I4:

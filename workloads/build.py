@@ -14,6 +14,7 @@ trace does not have. Clients that are turned apart may share in another order th
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
@@ -24,16 +25,18 @@ from numpy.typing import NDArray
 from harness.policy.types import Jobs, Plan, Prefix, UserError
 from traces import synthetic
 from traces.arrivals import bounded, positive, rng
+from traces.load import log
 from traces.prefix import numbered, picked
 from workloads.models import ModelSet, shape
+from workloads.square import dealt, square_order
 
 F8 = NDArray[np.float64]
 I4 = NDArray[np.int32]
 I8 = NDArray[np.int64]
 Scaling = Literal["none", "rotate", "replicate", "time", "clients"]
 Origin = Literal["held-out", "window", "trace", "prefix"]
-Assign = Literal["released", "shuffled"]
-Rule = Literal["released", "by name", "in order", "by traffic", "shuffled"]
+Assign = Literal["released", "shuffled", "square"]
+Rule = Literal["released", "by name", "in order", "by traffic", "shuffled", "square"]
 SCALINGS: tuple[Scaling, ...] = ("none", "rotate", "replicate", "time", "clients")
 
 WARMUP_S, WARMUP_SHARE = 60.0, 0.05  # the longer of the two, at most the span
@@ -172,7 +175,12 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
     """
     if origin not in {"held-out", "window"} or trace.maker is not None:
         return None
-    return 1 if trace.span_s >= FOLDED_S else 1 - seed % 2
+    return 1 - seed % 2 if _halved(trace) else 1
+
+
+def _halved(trace: Rows) -> bool:
+    """Whether even seeds replay another half than odd ones."""
+    return trace.maker is None and trace.span_s < FOLDED_S
 
 
 def hold(trace: Rows, rate_scale: float, scaling: str, window_s: float | None, warmup_s: float) -> None:
@@ -308,12 +316,29 @@ def assigned(trace: Rows, models: ModelSet, seed: int = 0, assign: Assign = "rel
     in order    else the k-th stream for the k-th model, where the trace is ordered so
     by traffic  else the most popular streams, as many as there are models, in an order that the seed draws
     shuffled    `assign="shuffled"`: the seed draws the order of all these
+    square      `assign="square"`: in a square of seeds each of the busiest of them meets each size class once; see
+                `square_seeds` and workloads/square.py
     """
     found = _named(trace, models, seed)
     if assign == "released":
         return found
+    if assign == "square":
+        counts = dict(zip(trace.models, np.bincount(trace.model, minlength=len(trace.models)).tolist(), strict=True))
+        busiest = sorted(found.streams, key=lambda one: (-counts.get(one[0], 0), *one))
+        owner = dealt(models, seed // 2 if _halved(trace) else seed)
+        of = dict(zip(owner, busiest, strict=True))
+        return Assignment("square", tuple(of[k] for k in range(len(of))))
     order = rng(seed, "assign").permutation(len(found.streams))
     return Assignment("shuffled", tuple(found.streams[k] for k in order))
+
+
+def square_seeds(trace: Rows, models: ModelSet) -> int:
+    """Tell how many seeds make a whole square of `assign="square"`; the first begins at seed 0, each next behind it.
+
+    As many as the set has size classes. Of a replayed trace of which even and odd seeds have a half each, twice as
+    many: seeds 2k and 2k + 1 are one row of the square, so that either half has a whole square by itself.
+    """
+    return square_order(models) * (2 if _halved(trace) else 1)
 
 
 def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
@@ -324,8 +349,11 @@ def _named(trace: Rows, models: ModelSet, seed: int) -> Assignment:
             raise UserError(f'{trace.name} has no stream "{missing}", which set {models.name} names')
         return Assignment("released", tuple(named))
     if len(names) < len(models.members):
-        more = trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED
-        fits = f"; +models={len(models.members)} on the trace's name draws more" if more else ""
+        fits = ""
+        if trace.maker is not None and synthetic.preset(trace.maker).name in synthetic.SIZED:
+            fits = f"; +models={len(models.members)} on the trace's name draws more"
+        elif log(trace.name.partition("+")[0]):
+            fits = f"; +models={len(models.members)} on the trace's name deals it to as many"
         raise UserError(
             f"{trace.name} has {len(names)} models, set {models.name} needs {len(models.members)} "
             f"(--models lists fewer{fits})"
@@ -416,7 +444,7 @@ def _rows(
         way = "bench trace convert --max-tokens drops them"
         if most[i] < (can := shape(models.members[model[i]].shape.name).max_tokens):
             way = f"--served raises it, to {can} at most"
-        elif trace.maker is not None or "/" in trace.name:  # of a generator or a family
+        elif trace.maker is not None or "/" in trace.name or log(trace.name.partition("+")[0]):
             way = _shorter(trace, models)
         raise UserError(
             f"{trace.where(int(row[i])) if trace.maker is None else trace.name}: {prompt[i]} prompt + {output[i]} "
@@ -454,6 +482,10 @@ def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Pre
 def _shorter(trace: Rows, models: ModelSet) -> str:
     least = min(one.shape.max_tokens for one in models.members)
     name = trace.name if trace.maker is None else synthetic.preset(trace.maker).name
+    if log(name.partition("+")[0]):
+        return (
+            f"--trace {re.sub('[+]max_tokens=[0-9]+', '', name)}+max_tokens={least} leaves them out, and says how many"
+        )
     return f"--trace {name}+max_tokens={least} cuts them"
 
 

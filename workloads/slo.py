@@ -98,6 +98,12 @@ def parse(text: str) -> Rule:
     return rule
 
 
+def by_request(text: str) -> bool:
+    """Tell whether a rule gives each request its own seconds, by what it takes alone, and none by model."""
+    match = SCALED.fullmatch(text)
+    return match is not None and match[3] == "solo"
+
+
 def scaled(base: str, scale: float) -> str:
     """The rule that is `scale` times a base; any other rule is what it is, at scale 1. UserError at another."""
     positive("SLO scale", scale)

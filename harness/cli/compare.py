@@ -12,9 +12,12 @@ import click
 
 from harness.cli.options import (
     DEFINITION,
+    ENOUGH,
     FIGURES,
+    FIRST_SEEDS,
     LIMIT,
     MEMORY,
+    MORE,
     MOVED,
     OUT,
     POOL_BYTES,
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FORMS = ("--json", "--csv", "--markdown", "--latex")
-ROOM = 120  # characters of a line where the width of the terminal is not known
+ROOM = 100  # characters of a line where the width of the terminal is not known
 
 
 @click.command(epilog=examples(
@@ -63,8 +66,10 @@ ROOM = 120  # characters of a line where the width of the terminal is not known
               help="Attainment in the headline (bench list definitions).  "
               "[default: both; e2e for an SLO by solo latency]")  # fmt: skip
 @SEEDS
+@ENOUGH
 @click.option("--controls", is_flag=True, help="Add an A/A copy, dedicated and ideal.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--all", "every", is_flag=True, help="Every column and every rate in the table.")
 @click.option("--json", "form", flag_value="json", help="The table as JSON ...")
 @click.option("--csv", "form", flag_value="csv", help="... as CSV ...")
 @click.option("--markdown", "form", flag_value="markdown", help="... as Markdown ...")
@@ -82,9 +87,12 @@ def compare(
     slo: str,
     slo_scale: float | None,
     definition: str | None,
-    seeds: int,
+    seeds: int | None,
+    precision: float | None,
+    budget: int | None,
     controls: bool,
     no_plot: bool,
+    every: bool,
     form: str | None,
     dry_run: bool,
     workers: int | None,
@@ -106,6 +114,7 @@ def compare(
     if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
         raise UserError(f"{' and '.join(given)}: one form at a time")
     asked = compared(systems, {**setting, **settings}, rates, seeds, slo_rule(slo, slo_scale), definition, controls)
+    asked = asked.only(precision=precision, budget=budget)
     folder = real(out or RESULTS)
     if dry_run:
         dry(asked, False, folder)
@@ -118,11 +127,13 @@ def compare(
     (rule,) = asked.definitions
     names = list(measured.about["systems"])
     late = unchecked(measured.table)
-    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late)
+    (panel,) = measured.about["panels"]
+    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late,
+                      halves=panel["halves"])  # fmt: skip
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and not all(system.infeasible for system in shown.systems)
     if form is None:
-        _print(measured, shown, rule, stem if plots else None)
+        _print(measured, shown, rule, stem if plots else None, every)
     elif form == "json":
         click.echo(formats.as_json(shown, sentences.facts(measured, rule)))
     elif form == "csv":
@@ -142,10 +153,13 @@ def compare(
 
 
 def compared(
-    systems: str, setting: Mapping[str, Any], rates: tuple[float, ...] | None, seeds: int, rule: str,
+    systems: str, setting: Mapping[str, Any], rates: tuple[float, ...] | None, seeds: int | None, rule: str,
     definition: str | None, controls: bool,
 ) -> Study:  # fmt: skip
-    """The study that options ask for; `all` is every system that is not listed."""
+    """The study that options ask for; `all` is every system that is not listed.
+
+    Without a number of seeds it begins with a few, and has a budget for more.
+    """
     from harness.policy.types import UserError
     from harness.study.compare import comparison
 
@@ -157,7 +171,9 @@ def compared(
     given = {key: value for key, value in setting.items() if value is not None}
     if all(given.get(key) == value for key, value in WORLD.items()) and not given.keys() & MEMORY:
         given["pool_bytes"] = POOL_BYTES
-    return comparison(names, given, rates=rates, seeds=seeds, rule=rule, definition=definition, controls=controls)
+    budget = MORE if seeds is None and given.get("engine") == "sim" else 0
+    return comparison(names, given, rates=rates, seeds=seeds or FIRST_SEEDS, rule=rule, definition=definition,
+                      controls=controls, budget=budget)  # fmt: skip
 
 
 def stem_of(asked: Study) -> str:
@@ -166,13 +182,17 @@ def stem_of(asked: Study) -> str:
     return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
-def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> None:
+def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """The answer on one screen."""
+    from textwrap import fill
+
     from harness.report import formats
     from harness.study import sensitivity, sentences
 
+    if said := sentences.answer(found, shown, rule):
+        click.echo(fill(said, ROOM, break_on_hyphens=False))
     for line in sentences.headline(found, shown):
-        click.echo(line)
+        click.echo(fill(line, ROOM, break_on_hyphens=False, break_long_words=False))
     tty = sys.stdout.isatty()
     room = ROOM
     if tty:
@@ -182,9 +202,9 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None) -> Non
     lacks, ways = sentences.unfit(found)
     if shown.systems:
         bold = tty and not os.environ.get("NO_COLOR")
-        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks)))
+        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks, every=every)))
     for note in sentences.notes(found, shown, rule):
-        click.echo(note)
+        click.echo(fill(note, ROOM, break_on_hyphens=False, break_long_words=False))
     if said := sensitivity.kept(found.folder):
         click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""

@@ -242,8 +242,15 @@ MOVED = grouped(
 )
 SCALING = click.option("--scaling", type=click.Choice(["none", "rotate", "replicate", "time", "clients"]),
                        default="rotate", show_default=True, help="How the rate is scaled.")  # fmt: skip
-SEEDS = click.option("--seeds", default=5, show_default=True, type=SOME_SEEDS, metavar="N",
-                     help="Runs of each point.")  # fmt: skip
+FIRST_SEEDS, MORE = 5, 1_000_000  # runs of each point, and simulated requests for more of what is not told apart
+SEEDS = click.option("--seeds", type=SOME_SEEDS, metavar="N",
+                     help=f"Runs of each point.  [default: {FIRST_SEEDS}, then as --budget allows]")  # fmt: skip
+ENOUGH = grouped(
+    click.option("--precision", type=Number(0, 1, min_open=True), metavar="SHARE",
+                 help="A ratio's interval so narrow, either way, asks for no more seeds.  [default: 0.1]"),
+    click.option("--budget", type=click.IntRange(0, MOST_INT), metavar="N",
+                 help="Simulated requests for more seeds of systems that are not yet told apart."),
+)  # fmt: skip
 DEFINITION = click.Choice(list(DEFINITIONS))
 SLO = grouped(
     click.option("--slo", metavar="RULE", default="P95", show_default=True,
@@ -277,9 +284,12 @@ SETTING = grouped(
                  show_default=True, help="What offline planners see: the half of the trace that the seed does not "
                  "replay (synthetic: another seed); the window itself, a bound; all of the trace, replayed whole; its "
                  "first tenth."),
-    click.option("--assign", type=click.Choice(["released", "shuffled"]), default="released", show_default=True,
+    click.option("--assign", type=click.Choice(["released", "shuffled", "square"]), default="released",
+                 show_default=True,
                  help="Which stream goes to which model: as the set says, else by equal names, else in the trace's "
-                 "order or by traffic; or as each seed draws. Of a trace of your own the output says which rule."),
+                 "order or by traffic; shuffled: as each seed draws; square: so that over a Latin square of seeds each "
+                 "of the busiest streams meets each size of model once. Of a trace of your own the output says which "
+                 "rule."),
     click.option("--placement", default="", metavar="FILE|SYSTEM",
                  help="One placement for all systems: a TOML of MODEL = [GPU, ...], or that with which a system "
                  "starts.  [default: each its own]"),

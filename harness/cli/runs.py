@@ -119,13 +119,14 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
             raise UserError(f"no sweep in {short_path(RESULTS)}: bench compare makes one")
         folder = stored[-1].parent
     folder = real(folder)
+    judged = _slos(folder / SWEEP) if (folder / SWEEP).is_file() else []
     figures = _figures(folder, name)
     if out is not None and len(figures) > 1:
         raise UserError(f"{short_path(folder)}: -o is of a single figure; name it by --figure {' or '.join(figures)}")
     stale = _stale(folder)
     note = " ".join(part for part in (stale, sensitivity.kept(folder)) if part)
-    if (folder / SWEEP).is_file():
-        click.echo(f"{short_path(folder)} · SLO {', '.join(_slos(folder / SWEEP))}")
+    if judged:
+        click.echo(f"{short_path(folder)} · SLO {', '.join(judged)}")
     failures = []
     for label, figure in figures.items():
         stem = out.with_suffix("") if out else FIGURES / f"{label}-{folder.name.rpartition('-')[2]}"

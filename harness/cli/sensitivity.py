@@ -70,7 +70,7 @@ def sensitivity(
     slo: str,
     slo_scale: float | None,
     definition: str | None,
-    seeds: int,
+    seeds: int | None,
     controls: bool,
     constants: str | None,
     knee: bool,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from harness.cli.options import (
+    ENOUGH,
     FIGURES,
     LIMIT,
     PATH,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 @click.option("--only", metavar="LIST", help="Only these conditions, separated by semicolons.")
 @click.option("--full", is_flag=True, help="More conditions, points and seeds.")
 @click.option("--seeds", type=SOME_SEEDS, metavar="N", help="Runs of each point, instead of the study's.")
+@ENOUGH
 @click.option("--systems", metavar="LIST", shell_complete=complete(system_names, many=True),
               help="Instead of the study's; the first one is its own.")  # fmt: skip
 @click.option(
@@ -61,6 +63,7 @@ if TYPE_CHECKING:
 @click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--all", "every", is_flag=True, help="Print all that is known: intervals, other definitions, claims.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
@@ -72,6 +75,8 @@ def study(
     only: str | None,
     full: bool,
     seeds: int | None,
+    precision: float | None,
+    budget: int | None,
     systems: str | None,
     traces: str | None,
     models: str | None,
@@ -80,6 +85,7 @@ def study(
     table: str | None,
     dry_run: bool,
     no_plot: bool,
+    every: bool,
     markdown: bool,
     workers: int | None,
     out: Path | None,
@@ -97,7 +103,7 @@ def study(
         return
     asked = studies.study(name).only(
         listed("--only", only, ";"), listed("--systems", systems), listed("--traces", traces),
-        listed("--models", models), seeds,
+        listed("--models", models), seeds, precision, budget,
     )  # fmt: skip
     if engine != "sim":
         from harness.study.on_engine import part
@@ -115,7 +121,7 @@ def study(
         return
     with Terminal() as teller:
         measured = measure(asked, folder, full=full, workers=workers, teller=teller)
-    _print(measured, markdown)
+    _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_study
@@ -138,10 +144,10 @@ def _list() -> None:
     click.echo("\n".join(aligned(rows)))
 
 
-def _print(measured: Measured, markdown: bool) -> None:
+def _print(measured: Measured, every: bool, markdown: bool) -> None:
     from harness.study import text
 
-    shown = text.Shown(measured.table, measured.about, measured.folder, markdown)
+    shown = text.Shown(measured.table, measured.about, measured.folder, markdown, every)
     click.echo("\n".join([*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())]))
 
 

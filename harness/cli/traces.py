@@ -94,7 +94,7 @@ def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str]
     rows = readers.read(reader, source, **asked) if reader else converter.convert(source, columns, **asked)
     schema.write(rows, out)
     facts = schema.metadata(rows)
-    dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_long"))
+    dropped = sum(facts.get(key, 0) for key in ("dropped_empty", "dropped_untimed", "dropped_long"))
     click.echo(f"{rows.num_rows} requests in {facts['span_s']:g} s" + (f", {dropped} rows left out" if dropped else ""))
     click.echo(short_path(out))
     click.echo(f"next: bench trace stats {shlex.quote(short_path(out))}")

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
     """A system's value in a column; with its interval where more or less of it is better."""
-    if system.flat and column.key == "rate_99":
-        return f"flat, {estimate.number(system.flat.first)} to {estimate.number(system.flat.last)}"
     return estimate.text(system.values[column.key], column.style, spread=spread and column.more is not None)
 
 
@@ -33,13 +32,16 @@ def cell(system: SystemSummary, column: Column, *, spread: bool = True) -> str:
 
 
 def terminal(
-    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({})
+    shown: Summary, *, bold: bool, room: int = 0, unfit: Mapping[str, str] = MappingProxyType({}), every: bool = False
 ) -> list[str]:
     """Lines of the aligned table: groups, names, a line a system; the best of a column bold if asked.
 
-    A system without room has what `unfit` says of it in place of cells, below the others. Lines longer than `room`
-    characters leave all intervals but those of the headlines to --json and --csv.
+    A system without room has what `unfit` says of it in place of cells, below the others. Without `every` only the
+    columns that answer at a glance are there. Lines longer than `room` characters have no intervals but those of the
+    headlines.
     """
+    if not every:
+        shown = replace(shown, columns=tuple(column for column in shown.columns if column.brief))
     lines = [f"{system.label}  {unfit[system.label]}" for system in shown.systems if system.label in unfit]
     if all(system.infeasible for system in shown.systems):
         return lines
@@ -155,9 +157,8 @@ def _record(shown: Summary, system: SystemSummary) -> dict[str, Any]:
         flat[f"{key}_low"] = None if e is None else e.low
         flat[f"{key}_high"] = None if e is None else e.high
         if c.key == "rate_99":
-            for part in ("sign", "cut", "edge"):
-                flat[f"{key}_{part}"] = None if e is None else getattr(e, part)
-            flat["flat_from_rps"], flat["flat_to_rps"] = system.flat[:2] if system.flat else (None, None)
+            flat[f"{key}_sign"] = None if e is None else e.sign
+            flat["flat"] = system.flat
         flat["n"] = max(flat.get("n", 0), 0 if e is None else e.n)
     return flat
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from harness.report.causes import CAUSES
-from harness.report.summary import Summary, SystemSummary, scores
+from harness.report.summary import Summary, SystemSummary, panel_of, scores
 from harness.rows import estimate, statistics, tidy
-from harness.rows.crossings import ALIKE
+from harness.rows.crossings import NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
 
@@ -20,97 +19,78 @@ FINE = POINTS._replace(decimals=2)  # near 100 % a tenth of a point is much
 
 
 def verdict(table: pa.Table, shown: Summary, definition: str, level: float) -> str | None:
-    """Say who meets the level at the highest rate, by how much over the next, and whether that is significant.
+    """Say who serves the highest rate at the level, by how much over the next, and whether chance explains it.
 
-    Of systems that ran, and whose runs are valid. Where one of the two lies on the level instead of crossing it, say
-    who meets more at the rate of the table; where that is not who is ahead in rates, say both.
+    Of systems that ran, and whose runs are valid. Where a curve is flat at the level, or the order changes beside it,
+    say who meets more at three rates instead.
     """
     rivals = [system for system in shown.systems if system.judged]
     if len(rivals) < 2:
         return None
     if any(system.values["rate_99"] is None for system in rivals):  # a single rate crosses nothing
         return _difference(table, rivals, shown.rate_scale, definition)
-    ranked = sorted(rivals, key=lambda system: -system.mean("rate_99"))
-    best, second = ranked[:2]
-    here = f"at {estimate.number(shown.offered_rps)} req/s"
-    if best.flat or second.flat:
-        said = _difference(table, rivals, shown.rate_scale, definition)
-        return said and f"{here} {said}"
-    ours, theirs = best.values["rate_99"], second.values["rate_99"]
-    assert ours is not None
-    assert theirs is not None
-    if ours.sign == theirs.sign and ours.sign in {"<", ">"} and all(e.cut == e.n for e in (ours, theirs)):
-        where = "neither, not even at the lowest rate" if ours.sign == "<" else "both up to the highest rate asked"
-        return f"{100 * level:g} % is met by {where}: {best.label}, {second.label}"
-    of = {system.label: tidy.curves(table, system.label, definition) for system in ranked}
-    ratios = {one.label: statistics.crossing_ratio(of[best.label], of[one.label], level) for one in ranked[1:]}
-    alike = [one for one in ranked[1:] if not one.flat and _alike(ratios[one.label])]
-    same = ""
+    first, *others = sorted(rivals, key=lambda system: -system.mean("rate_99"))
+    if shown.halves:
+        return _by_halves(rivals, level)
+    panel = panel_of(table)
+    every = [side_by_side(table, panel, (first.label, one.label), definition, level) for one in others]
+    found = dict(zip((one.label for one in others), corrected(every), strict=True))
+    alike = [name for name, one in found.items() if one.says == "equal within 25 %" and not one.flat]
+    goal, lines = f"{100 * level:g} %", []
     if alike:
-        names = _listed([one.label for one in (best, *alike)])
-        same = f"{names} meet {100 * level:g} % up to the same rate, within {100 * ALIKE:g} %"
-        second = next((one for one in ranked[1:] if one not in alike), best)
-        if second is best or second.flat:
-            return same
-        same += "; "
-    ratio = ratios[second.label]
-    beyond = f"{ratio.cut} of {_seeds(ratio.n)} beyond the rates asked" if ratio.cut else ""
-    shown_ratio = estimate.text(replace(ratio, cut=0), RATIO)  # how many are cut stands behind
-    text = f"{same}{best.label} meets {100 * level:g} % at {shown_ratio} the rate of {second.label}"
-    text += _doubt(ratio, ratio.low is not None and ratio.low > 1, beyond)
-    behind = _gap(table, second, best, shown.rate_scale, definition)
-    if behind is not None and behind.mean > 0:
-        text += f"; {here} {_more(second, best, behind)}"
-    return text
+        lines.append(f"{_listed([first.label, *alike])} serve equal rates at {goal}, within 25 %")
+    if second := next((name for name in found if name not in alike), ""):
+        lines.append(paired(first.label, second, found[second], level))
+    return "; ".join(lines)
 
 
-def _alike(ratio: Estimate) -> bool:
-    """Tell whether the whole interval of a ratio is within `ALIKE` of 1."""
-    if ratio.sign != "=" or ratio.low is None or ratio.high is None:
-        return False
-    return ratio.low >= 1 - ALIKE and ratio.high <= 1 + ALIKE
+def _by_halves(rivals: Sequence[SystemSummary], level: float) -> str:
+    """Say who serves the highest rate in either half of a real trace, each by itself."""
+    told = []
+    for key, name in (("half_0", "first"), ("half_1", "second")):
+        first, second = sorted(rivals, key=lambda system: -system.mean(key))[:2]
+        ours, theirs = (estimate.text(one.values[key], spread=False) for one in (first, second))
+        told.append(f"in the {name} half {first.label} {ours} req/s, {second.label} {theirs}")
+    return f"{100 * level:g} %: {'; '.join(told)} (two case studies, no interval)"
+
+
+def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
+    """Say what the standing of two systems is, in one clause."""
+    goal = f"{100 * level:g} %"
+    if found.flat or found.ratio is None:
+        why = found.note if found.ratio is None else f"no rate at {goal} tells {ours} and {theirs} apart"
+        gaps = "; ".join(f"at {estimate.number(x)} req/s {estimate.text(gap.times(100), FINE)} points"
+                         for x, gap in found.differences)  # fmt: skip
+        return f"{why}: {ours} less {theirs} {gaps}, {FLAT[found.says]}" if gaps else why
+    text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
+    return text if found.says in {"ahead", "behind"} else f"{text}, {found.says}"
+
+
+FLAT = {  # of differences at three rates
+    **{word: word for word in STANDINGS},
+    "equal within 25 %": f"equal within {100 * NEAR:g} points",
+    "turns": "ahead at one rate and behind at another",
+}
 
 
 def _listed(names: Sequence[str]) -> str:
     return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def plateaus(shown: Summary, level: float) -> list[str]:
-    """One line a system that lies on the level over an octave or more: from where to where, and what it attains."""
-    return [
-        f"{one.label} crosses {100 * level:g} % nowhere in particular: {100 * one.flat.low:.1f} to "
-        f"{100 * one.flat.high:.1f} % from {estimate.number(one.flat.first)} to {estimate.number(one.flat.last)} req/s"
-        for one in shown.systems
-        if one.flat
-    ]
-
-
 def _difference(table: pa.Table, rivals: Sequence[SystemSummary], rate: float, definition: str) -> str | None:
     best, second = sorted(rivals, key=lambda system: -system.mean(definition))[:2]
-    gap = _gap(table, best, second, rate, definition)
+    gap = difference(table, "rate_scale", (best.label, second.label), definition, rate)
     if gap is None:
         return None
     return _more(best, second, gap) if gap.mean else f"{best.label} and {second.label} meet the same share"
 
 
-def _gap(table: pa.Table, ours: SystemSummary, theirs: SystemSummary, rate: float, definition: str) -> Estimate | None:
-    """Ours less theirs at a rate, paired by seed, in shares; None where they share no seed."""
-    sides = [scores(table, system.label, rate, definition) for system in (ours, theirs)]
-    return statistics.paired(*sides) if sides[0].keys() & sides[1].keys() else None
-
-
 def _more(best: SystemSummary, second: SystemSummary, gap: Estimate) -> str:
     """How many points more one meets than the other, and how sure that is."""
     text = f"{best.label} meets {estimate.text(gap.times(100), FINE)} points more than {second.label}"
-    return text + _doubt(gap, statistics.wins(gap))
-
-
-def _doubt(e: Estimate, significant: bool, beyond: str = "") -> str:
-    """What keeps an estimate from being certain, in brackets; empty where nothing does."""
-    bounded = e.low is not None or e.high is not None
-    why = "no interval" if not bounded else "" if significant else "not significant"
-    parts = [beyond or _seeds(e.n), why] if why else [beyond]
-    return f" ({', '.join(parts)})" if any(parts) else ""
+    if gap.low is None:
+        return f"{text} (no interval)"
+    return text if statistics.wins(gap) else f"{text} (not decided)"
 
 
 def same(table: pa.Table, label: str, copy: str, rate: float, definition: str) -> str | None:

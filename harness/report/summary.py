@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from harness.report.columns import Column, columns
-from harness.rows import statistics, tidy
-from harness.rows.statistics import Crossing, Estimate, Plateau
+from harness.rows import crossings, pooled, tidy
+from harness.rows.crossings import Panel, of_counts
+from harness.rows.definitions import DEFINITIONS
+from harness.rows.statistics import Crossing, Estimate
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-CROSSING = {"rate_99", "fails_99", "dip"}  # columns of where the level is crossed
+IDEAL = "ideal"
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -29,12 +30,17 @@ class SystemSummary:
     values: Mapping[str, Estimate | None]  # by the column's key
     invalid: bool = False  # of runs on real servers: some measured something else
     unchecked: bool = False  # its file, as it is now, has not passed `bench check`
-    flat: Plateau | None = None  # in req/s: it lies on the level there, and its crossing is no number to quote
 
     @property
     def judged(self) -> bool:
         """Whether sentences and best values may be made of it: it contends, and all of its runs ran and were valid."""
         return not (self.control or self.infeasible or self.invalid)
+
+    @property
+    def flat(self) -> bool:
+        """Whether its curve is flat where it crosses the level: its misses hardly grow with the rate."""
+        steep = self.values.get("slope")
+        return steep is not None and steep.high is not None and steep.high < pooled.STEEP
 
     def mean(self, key: str) -> float:
         """The mean in a column; -inf where there is no value, which sorts last."""
@@ -52,6 +58,7 @@ class Summary:
     systems: tuple[SystemSummary, ...]
     gpus: int  # of most systems
     undefined_tpot: float  # share of offered requests with a TPOT that is not defined
+    halves: tuple[tuple[int, ...], ...] = ()  # seeds that replay either half of a real trace: no chance draws these
 
     def name(self, system: SystemSummary) -> str:
         """The label, with the number of GPUs where it is not that of most systems: `dedicated (8 GPUs)`."""
@@ -61,11 +68,7 @@ class Summary:
 
     def best(self, column: Column) -> set[str]:
         """Labels with the best value of a column among contestants, where one is better than another."""
-        values = {
-            s.label: s.mean(column.key)
-            for s in self.systems
-            if s.judged and s.values[column.key] is not None and not (s.flat and column.key in CROSSING)
-        }
+        values = {s.label: s.mean(column.key) for s in self.systems if s.judged and s.values[column.key] is not None}
         if column.more is None or len(set(values.values())) < 2:
             return set()
         top = max(values.values()) if column.more else min(values.values())
@@ -80,13 +83,16 @@ def summarize(
     *,
     controls: Collection[str] = (),
     unchecked: Collection[str] = (),
+    halves: Sequence[Collection[int]] = (),
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
-    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so.
+    `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. `halves` are the
+    seeds that replay either half of a real trace: two case studies, of which there is no interval.
     """
-    wanted = columns(definition)
+    wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
+    sides = [table.filter(pc.is_in(table["seed"], pa.array(list(seeds)))) for seeds in halves]
     labels = [label for label in order if label in points.gpus]
     contend = [label for label in labels if label not in controls] or labels
     shown = points.telling_rate(contend, definition, level)
@@ -99,13 +105,13 @@ def summarize(
             label in unfit,
             {c.key: None for c in wanted}
             if label in unfit
-            else points.row(label, shown, wanted) | _crossing(table, label, definition, level),
+            else _values(points.row(label, shown, wanted), label, definition, level, panel, (table, *sides)),
             label in invalid,
             label in unchecked,
-            None if label in unfit else flat(table, label, definition, level),
         )
         for label in labels
     )
+    systems = tuple(_beside_ideal(systems))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     gpus = [points.gpus[label] for label in contend]
@@ -116,7 +122,32 @@ def summarize(
         systems,
         max(set(gpus), key=gpus.count) if gpus else 0,
         max(undefined, default=0.0),
+        tuple(map(tuple, halves)),
     )
+
+
+def _beside_ideal(systems: Sequence[SystemSummary]) -> Iterator[SystemSummary]:
+    """The share of the rate of `ideal`, where that is among them, that each system serves at the level."""
+    ideal = next((one.values.get("rate_99") for one in systems if one.label == IDEAL), None)
+    for one in systems:
+        at, share = one.values.get("rate_99"), None
+        if ideal is not None and at is not None and one.label != IDEAL:
+            share = of_counts(replace(at, low=None, high=None), ideal)
+        yield replace(one, values={**one.values, "of_ideal": share and share.times(100)})
+
+
+def _values(
+    row: dict[str, Estimate | None], label: str, definition: str, level: float, panel: Panel,
+    tables: tuple[pa.Table, ...],
+) -> dict[str, Estimate | None]:  # fmt: skip
+    """A system's values at the rate shown, and where it crosses the level: in all, and in either half alone."""
+    whole, *halves = tables
+    found = row | _crossing(whole, label, definition, level, panel)
+    for k, half in enumerate(halves):
+        found[f"half_{k}"] = _crossing(half, label, definition, level, panel).get("rate_99")
+    if not halves:
+        return found
+    return {key: e and replace(e, low=None, high=None) for key, e in found.items()}
 
 
 def _always(column: Column) -> bool:
@@ -143,8 +174,9 @@ class _Points:
         return {key: None if e is None else e.times(factors[key]) for key, e in values.items()}
 
     def telling_rate(self, contend: Sequence[str], definition: str, level: float) -> float:
-        """The highest rate at which one of the labels meets the level; the lowest where none does."""
-        rates = sorted({rate for _, rate, _, _ in self.estimates})
+        """The highest rate that all of the labels ran, and at which one meets the level; the lowest where none does."""
+        each = [{rate for label, rate, _, _ in self.estimates if label == one} for one in contend]
+        rates = sorted(set.intersection(*each) if each else set()) or sorted({rate for _, rate, _, _ in self.estimates})
         met = [
             rate
             for rate in rates
@@ -161,16 +193,26 @@ def _points(table: pa.Table, wanted: Sequence[Column]) -> _Points:
         low, high = (None if math.isnan(x) else float(x) for x in (p["low"], p["high"]))
         estimates[p["label"], p["rate_scale"], p["definition"], p["over"]] = Estimate(p["mean"], low, high, p["n"])
         gpus[p["label"]] = int(p["gpus"])
+    shares = {(c.definition, c.over) for c in wanted if c.definition in DEFINITIONS}
+    for label in gpus:  # attainment is that of all windows together
+        for definition, over in shares:
+            for rate, e in crossings.attained(table, "rate_scale", label, definition, over).items():
+                if (label, rate, definition, over) in estimates:
+                    estimates[label, rate, definition, over] = e
     return _Points(estimates, gpus)
 
 
-def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dict[str, Estimate]:
-    """The rate at `level`, the lowest that fails and the deepest dip, by column; none where there is a single rate."""
-    curves = tidy.curves(table, label, definition)
-    if not curves or max(len(curve) for curve in curves.values()) < 2:
+def _crossing(table: pa.Table, label: str, definition: str, level: float, panel: Panel) -> dict[str, Estimate]:
+    """The rate at `level`, the slope there, the lowest that fails and the deepest dip, by column.
+
+    None where there is a single rate.
+    """
+    c = crossings.crossing(table, panel, label, definition, level)
+    if c is None or len(panel["xs"]) < 2:
         return {}
-    c = statistics.crossing(curves, level)
     values = {"rate_99": c.at}
+    if (steep := crossings.slope(table, panel, label, definition, level)) is not None:
+        values["slope"] = steep
     if c.fails is not None:
         values["fails_99"] = Estimate(c.fails, None, None, c.at.n)
     if dips(c):
@@ -178,9 +220,13 @@ def _crossing(table: pa.Table, label: str, definition: str, level: float) -> dic
     return values
 
 
-def flat(table: pa.Table, label: str, definition: str, level: float) -> Plateau | None:
-    """Where a label lies on the level instead of crossing it, in req/s; None where it crosses, or at a single rate."""
-    return statistics.plateau(tidy.curves(table, label, definition), level)
+def panel_of(table: pa.Table) -> Panel:
+    """What a comparison's table is a panel of: its rates, and requests per second at rate scale 1 in the mean."""
+    frame = table.select(["rate_scale", "definition", "over", "value"]).to_pandas()
+    offered = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & frame["value"].notna()]
+    scales = float(offered["rate_scale"].sum())
+    return {"axis": "rate_scale", "xs": sorted(frame["rate_scale"].unique().tolist()),
+            "unit_rps": float(offered["value"].sum()) / scales if scales else 1.0}  # fmt: skip
 
 
 def dips(c: Crossing) -> bool:

@@ -1,30 +1,46 @@
 """Estimates of a study's table: where systems cross the level, their ratios and standings, and what a part is worth.
 
-A panel is what its facts in the table's footer say (grid.facts); its rows are those of its `condition`.
+A panel is what its facts in the table's footer say (grid.facts); its rows are those of its `condition`. Misses of all
+windows at an x are pooled (pooled.py), over the x that all seeds have.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from harness.rows import statistics, tidy
+from harness.rows import pooled, statistics, tidy
+from harness.rows.pooled import Counts
 from harness.rows.statistics import Crossing, Estimate
+from harness.rows.tidy import Windows
 
 Panel = Mapping[str, Any]
 
-ALIKE = 0.01  # what no reader would call a difference: crossings are interpolated between sampled rates
-STANDINGS = {  # of a ratio: its sign in tables, and what it means
+STANDINGS = {  # of two systems: the sign in tables, and what it means
     "ahead": ("+", "the first holds a higher rate"),
+    "ahead, by less than 25 %": ("+<", "a higher rate, by less than 25 %"),
+    "equal within 25 %": ("=", "rates within 25 % of each other"),
+    "behind, by less than 25 %": ("-<", "a lower rate, by less than 25 %"),
     "behind": ("-", "a lower rate"),
-    "even": ("=", "no difference told: the interval covers 1, or ends within 1 % of it"),
-    "open": ("?", "undecided"),
+    "ahead in part": ("(+)", "ahead at one of three rates, equal at another"),
+    "behind in part": ("(-)", "behind at one of three rates, equal at another"),
+    "turns": ("+-", "ahead at one rate and behind at another"),
+    "not decided": ("?", "not decided"),
+    "one case": ("", "one window, of which no chance is known"),
+    "no room": ("", "one of them does not fit"),
 }
+UNDECIDED, CASE, NO_ROOM = "not decided", "one case", "no room"
+SIDED = ("ahead", "behind", "turns")  # how words begin of which chance may be wrong
+BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
+NEAR = 0.005  # of attainment: differences within it are called equal
+FALSE = 0.05  # how often a verdict of a table may be wrong where nothing differs
 RATED = {"rate_scale", "rate_rps"}
+EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
@@ -49,77 +65,251 @@ def _matches(panel: Panel, key: str, value: Any) -> bool:
             return bool(panel[key] == value)
 
 
-def crossing(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Crossing | None:
-    """Where a system crosses the level on a panel, rates in requests per second; None where it was not run."""
-    axis = "rate_scale" if panel["axis"] == "rate_rps" else panel["axis"]
-    c = tidy.crossed(rows, axis, system, definition, level)
-    return c if c is None or panel["axis"] != "rate_scale" else c.times(panel["unit_rps"])
+# ------------------------------------------------------------------ pooled counts
 
 
-def ratio(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """The ratio of two systems' crossings, paired by seed; None where they share no seed."""
-    ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (system, over))
-    return statistics.crossing_ratio(ours, theirs, level) if ours.keys() & theirs.keys() else None
+def counts(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> Counts | None:
+    """Misses of a system on a panel by x and block, over all seeds; None where nothing ran at an x of all of them.
 
-
-def standing(ratio: Estimate) -> str:
-    """Judge a ratio by its interval; one run, or one with bounds on both sides, says nothing.
-
-    A winner's interval lies beyond 1 by more than `ALIKE`.
+    `over` is pooled, mean (models weigh alike) or worst (the model that misses most at each x). Of an x that makes it
+    easier, as SLO scales do, the inverse stands.
     """
-    if ratio.n == 1 or ratio.sign == "~":
-        return "open"
-    if ratio.low is not None and ratio.low > 1.0 + ALIKE:
-        return "ahead"
-    if ratio.high is not None and ratio.high < 1.0 - ALIKE:
-        return "behind"
-    return "even"
+    sides = _windows(rows, axis, system, definition, over)
+    return _counts(sides, over, {seed for side in sides for seed in side})
+
+
+def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str) -> list[Windows]:
+    found = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
+    if axis not in EASES:
+        return list(found.values())
+    return [{seed: {_turned(x): block for x, block in curve.items()} for seed, curve in of.items()} for of in
+            found.values()]  # fmt: skip
+
+
+def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
+    """Counts over `seeds`; a model that some window never asked for is left out of a mean."""
+    if over == "pooled":
+        return tidy.together(sides[0], seeds) if sides else None
+    each = [c for side in sides if set(side) >= seeds and (c := tidy.together(side, seeds)) is not None]
+    most = max((len(c.rates_rps) for c in each), default=0)
+    each = [c for c in each if len(c.rates_rps) == most]
+    return (pooled.mean if over == "mean" else pooled.worst)(each) if each else None
+
+
+def _pair(
+    rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, over: str = "pooled"
+) -> tuple[Counts, Counts] | None:
+    """Counts of two systems over the seeds that both ran; None where there is none."""
+    sides = [_windows(rows, axis, name, definition, over) for name in systems]
+    seeds = set.intersection(*({seed for side in of for seed in side} for of in sides))
+    ours, theirs = (_counts(of, over, seeds) for of in sides) if seeds else (None, None)
+    return None if ours is None or theirs is None else (ours, theirs)
+
+
+def _turned(x: float) -> float:
+    """1 / x; twice it is x again, of any x that a study gives."""
+    return float(f"{1.0 / x:.12g}")
+
+
+def _easier(e: Estimate) -> Estimate:
+    """An estimate of 1 / x, as one of x."""
+    low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
+    return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
+
+
+# ------------------------------------------------------------------ crossings
+
+
+def crossing(
+    rows: pa.Table, panel: Panel, system: str, definition: str, level: float, over: str = "pooled"
+) -> Crossing | None:
+    """Where a system crosses the level on a panel, rates in requests per second; None where it was not run.
+
+    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
+    """
+    axis = panel["axis"]
+    c = counts(rows, axis, system, definition, over)
+    if c is None:
+        return _nowhere(rows, system)
+    attained = {float(x): 1.0 - float(share) for x, share in zip(c.rates_rps, pooled.shares(c).share, strict=True)}
+    points = statistics.fitted(attained)
+    fails = min((point.x for point in points if point.attained < level), default=None)
+    dip = max(point.fitted - point.attained for point in points)
+    if axis == "gpus":
+        return statistics.fewest({_turned(x): y for x, y in attained.items()}, level, c.blocks)
+    at = pooled.crossing(c, level)
+    if axis == "models" and (unfit := _unfit(rows, system)):
+        fails = min(unfit if fails is None else [fails, *unfit])
+        at = replace(at, sign="=", low=None, high=None) if at.sign == ">" else at
+    if axis in EASES:
+        return Crossing(_easier(at), None if fails is None else _turned(fails), dip)
+    return Crossing(at, fails, dip).times(panel["unit_rps"] if axis == "rate_scale" else 1.0)
+
+
+def _nowhere(rows: pa.Table, system: str) -> Crossing | None:
+    """The crossing of a system that had room at no x; None where it was not run, or skipped."""
+    xs = _unfit(rows, system)
+    return Crossing(Estimate(min(xs), None, None, 1, "<"), min(xs), 0.0) if xs else None
+
+
+def _unfit(rows: pa.Table, system: str) -> list[float]:
+    """Every x at which a system had no room."""
+    mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
+    return [float(x) for x in pc.unique(rows.filter(mine)["x"]).to_pylist()]
+
+
+def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
+    """Attainment of a system by x, of all windows together: 0 where it had no room."""
+    found = {x: Estimate(0.0, None, None, 1) for x in _unfit(rows, system)}
+    if (c := counts(rows, axis, system, definition, over)) is None:
+        return found
+    known = c.blocks >= pooled.FEWEST
+    for x, share, low, high in zip(c.rates_rps.tolist(), *pooled.shares(c), strict=True):
+        least, most = (1.0 - float(high), 1.0 - float(low)) if known else (None, None)
+        found[_turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
+    return found
+
+
+def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
+    """Attainment of the first system less that of the second at x, paired by block; None where they share no seed."""
+    pair = _pair(rows, axis, systems, definition)
+    at = _turned(x) if axis in EASES else x
+    if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
+        return None
+    return pooled.difference(*pair, at)
+
+
+def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
+    """By which power of x a system's misses grow where it crosses the level; None where it does not."""
+    c = counts(rows, panel["axis"], system, definition)
+    return None if c is None else pooled.slope(c, level)
+
+
+def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
+    """How many misses and windows a crossing rests on: at the x of the curve that is nearest to it."""
+    sides = _windows(rows, panel["axis"], system, definition, "pooled")
+    c = _counts(sides, "pooled", {seed for side in sides for seed in side})
+    if c is None:
+        return 0, 0
+    return round(float(c.missed[pooled.nearest(c, 1.0 - level)].sum())), len(sides[0])
+
+
+def ratio(
+    rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, level: float, over: str = "pooled"
+) -> Estimate | None:
+    """The ratio of two systems' crossings, paired by block; None where they share no seed.
+
+    Along an x that makes it easier it is that of the x themselves: 0.5 is half the SLO scale.
+    """
+    pair = _pair(rows, axis, systems, definition, over)
+    if pair is None:
+        return None
+    found = pooled.ratio(*pair, level)
+    return _easier(found) if axis in EASES else found
 
 
 class Standing(NamedTuple):
-    """A ratio of crossings and what it says; no ratio where a system has no room, or no rate tells the two apart."""
+    """Who is ahead of two systems, and on what that rests.
+
+    The ratio is None where a system has no room, or no rate tells the two apart. Where a curve is flat at the level, or
+    the order changes beside it, a ratio says nothing and differences of attainment at three rates do.
+    """
 
     ratio: Estimate | None
     says: str  # of STANDINGS
     note: str  # what lacks
+    p: float = 1.0  # the probability of as much where nothing differs
+    flat: bool = False
+    beside: tuple[Estimate | None, ...] = ()  # ratios at the levels of BESIDE
+    differences: tuple[tuple[float, Estimate], ...] = ()  # by x as shown, ours less theirs in shares of 1
+    shared: float = 0.0  # correlation of the two systems' misses by block: what common random numbers save
 
 
-def side_by_side(
-    rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float, seeds: int
-) -> Standing:
+def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
     """Who is ahead on a panel; a note where a system lacks room, or the rates that were run end too early."""
     unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
-    sides = [tidy.curves(rows, name, definition, "x") for name in systems]
-    ran = set.intersection(*(tidy.ran(rows, name) for name in systems))  # a seed without room gives no ratio
-    sides = [{seed: curve for seed, curve in side.items() if seed in ran} for side in sides]
-    signs = [[statistics.rate_at(curve, level)[1] for curve in side.values()] for side in sides]
     notes = [
-        f"{name} does not fit" + (f" for {unfit[name].seeds} of {seeds} seeds" if not unfit[name].every else "")
+        f"{name} does not fit"
+        + (f" for {unfit[name].seeds} of {unfit[name].of} seeds" if not unfit[name].every else "")
         for name in systems
         if name in unfit
     ]
-    if not ran:
-        return Standing(None, "open", ", ".join(notes))
-    lowest = max(min(curve) for side in sides for curve in side.values())
-    goal = f"{100 * level:g} %"
-    for sign, at, words in (("<", lowest, "neither holds"), (">", max(panel["xs"], default=math.inf), "both hold")):
-        both = sum(pair == (sign, sign) for pair in zip(*signs, strict=True))
-        if both == len(ran):
-            return Standing(None, "open", f"{words} {goal} at {at:g} req/s")
-        if both:
-            notes.append(f"{words} {goal} at {at:g} req/s for {both} of {seeds} seeds")
-    here = statistics.crossing_ratio(sides[0], sides[1], level)
-    return Standing(here, standing(here), ", ".join(notes))
+    pair = _pair(rows, panel["axis"], systems, definition)
+    if pair is None:
+        return Standing(None, NO_ROOM if notes else UNDECIDED, ", ".join(notes))
+    found = standing(panel, pair, level)
+    return found._replace(note=", ".join(filter(None, [*notes, found.note])))
+
+
+def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
+    """Who is ahead, by the counts of both on a panel."""
+    axis = panel["axis"]
+    unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
+    differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
+    told, p = _by_differences([gap for _, gap in differences])
+    few = pair[0].blocks < pooled.FEWEST
+    shared = pooled.correlation(*pair, level)
+    signs = {pooled.crossing(c, level).sign for c in pair}
+    if signs in ({"<"}, {">"}):
+        words = "neither holds" if signs == {"<"} else "both hold"
+        edge = (min if signs == {"<"} else max)(float(x) for c in pair for x in c.rates_rps)
+        at = f" at {edge * unit:.3g} req/s" if axis in RATED else ""
+        told = CASE if few else told
+        return Standing(None, told, f"{words} {100 * level:g} %{at}", p, True, (), differences, shared)
+    here = pooled.ratio(*pair, level)
+    beside = tuple(pooled.ratio(*pair, 1.0 - share * (1.0 - level)) for share in BESIDE)
+    flat = pooled.flat(*pair, level)
+    words, p = (told, p) if flat else pooled.verdict(here)
+    words = CASE if few else words
+    if axis in EASES:
+        here, beside = _easier(here), tuple(map(_easier, beside))
+    return Standing(here, words, "", p, flat, beside, differences, shared)
+
+
+def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
+    """Three rates that both ran, fixed before anything was: the ends and the middle of what is given, else of all."""
+    both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
+    xs = [x for x in both if x in panel["xs"]] if len(set(panel["xs"]) & set(both)) >= 3 else both
+    return xs if len(xs) < 4 else [xs[0], xs[len(xs) // 2], xs[-1]]
+
+
+def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
+    """What differences at three rates say together: two of them decide, each by its sign or by being equal."""
+    told = [pooled.apart(gap, NEAR) for gap in gaps]
+    sides = {word for word in told if word in {"ahead", "behind"}}
+    if len(told) - told.count("") < min(2, len(told)) or not told:
+        return UNDECIDED, 1.0
+    if not sides:
+        return "equal within 25 %", 1.0
+    least = max(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word in sides)
+    if len(sides) > 1:
+        return "turns", least
+    (side,) = sides
+    return side if told.count(side) == len(told) - told.count("") else f"{side} in part", least
+
+
+def corrected(found: Sequence[Standing]) -> list[Standing]:
+    """Standings of one table, of which those that chance alone may give are undecided (Holm's correction)."""
+    sided = [i for i, one in enumerate(found) if one.says.startswith(SIDED)]
+    adjusted = dict(zip(sided, pooled.holm([found[i].p for i in sided]), strict=True))
+    return [one._replace(p=adjusted[i], says=one.says if adjusted[i] <= FALSE else _without_side(one))
+            if i in adjusted else one for i, one in enumerate(found)]  # fmt: skip
+
+
+def _without_side(one: Standing) -> str:
+    return "equal within 25 %" if "by less than" in one.says else UNDECIDED
+
+
+# ------------------------------------------------------------------ whole numbers, seeds
 
 
 def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
     """The fewest GPUs on which a system holds the level; with `over` that number over another system's."""
-    curves = tidy.curves(rows, system, definition, "x")
-    ours = statistics.fewest(curves, level).at if curves else None
-    if not over or ours is None:
-        return ours
+    c = crossing(rows, {"axis": "gpus"}, system, definition, level)
+    if not over or c is None:
+        return None if c is None else c.at
     theirs = fewest(rows, over, "", definition, level)
-    return None if theirs is None else of_counts(ours, theirs)
+    return None if theirs is None else of_counts(c.at, theirs)
 
 
 def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:

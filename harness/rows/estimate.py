@@ -2,7 +2,7 @@
 
 A bound stands before the mean, and an interval with an open end shows where the quantity ends:
 
-    RATE    22.5 [18.1, 26.9]      >20.0 [15.2, inf] (1 of 2 seeds)
+    RATE    22.5 [18.1, 26.9]      >20.0 [15.2, inf]
     RATIO   1.39x [0.84, 2.29]     <4.75x [0, 4.75]
     GPUS    12 [10, 14]            ≤4
     POINTS  +1.3 [-0.2, 2.8]
@@ -39,19 +39,14 @@ POINTS = Style(decimals=1, signed=True)  # differences of shares in percent
 def text(e: Estimate | None, style: Style = RATE, *, spread: bool = True) -> str:
     """Print an estimate; without `spread` its mean alone.
 
-    Where only a part of the seeds lies beyond the values tried, print the edge that these lie beyond and how many they
-    are. A latency that never came is infinite.
+    A latency that never came is infinite.
     """
     if e is None or math.isnan(e.mean):
         return NONE
     if math.isinf(e.mean):
         return "never"
-    part = 0 < e.cut < e.n
-    value = e.edge if part and e.edge is not None else e.mean
-    shown = f"{_sign(e, style)}{number(value, style.decimals, signed=style.signed)}{style.unit}"
-    if spread and _informs(e):
-        shown += f" {interval(e, style)}"
-    return f"{shown} ({e.cut} of {e.n} seeds)" if part else shown
+    shown = f"{_sign(e, style)}{number(e.mean, style.decimals, signed=style.signed)}{style.unit}"
+    return f"{shown} {interval(e, style)}" if spread and _informs(e) else shown
 
 
 def _informs(e: Estimate) -> bool:
@@ -89,5 +84,5 @@ def _sign(e: Estimate, style: Style) -> str:
 
 
 def _digits(x: float) -> int:
-    """Decimals that show three significant digits."""
-    return max(0, 2 - math.floor(math.log10(abs(x)))) if math.isfinite(x) and x else 0
+    """Decimals that show three significant digits, of the number as it is then rounded."""
+    return max(0, 2 - math.floor(math.log10(abs(float(f"{x:.2e}"))))) if math.isfinite(x) and x else 0

@@ -28,9 +28,11 @@ if TYPE_CHECKING:
     from harness.rows.requests import Floats
 
 Z = 1.959963984540054  # of 95 %
+ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and of a 95 % interval
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
 HALF_OCTAVE = math.log(2.0) / 2
+FEWEST = 5  # blocks; fewer tell nothing of chance, and give no interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +48,44 @@ class Counts:
 
     def __post_init__(self) -> None:
         shape = (len(self.rates_rps), self.missed.shape[-1])
-        if self.missed.shape != shape or self.offered.shape != shape or shape[0] < 1 or shape[1] < 2:
-            raise ValueError(f"counts are (rates, at least two blocks), not {self.missed.shape}, {self.offered.shape}")
+        if self.missed.shape != shape or self.offered.shape != shape or not all(shape):
+            raise ValueError(f"counts are (rates, blocks), not {self.missed.shape} and {self.offered.shape}")
         if (np.diff(self.rates_rps) <= 0).any() or (self.offered.sum(axis=1) <= 0).any():
             raise ValueError("rates rise, and something is offered at each")
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of windows."""
+        return int(self.missed.shape[1])
+
+
+def mean(models: Sequence[Counts]) -> Counts:
+    """Weigh models alike: counts whose pooled share of misses is the mean of the models' shares.
+
+    A block's misses are the mean share and what each model missed beyond its own, so that intervals are those of the
+    mean. All have the same rates and blocks. Raises ValueError for no models.
+    """
+    if not models:
+        raise ValueError("a mean over models needs one")
+    offered = np.sum([c.offered for c in models], axis=0)
+    total = offered.sum(axis=1, keepdims=True)
+    each = [c.missed.sum(axis=1, keepdims=True) / c.offered.sum(axis=1, keepdims=True) for c in models]
+    beyond = [(c.missed - share * c.offered) / c.offered.sum(axis=1, keepdims=True)
+              for c, share in zip(models, each, strict=True)]  # fmt: skip
+    missed = (np.sum(each, axis=0) * offered + np.sum(beyond, axis=0) * total) / len(models)
+    return Counts(models[0].rates_rps, missed, offered)
+
+
+def worst(models: Sequence[Counts]) -> Counts:
+    """Counts of the model that misses most at each rate. Raises ValueError for no models."""
+    if not models:
+        raise ValueError("the worst model needs one")
+    share = np.array([c.missed.sum(axis=1) / c.offered.sum(axis=1) for c in models])
+    at = share.argmax(axis=0)
+    missed, offered = (
+        np.array([getattr(models[k], name)[i] for i, k in enumerate(at)]) for name in ("missed", "offered")
+    )
+    return Counts(models[0].rates_rps, missed, offered)
 
 
 class Shares(NamedTuple):
@@ -61,19 +97,27 @@ class Shares(NamedTuple):
 
 
 def shares(c: Counts) -> Shares:
-    """Pool the misses of each rate."""
+    """Pool the misses of each rate. Fewer than `FEWEST` blocks leave the interval open: 0 to 1."""
     from scipy.special import gammaincinv
 
     missed, offered = c.missed.sum(axis=1), c.offered.sum(axis=1)
     share = missed / offered
+    if c.blocks < FEWEST:
+        return Shares(share, np.zeros_like(share), np.ones_like(share))
     some = missed > 0
-    variance = np.maximum((_residuals(c) ** 2).sum(axis=1), missed)  # an episode has a miss at least
+    few = (_t(c.blocks) / Z) ** 2  # a variance from few blocks is itself uncertain
+    variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has a miss at least
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
     size = np.divide(missed, events, out=np.ones_like(missed), where=some)
-    size[~some] = np.median(size[some]) if some.any() else 1.0  # where nothing was missed, an episode as elsewhere
+    for i in np.flatnonzero(~some)[::-1]:  # where nothing was missed, an episode as at the next rate, or the one before
+        near = size[i + 1 :] if i + 1 < len(size) else size[some][-1:]
+        size[i] = near[0] if len(near) else 1.0
     low = np.where(some, gammaincinv(np.where(some, events, 1.0), 0.025), 0.0)
     high = gammaincinv(events + 1.0, 0.975)
-    return Shares(share, low * size / offered, np.minimum(high * size / offered, 1.0))
+    high = np.minimum(high * size / offered, 1.0)
+    for i in np.flatnonzero(~some[:-1])[::-1]:  # no lower rate misses more
+        high[i] = min(high[i], high[i + 1])
+    return Shares(share, low * size / offered, high)
 
 
 def crossing(c: Counts, level: float) -> Estimate:
@@ -84,26 +128,30 @@ def crossing(c: Counts, level: float) -> Estimate:
     """
     at, early, late = _crossings(c, 1.0 - level)
     low, high = (None if math.isinf(x) else math.exp(x) for x in (early, late))
-    n, sign = c.missed.shape[1], _sign(at)
-    return Estimate(math.exp(_edge(at, c)), low, high, n, sign, 0 if sign == "=" else n)
+    n, sign = c.blocks, _sign(at)
+    return Estimate(math.exp(_edge(at, c)), low, high, n, sign)
 
 
 def slope(c: Counts, level: float) -> Estimate | None:
     """Estimate the slope of ln(share missed) over ln(rate) at the crossing; None where there is none.
 
-    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends.
+    From the nearest rate at least half an octave below it to the nearest one as far above, or those at the ends. ">":
+    nothing was missed at the lower one.
     """
     found = _bracket(c, 1.0 - level)
     if found is None:
         return None
     i, j = found
     missed = c.missed.sum(axis=1)
-    if missed[i] <= 0:
-        return None
     run = math.log(c.rates_rps[j] / c.rates_rps[i])
+    if missed[i] <= 0:  # half a miss at most: a bound
+        rise = math.log(missed[j] / c.offered[j].sum()) - math.log(0.5 / c.offered[i].sum())
+        return Estimate(rise / run, None, None, c.blocks, ">")
     relative = _residuals(c) / missed[:, None].clip(1e-300)
     rise = math.log(missed[j] / c.offered[j].sum()) - math.log(missed[i] / c.offered[i].sum())
-    n = c.missed.shape[1]
+    n = c.blocks
+    if n < FEWEST:
+        return Estimate(rise / run, None, None, n)
     half = _t(n) * float(np.sqrt(((relative[j] - relative[i]) ** 2).sum()))
     return Estimate(rise / run, (rise - half) / run, (rise + half) / run, n)
 
@@ -111,7 +159,7 @@ def slope(c: Counts, level: float) -> Estimate | None:
 def ratio(ours: Counts, theirs: Counts, level: float) -> Estimate:
     """Divide our crossing by theirs, paired by block."""
     (a, a_low, a_high), (b, b_low, b_high) = _crossings(ours, 1.0 - level), _crossings(theirs, 1.0 - level)
-    n = ours.missed.shape[1]
+    n = ours.blocks
     signs = [_sign(a), MIRROR[_sign(b)]]
     a, b = (_edge(x, c) for x, c in ((a, ours), (b, theirs)))
     r = correlation(ours, theirs, level)
@@ -120,17 +168,22 @@ def ratio(ours: Counts, theirs: Counts, level: float) -> Estimate:
     beyond = set(signs) - {"="}
     sign: Literal["=", "<", ">", "~"] = "~" if len(beyond) > 1 else signs[0] if signs[0] != "=" else signs[1]
     if sign == "~":
-        return Estimate(math.exp(a - b), None, None, n, "~", n)
+        return Estimate(math.exp(a - b), None, None, n, "~")
     lower = None if math.isinf(low) or sign == "<" else math.exp(low)
     upper = None if math.isinf(high) or sign == ">" else math.exp(high)
-    return Estimate(math.exp(a - b), lower, upper, n, sign, 0 if sign == "=" else n)
+    return Estimate(math.exp(a - b), lower, upper, n, sign)
 
 
 def correlation(ours: Counts, theirs: Counts, level: float) -> float:
     """Correlate the blocks' misses of two systems, each at the rate nearest to its crossing."""
-    mine, other = (_residuals(c)[_nearest(c, 1.0 - level)] for c in (ours, theirs))
+    mine, other = (_residuals(c)[nearest(c, 1.0 - level)] for c in (ours, theirs))
     norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
     return float((mine * other).sum()) / norm if norm > 0 else 0.0
+
+
+def nearest(c: Counts, share: float) -> int:
+    """Which rate is nearest to the one at which misses rise above a share, in octaves."""
+    return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
 def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
@@ -140,11 +193,11 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
     """
     i, j = (_at(c, rate_rps) for c in (ours, theirs))
     total = ours.offered[i].sum(), theirs.offered[j].sum()
-    mean = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
-    half = _t(n := ours.missed.shape[1]) * float(
-        np.sqrt(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum())
-    )
-    return Estimate(mean, mean - half, mean + half, n)
+    gap = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
+    if (n := ours.blocks) < FEWEST:
+        return Estimate(gap, None, None, n)
+    half = _t(n) * float(np.sqrt(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()))
+    return Estimate(gap, gap - half, gap + half, n)
 
 
 class Verdict(NamedTuple):
@@ -155,19 +208,30 @@ class Verdict(NamedTuple):
 
 
 def verdict(e: Estimate) -> Verdict:
-    """Judge a ratio by its interval: both ends on one side of 1, or both within 25 % of it (two one-sided tests)."""
+    """Judge a ratio: both ends of its interval on one side of 1, or both one-sided limits within 25 % of it."""
     low, high = e.low or 0.0, math.inf if e.high is None else e.high
     side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
-    near = low >= 1.0 / NEAR and high <= NEAR
+    least, most = (e.mean * (end / e.mean) ** ONE_SIDED for end in (low, high))
+    near = least >= 1.0 / NEAR and most <= NEAR
     word = f"{side}, by less than 25 %" if side and near else side or ("equal within 25 %" if near else "not decided")
     return Verdict(word, _p(math.log(e.mean), math.log(low) if low else -math.inf, math.log(high)))
 
 
 def apart(e: Estimate, within: float) -> str:
-    """Judge a difference of attainment: its sign, or that both ends lie within so much of 0; "" where neither holds."""
+    """Judge a difference of attainment: equal where both one-sided limits lie within so much of 0, else by its sign.
+
+    "" where neither holds.
+    """
     if e.low is None or e.high is None:
         return ""
-    return "ahead" if e.low > 0 else "behind" if e.high < 0 else "equal" if max(-e.low, e.high) <= within else ""
+    if max(abs(e.mean + (end - e.mean) * ONE_SIDED) for end in (e.low, e.high)) <= within:
+        return "equal"
+    return "ahead" if e.low > 0 else "behind" if e.high < 0 else ""
+
+
+def chance(e: Estimate) -> float:
+    """Tell the probability of a difference so far from 0 where there is none; 1 without an interval."""
+    return 1.0 if e.low is None or e.high is None else _p(e.mean, e.low, e.high)
 
 
 def flat(ours: Counts, theirs: Counts, level: float) -> bool:
@@ -208,9 +272,8 @@ def _p(gap: float, low: float, high: float) -> float:
 
 def _residuals(c: Counts) -> Floats:
     """What each block missed beyond the pooled share, scaled so that their squares sum to the variance."""
-    n = c.missed.shape[1]
     share = c.missed.sum(axis=1) / c.offered.sum(axis=1)
-    return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(n / (n - 1)))
+    return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(c.blocks / max(1, c.blocks - 1)))
 
 
 def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
@@ -220,7 +283,7 @@ def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
     """
     found = shares(c)
     x, goal = np.log(c.rates_rps), math.log(share)
-    half = 0.5 / c.offered.sum(axis=1)  # for a logarithm where nothing was missed
+    half = np.minimum(0.5 / c.offered.sum(axis=1), 0.5 * share)  # for a logarithm where nothing was missed
     at, late, early = (
         _rising(x, np.log(np.maximum(y, least)), goal)
         for y, least in ((found.share, half), (found.low, half * 1e-3), (found.high, half))
@@ -246,11 +309,6 @@ def _sign(at: float) -> Literal["=", "<", ">"]:
 def _edge(at: float, c: Counts) -> float:
     """Cut a crossing at the rates that were run."""
     return float(np.clip(at, math.log(c.rates_rps[0]), math.log(c.rates_rps[-1])))
-
-
-def _nearest(c: Counts, share: float) -> int:
-    """The rate nearest to the crossing, in octaves."""
-    return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -18,11 +18,10 @@ _RESAMPLES = 9_999
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over runs with its 95 % interval.
+    """A value with its 95 % interval, of `n` runs or blocks of windows.
 
-    `low` and `high` are None for a single run, or where unbounded. `sign` tells how far the mean can be trusted: "=" it
-    is; ">" and "<" it is only a bound (values beyond the grid were cut at its edge); "~" both happened. `cut` runs lie
-    beyond the grid, all of them beyond `edge`.
+    `low` and `high` are None where there is no interval, or it is unbounded. `sign` tells how far the value can be
+    trusted: "=" it is; ">" and "<" it is only a bound, for what it is about lies beyond what was run; "~" both.
     """
 
     mean: float
@@ -30,13 +29,11 @@ class Estimate:
     high: float | None
     n: int
     sign: Literal["=", "<", ">", "~"] = "="
-    cut: int = 0
-    edge: float | None = None  # None without a cut run, or where runs are cut on both sides
 
     def times(self, factor: float) -> Estimate:
         """In another unit."""
-        low, high, edge = (None if x is None else x * factor for x in (self.low, self.high, self.edge))
-        return replace(self, mean=self.mean * factor, low=low, high=high, edge=edge)
+        low, high = (None if x is None else x * factor for x in (self.low, self.high))
+        return replace(self, mean=self.mean * factor, low=low, high=high)
 
 
 def interval(values: Sequence[float] | Floats, within: tuple[float, float] = (-math.inf, math.inf)) -> Estimate:
@@ -132,143 +129,35 @@ def held(curve: Curve, level: float) -> float | None:
     return max((point.x for point in fitted(curve) if point.fitted >= level), default=None)
 
 
-def rate_at(curve: Curve, level: float) -> tuple[float, Literal["=", "<", ">"]]:
-    """Rate at which the non-increasing fit of one seed's attainment crosses the level.
-
-    Linear between the last rate at which the fit is >= level and the next one. (lowest, "<") if the fit is below the
-    level already there, (highest, ">") if it is nowhere.
-    """
-    points = fitted(curve)
-    passed = sum(point.fitted >= level for point in points)
-    if passed == 0:
-        return points[0].x, "<"
-    if passed == len(points):
-        return points[-1].x, ">"
-    last, next_ = points[passed - 1 : passed + 1]
-    return last.x + (last.fitted - level) / (last.fitted - next_.fitted) * (next_.x - last.x), "="
-
-
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """Where the curves of all seeds cross a level, and what the fit smooths over.
+    """Where a pooled curve crosses a level, and what the fit smooths over.
 
     A first dip is no capacity, and the highest sampled rate that holds rewards noise; so the fit decides, and the first
     x that fails and the deepest dip stand beside it.
     """
 
     at: Estimate
-    fails: float | None  # the easiest sampled x that is below the level in any seed; None: no x is
-    dip: float  # largest fitted - attained of any seed, in shares of 1
+    fails: float | None  # the easiest sampled x that is below the level; None: no x is
+    dip: float  # largest fitted - attained, in shares of 1
 
     def times(self, factor: float) -> Crossing:
         """In another unit of x."""
         return replace(self, at=self.at.times(factor), fails=None if self.fails is None else self.fails * factor)
 
 
-def crossing(curves: Mapping[int, Curve], level: float, within: tuple[float, float] = (0.0, math.inf)) -> Crossing:
-    """Mean over seeds (seed -> curve) of `rate_at`; crossings beyond the grid are cut at its edge.
+def fewest(curve: Curve, level: float, n: int = 1) -> Crossing:
+    """Smallest sampled x at which the non-decreasing fit is >= level, for an x that counts GPUs.
 
-    The interval is clipped to `within`, the possible range of x.
+    One buys a whole number of them: so nothing is interpolated, and there is no interval. That number was sampled and
+    holds by itself (see `held`). (largest, ">") if even that is below. `n` is what the curve is of.
     """
-    each = [curve for _, curve in sorted(curves.items())]
-    at = [rate_at(curve, level) for curve in each]
-    values = [value for value, _ in at]
-    return _crossing(_cut(interval(values, within), [sign for _, sign in at], values), each, level)
-
-
-def _crossing(at: Estimate, curves: Iterable[Curve], level: float) -> Crossing:
-    points = [point for curve in curves for point in fitted(curve)]
-    fails = min((point.x for point in points if point.attained < level), default=None)
+    points = fitted({-x: y for x, y in curve.items()})
+    x = held({-x: y for x, y in curve.items()}, level)
+    sign: Literal["=", "<", ">"] = ">" if x is None else "<" if -x == min(curve) else "="
+    at = Estimate(max(curve) if x is None else -x, None, None, n, sign)
+    fails = max((-point.x for point in points if point.attained < level), default=None)
     return Crossing(at, fails, max(0.0, *(point.fitted - point.attained for point in points)))
 
 
-def least(curves: Mapping[int, Curve], level: float) -> Crossing:
-    """`crossing` where a larger x is easier (SLO scales): the fit never falls, `fails` is the largest x that does."""
-    mirrored = {seed: {-x: y for x, y in curve.items()} for seed, curve in curves.items()}
-    return _mirrored(crossing(mirrored, level, (-math.inf, 0.0)))
-
-
-def fewest(curves: Mapping[int, Curve], level: float) -> Crossing:
-    """Smallest sampled x at which the non-decreasing fit of the mean over seeds is >= level, for an x that counts GPUs.
-
-    One buys a whole number of them, the same for every seed: so the mean is fitted, nothing is interpolated, and there
-    is no interval. That number was sampled and holds by itself (see `held`). (largest, ">") if even that is below.
-    """
-    n, xs = len(curves), set.intersection(*(set(curve) for curve in curves.values()))
-    mean = {-x: float(np.mean([curve[x] for curve in curves.values()])) for x in xs}
-    x = held(mean, level)
-    if x is None:
-        at = Estimate(min(mean), None, None, n, "<", n, min(mean))
-    elif x == max(mean):
-        at = Estimate(x, None, None, n, ">", n, x)
-    else:
-        at = Estimate(x, None, None, n)
-    return _mirrored(_crossing(at, [mean], level))
-
-
-class Plateau(NamedTuple):
-    """Sampled x between which a curve lies on the level, and what any seed attains there, in shares of 1."""
-
-    first: float
-    last: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Plateau:
-        """In another unit of x."""
-        return self._replace(first=self.first * factor, last=self.last * factor)
-
-
-FLAT = 0.002  # of a share: what no run of some hundred requests tells from the level
-OCTAVE = 2.0
-
-
-def plateau(curves: Mapping[int, Curve], level: float) -> Plateau | None:
-    """Where the fit of some seed lies within `FLAT` of the level over an octave of x or more; None: nowhere.
-
-    There `FLAT` moves a crossing by an octave: it is no number to quote, nor to make a ratio of.
-    """
-    spans = []
-    for curve in curves.values():
-        near = [point.x for point in fitted(curve) if abs(point.fitted - level) <= FLAT]
-        if near and near[-1] >= OCTAVE * near[0]:
-            spans.append((near[0], near[-1]))
-    if not spans:
-        return None
-    first, last = min(x for x, _ in spans), max(x for _, x in spans)
-    attained = [y for curve in curves.values() for x, y in curve.items() if first <= x <= last and not math.isnan(y)]
-    return Plateau(first, last, min(attained), max(attained))
-
-
 MIRROR: Mapping[str, Literal["=", "<", ">", "~"]] = {"=": "=", "<": ">", ">": "<", "~": "~"}
-
-
-def _mirrored(c: Crossing) -> Crossing:
-    at = c.at.times(-1.0)
-    return replace(c.times(-1.0), at=replace(at, low=at.high, high=at.low, sign=MIRROR[at.sign]))
-
-
-def crossing_ratio(ours: Mapping[int, Curve], theirs: Mapping[int, Curve], level: float) -> Estimate:
-    """Geometric mean over common seeds of our crossing / theirs, with its interval (t or BCa on logarithms)."""
-    logs, signs = [], []
-    for seed in sorted(ours.keys() & theirs.keys()):
-        (a, above), (b, below) = rate_at(ours[seed], level), rate_at(theirs[seed], level)
-        logs.append(math.log(a / b))
-        beyond = {above, MIRROR[below]} - {"="}
-        signs.append("~" if len(beyond) > 1 else beyond.pop() if beyond else "=")
-    e = interval(logs)
-    low, high = (None if x is None else math.exp(x) for x in (e.low, e.high))
-    return _cut(Estimate(math.exp(e.mean), low, high, e.n), signs, [math.exp(x) for x in logs])
-
-
-def _cut(e: Estimate, signs: Sequence[str], values: Sequence[float]) -> Estimate:
-    """Mark an estimate from values cut at the edge of the grid: unbounded on the side where they were cut."""
-    beyond = [value for value, sign in zip(values, signs, strict=True) if sign != "="]
-    kinds = set(signs) - {"="}
-    if not beyond:
-        return e
-    if kinds == {">"}:
-        return Estimate(e.mean, min(values) if e.low is None else e.low, None, e.n, ">", len(beyond), min(beyond))
-    if kinds == {"<"}:
-        return Estimate(e.mean, None, max(values) if e.high is None else e.high, e.n, "<", len(beyond), max(beyond))
-    return Estimate(e.mean, None, None, e.n, "~", len(beyond))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,10 +26,11 @@ from harness.rows.attainment import (
     undefined_tpot,
 )  # fmt: skip
 from harness.rows.definitions import DEFINITIONS, both
+from harness.rows.pooled import Counts
 from harness.rows.record import plain as plain_schema
 from harness.rows.requests import Rows, in_window, rows, take
 from harness.rows.sealed import WAY_OUT, Damaged
-from harness.rows.statistics import Crossing, Curve, Estimate, crossing, fewest, held, interval, least
+from harness.rows.statistics import Curve, interval
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -92,24 +93,33 @@ TABLE_SCHEMA = pa.schema(
         ("model", _WORD),  # null unless over = model
         ("n", pa.int64()),  # offered requests under the value
         ("value", pa.float64()),  # null: not defined for this run, shown as "-"; infinite: did not come
+        # by block of the window, of attainment pooled and by model; tokens where a definition counts them; else null
+        ("missed", pa.list_(pa.float64())),
+        ("offered", pa.list_(pa.float64())),
     ]
 )
+BLOCK_S = 150.0  # several times longer than a burst: what one block misses tells nothing of the next
 _TOLD = {"condition", "x", "run", "label", "system", "trace", "models", "gpu", "gpus", "rate_scale", "seed", "slo",
          "fidelity", "definition", "over", "n"}  # fmt: skip  # of each row; other columns may be null
 STORED = pa.schema(  # of a table on disk: panels first
     [field.with_nullable(field.name not in _TOLD)
      for field in (pa.field("condition", _WORD), pa.field("x", pa.float64()), *TABLE_SCHEMA)]
 )  # fmt: skip
-LATER = frozenset({"condition", "x", "machine", "fit", "departs", "invalid"})  # not in tables of every release
+LATER = frozenset(  # not in tables of every release
+    {"condition", "x", "machine", "fit", "departs", "invalid", "missed", "offered"}
+)
 ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run", "over", "definition", "model")
 
 
 def stored(path: Path) -> pa.Table:
-    """The scored table of a sweep. Raises Damaged, also where its rates are none, and FileNotFoundError."""
+    """The scored table of a sweep. Raises Damaged, also where rates or models are none, and FileNotFoundError."""
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
         raise Damaged(f"{path}: column rate_scale has a value that is no number above 0; {WAY_OUT}")
+    of_model = pc.equal(table["over"].cast(pa.string()), "model")
+    if (row := pc.index(pc.and_(of_model, pc.is_null(table["model"])), value=True).as_py()) >= 0:
+        raise Damaged(f"{path}: row {row}: model is null, and over is model; {WAY_OUT}")
     return table
 
 
@@ -131,12 +141,15 @@ def plans(origins: Iterable[str]) -> str:
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
 
 
+ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
+
+
 def machine(spec: Mapping[str, Any]) -> str | None:
     """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [
-        "streams shuffled" if spec.get("assign") == "shuffled" else "",
+        ASSIGNED.get(spec.get("assign", ""), ""),
         f"placed as {Path(placed).stem}" if (placed := spec.get("placement")) else "",
         "" if (share := spec.get("mem_fraction", 0.9)) == 0.9 else f"{share:g} of a GPU's memory for the engine",
         "" if pool is None else f"{pool / 2**30:.4g} GiB a GPU for weights and KV",
@@ -157,17 +170,20 @@ def scores(runs: Iterable[Run]) -> pa.Table:
     return table.cast(plain).sort_by([(name, "ascending") for name in ORDER]).cast(TABLE_SCHEMA).combine_chunks()
 
 
-def score(run: Run, *, by_model: bool = True) -> pa.Table:
-    """Rows of one run in the tidy table: every definition and measure, pooled and (on request) per model."""
+def score(run: Run, *, by_model: bool = True, definitions: Collection[str] = tuple(DEFINITIONS)) -> pa.Table:
+    """Rows of one run in the tidy table: these definitions and every measure, pooled and (on request) per model.
+
+    Attainment is there per model in any case.
+    """
     spec = run.meta.get("spec") or {}
     skipped, infeasible = run.meta.get("skipped"), run.meta.get("infeasible")
-    values: list[tuple[str, str, str | None, int, float | None]] = []
+    values: list[_Value] = []
     if skipped:
-        values += [(name, "pooled", None, 0, None) for name in DEFINITIONS]
+        values += [_Value(name, "pooled", None, 0, None) for name in definitions]
     elif infeasible:
-        values += [(name, over, None, 0, 0.0) for name in DEFINITIONS for over in ("pooled", "mean", "worst")]
+        values += [_Value(name, over, None, 0, 0.0) for name in definitions for over in ("pooled", "mean", "worst")]
     else:
-        values += _values(run, spec, by_model)
+        values += _values(run, spec, by_model, definitions)
     about = {
         **spec,
         "run": run.name,
@@ -200,38 +216,65 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
     return values if isinstance(values, pa.Array) else pa.array(values, kind)
 
 
-def _values(
-    run: Run, spec: Mapping[str, Any], by_model: bool
-) -> Iterator[tuple[str, str, str | None, int, float | None]]:
-    """(definition, over, model, n, value)."""
+class _Value(NamedTuple):
+    """A row of the tidy table, without the facts of its run."""
+
+    definition: str
+    over: str
+    model: str | None
+    n: int
+    value: float | None
+    missed: Sequence[float] | None = None
+    offered: Sequence[float] | None = None
+
+
+def _values(run: Run, spec: Mapping[str, Any], by_model: bool, definitions: Collection[str]) -> Iterator[_Value]:
     every = rows(run.table)
     window_s = spec.get("window_s") or float(every.arrival_s.max(initial=0.0))
     counted = in_window(every, spec.get("window_s") or math.inf)
     offered, slo = take(every, counted), limits(every, run.slo_s).take(counted)
     n = len(offered)
     counts = np.bincount(offered.model, minlength=len(offered.models))
-    for name, definition in DEFINITIONS.items():
+    for name in definitions:
+        definition = DEFINITIONS[name]
         if (scores := definition.score(offered, slo)) is None:
-            yield name, "pooled", None, n, None
+            yield _Value(name, "pooled", None, n, None)
             continue
         weights = definition.weights(offered)
         each = per_model(offered, scores, weights)
-        yield name, "pooled", None, n, _known(share(scores, weights))
-        yield name, "mean", None, n, _known(share(np.array(list(each.values()))))
-        yield name, "worst", None, n, _known(min(each.values(), default=math.nan))
-        yield name, "jain", None, n, _known(jain(each.values()))
-        for model, value in each.items() if by_model else ():
-            yield name, "model", model, int(counts[offered.models.index(model)]), value
+        missed, asked = by_block(offered, scores, weights, window_s)
+        yield _Value(name, "pooled", None, n, _known(share(scores, weights)), missed.sum(axis=0), asked.sum(axis=0))
+        yield _Value(name, "mean", None, n, _known(share(np.array(list(each.values())))))
+        yield _Value(name, "worst", None, n, _known(min(each.values(), default=math.nan)))
+        yield _Value(name, "jain", None, n, _known(jain(each.values())))
+        for model, value in each.items():
+            own = offered.models.index(model)
+            yield _Value(name, "model", model, int(counts[own]), value, missed[own], asked[own])
         for wait, value in causes.shares(offered, slo, name, scores).items():
-            yield f"missed_{name}_{wait}", "pooled", None, n, value
+            yield _Value(f"missed_{name}_{wait}", "pooled", None, n, value)
     for name, value in measures(offered, slo, window_s).items():
-        yield name, "pooled", None, n, _known(value)
+        yield _Value(name, "pooled", None, n, _known(value))
     for code in np.flatnonzero(counts) if by_model else ():
-        own = offered.model == code
-        for name, value in measures(take(offered, own), slo.take(own), window_s).items():
-            yield name, "model", offered.models[code], int(counts[code]), _known(value)
+        which = offered.model == code
+        for name, value in measures(take(offered, which), slo.take(which), window_s).items():
+            yield _Value(name, "model", offered.models[code], int(counts[code]), _known(value))
     for name, value in utilisation(run.meta.get("stats") or {}).items():
-        yield name, "pooled", None, n, _known(value)
+        yield _Value(name, "pooled", None, n, _known(value))
+
+
+def by_block(rows: Rows, scores: Floats, weights: Floats, window_s: float) -> tuple[Floats, Floats]:
+    """Add up what was missed and offered of each model in each block of the window: (models, blocks).
+
+    Blocks are equal and about `BLOCK_S` long.
+    """
+    blocks = max(1, round(window_s / BLOCK_S))
+    at = np.minimum((rows.arrival_s * (blocks / max(window_s, 1e-9))).astype(np.int64), blocks - 1)
+    where, shape = rows.model * blocks + at, (len(rows.models), blocks)
+    missed, offered = (
+        np.bincount(where, each, shape[0] * blocks).astype(np.float64).reshape(shape)
+        for each in ((1.0 - scores) * weights, weights)
+    )
+    return missed, offered
 
 
 def _met(rows: Rows, slo: Slo) -> Floats:
@@ -407,28 +450,57 @@ def _own(offered: pd.DataFrame) -> tuple[list[tuple[int, float]], list[float]]:
     return list(zip(offered["seed"], offered["rate_scale"], strict=True)), list(offered["value"])
 
 
-FIND: Mapping[str, Callable[[Mapping[int, Curve], float], Crossing]] = {  # where a level is crossed, by axis
-    "rate_scale": crossing,
-    "models": crossing,
-    "slo_scale": least,
-    "gpus": fewest,
-}
+class Block(NamedTuple):
+    """What was missed and offered in each block of a window."""
+
+    missed: Floats
+    offered: Floats
+
+    @property
+    def met(self) -> float:
+        """Attainment; 0 where nothing was offered."""
+        offered = float(self.offered.sum())
+        return 1.0 - float(self.missed.sum()) / offered if offered else 0.0
 
 
-def worst(table: pa.Table, axis: str, label: str, definition: str, level: float) -> float | None:
-    """Attainment of each seed's worst model, in the mean, at the hardest sampled x that holds the level pooled.
+Windows = dict[int, dict[float, Block]]  # by seed and x
 
-    It holds by the fit of the mean over seeds; None where it holds at no x.
+
+def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") -> dict[str, Windows]:
+    """Blocks of each run of a label that ran, by model ("" where pooled), seed and column x, or else the rate scale.
+
+    `over` is pooled or model. A run of a table without blocks is a block.
     """
-    harder = 1.0 if FIND[axis] is crossing else -1.0
-    x = held({harder * x: y for x, y in _mean(curves(table, label, definition, "x")).items()}, level)
-    return None if x is None else _mean(curves(table, label, definition, "x", "worst")).get(harder * x)
+    words = {"label": label, "definition": definition, "over": over}
+    which = pc.and_(pc.is_null(table["infeasible"]), pc.is_null(table["skipped"]))
+    for name, word in words.items():
+        which = pc.and_(which, pc.equal(table[name].cast(pa.string()), word))
+    stored = [name for name in ("missed", "offered") if name in table.column_names]
+    x = "x" if "x" in table.column_names else "rate_scale"
+    own = table.filter(which).select(["model", "seed", x, "n", "value", *stored])
+    found: dict[str, Windows] = {}
+    for row in own.to_pylist():
+        if row.get("offered") is not None:
+            block = Block(np.array(row["missed"]), np.array(row["offered"]))
+        else:
+            met = 0.0 if row["value"] is None else row["value"]
+            block = Block(np.array([row["n"] * (1.0 - met)]), np.array([float(row["n"])]))
+        if block.offered.sum() > 0:
+            found.setdefault(row["model"] or "", {}).setdefault(row["seed"], {})[row[x]] = block
+    return found
 
 
-def _mean(seeds: Mapping[int, Curve]) -> dict[float, float]:
-    """The mean over seeds at each x that all have."""
-    shared = set.intersection(*(set(curve) for curve in seeds.values())) if seeds else set()
-    return {x: float(np.mean([curve[x] for curve in seeds.values()])) for x in shared}
+def together(of: Windows, seeds: Collection[int]) -> Counts | None:
+    """Blocks of these seeds side by side, at the x that all of them have; None where there is no such x."""
+    mine = {seed: of[seed] for seed in sorted(seeds) if seed in of}
+    xs = sorted(set.intersection(*(set(curve) for curve in mine.values()))) if mine else []
+    if not xs:
+        return None
+    missed, offered = (
+        np.array([np.concatenate([getattr(curve[x], name) for curve in mine.values()]) for x in xs])
+        for name in ("missed", "offered")
+    )
+    return Counts(np.array(xs), missed, offered)
 
 
 class Unfit(NamedTuple):
@@ -461,18 +533,3 @@ def ran(table: pa.Table, label: str) -> set[int]:
     frame = table.select(["label", "seed", "infeasible", "skipped"]).to_pandas()
     own = frame[(frame["label"] == label) & frame["infeasible"].isna() & frame["skipped"].isna()]
     return set(map(int, own["seed"]))
-
-
-def crossed(table: pa.Table, axis: str, label: str, definition: str, level: float) -> Crossing | None:
-    """Where a label crosses the level along column x; None where it was not run.
-
-    More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
-    """
-    own = table.filter(pc.equal(table["label"].cast(pa.string()), label))
-    if axis != "models" or not (unfit := pc.unique(own.filter(pc.is_valid(own["infeasible"]))["x"]).to_pylist()):
-        found = curves(own, label, definition, "x")
-        return FIND[axis](found, level) if found else None
-    fit = curves(own.filter(pc.is_null(own["infeasible"])), label, definition, "x")
-    c = crossing(fit or curves(own, label, definition, "x"), level)
-    at = Estimate(c.at.mean, None, None, c.at.n) if c.at.sign == ">" else c.at
-    return replace(c, at=at, fails=min(unfit if c.fails is None else [c.fails, *unfit]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 from harness.engines.sim.engine import Sim
 from harness.engines.sim.trace import Stretch, Trace, Traced, Transfer
 from harness.loop.replay import replay
-from harness.policy.types import UserError
+from harness.policy.types import Infeasible, Unsupported, UserError
 from harness.report.timeline import Part, folded
 from harness.rows import record
 from harness.run import spec as specs
@@ -37,7 +38,7 @@ class Lost(UserError):
 def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: Teller | None = None) -> Trace:
     """Make a run again and record it; `stored` are its rows. Of the request `look_at`, and of no other, more is noted.
 
-    Raises Lost.
+    Raises Lost, and UserError where its spec is refused.
     """
     about, teller = record.meta(run), teller or Silent()
     spec = specs.stored(about["spec"])
@@ -46,7 +47,7 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
             f"{run.name} is {about['fidelity']}: only simulated runs can be made again, to see their order in time"
         )
     setup = Setup(spec)
-    with blamed(spec):
+    with blamed(spec), _again(run):
         assert isinstance(setup.engine, Sim)  # no other engine simulates
         traced = Traced.of(setup.engine, look_at, lambda done, total: teller.progress("replay", done, total))
         replay(setup.policy, traced, setup.jobs(), end_s=setup.end_s, decision_s=spec.decision_s or 0.0,
@@ -54,9 +55,25 @@ def retrace(run: Path, stored: pa.Table, *, look_at: int = NO_REQUEST, teller: T
     trace = traced.recorder.trace()
     made = pa.Table.from_batches(list(traced.rows()), record.SCHEMA)
     if not _equal(made, stored):
-        raise Lost(f"{run.name} was made by other sources: made again, its requests come out otherwise (bench compare "
-                   "or bench run stores it anew)")  # fmt: skip
+        raise Lost(_otherwise(run, "its requests come out otherwise"))
     return trace
+
+
+@contextmanager
+def _again(run: Path) -> Iterator[None]:
+    """Tell of which run it is that has no room now, or whose spec is refused."""
+    try:
+        yield
+    except Infeasible as why:
+        raise Lost(_otherwise(run, f"it is infeasible: {why}")) from None
+    except Unsupported as why:
+        raise Lost(_otherwise(run, f"it is skipped: {why}")) from None
+    except UserError as why:
+        raise UserError(f"{run / record.ROWS}: spec: {why}") from None
+
+
+def _otherwise(run: Path, how: str) -> str:
+    return f"{run.name} was made by other sources: made again, {how} (bench compare or bench run stores it anew)"
 
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:

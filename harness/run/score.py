@@ -30,19 +30,27 @@ def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
 
 def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, float]:
     """Pooled attainment of a run by definition; 0 where it could not run, or nothing was offered."""
+    found = counted(run, under, definitions)
+    return {name: found[name].met if name in found else 0.0 for name in definitions}
+
+
+def counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
+    """What a run missed and was offered by block of its window, by definition; nothing where it could not run."""
     about = record.meta(run)
     if about["skipped"] or about["infeasible"]:
-        return dict.fromkeys(definitions, 0.0)
+        return {}
     rows = requests.rows(record.read(run))
-    counted = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
-    slo = attainment.limits(rows, limits(run, under)).take(counted)
-    offered = requests.take(rows, counted)
+    window_s = about["spec"]["window_s"] or float(rows.arrival_s.max(initial=0.0))
+    inside = requests.in_window(rows, about["spec"]["window_s"] or math.inf)
+    slo = attainment.limits(rows, limits(run, under)).take(inside)
+    offered = requests.take(rows, inside)
     found = {}
     for name in definitions:
         definition = DEFINITIONS[name]
         if (scores := definition.score(offered, slo)) is None:
             raise UserError(f"{run.name} has no token times, which {name} needs")
-        found[name] = attainment.share(scores, definition.weights(offered)) if len(offered) else 0.0
+        found[name] = tidy.Block(*(x.sum(axis=0) for x in
+                                   tidy.by_block(offered, scores, definition.weights(offered), window_s)))  # fmt: skip
     return found
 
 

@@ -235,14 +235,15 @@ class Setup:
     # ------------------------------------------------------------ requests
 
     def jobs(self) -> Jobs:
-        """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so."""
+        """Build the requests of a resolved spec. UserError where the trace cannot be served or scaled so, or held."""
         from workloads import slo
         from workloads.base import base
-        from workloads.build import build, window_fold
+        from workloads.build import build, hold, window_fold
 
         spec, trace, models = self.spec, self.trace, self.served
         if spec.workload == "base":
             return _cached(base(trace, models, spec.seed, spec.assign), spec)
+        hold(trace, spec.rate_scale, spec.scaling, spec.window_s, spec.warmup_s or 0.0)
         jobs = build(
             trace,
             models,

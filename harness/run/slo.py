@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.policy.types import UserError
 from harness.rows import attainment, record
-from harness.rows.sealed import Damaged, Facts
+from harness.rows.sealed import WAY_OUT, Damaged, Facts
 from harness.run.setup import Setup
 from harness.run.spec import Spec, by_content, stored
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
 Pair = tuple[float, float]  # TTFT, TPOT in seconds
 
@@ -78,9 +80,7 @@ def stored_solo(run: Path) -> attainment.Limits:
     Where that file (`record.SOLO`) is missing, cut, or of other rows, it is derived from the rows and the cost table,
     and written. A run made by older sources is priced by the present table, once.
     """
-    import numpy as np
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     about, path = record.meta(run), run / record.SOLO
     of = {key: about[key] for key in ("spec_hash", "code_hash")}
@@ -89,13 +89,26 @@ def stored_solo(run: Path) -> attainment.Limits:
         if (found := _read_solo(path, of)) is None or len(found) != sum(about["counts"].values()):
             rows = record.read(run, ["model", "prompt_tokens", "output_tokens"])
             setup = Setup(stored(about["spec"]))
-            names = pa.array(setup.models.names)
-            model = pc.index_in(rows["model"].cast(pa.string()), names).to_numpy()
             lengths = (rows[name].to_numpy() for name in ("prompt_tokens", "output_tokens"))
-            seconds = setup.solo_s(model.astype(np.int32), *lengths)
+            seconds = setup.solo_s(_members(run, rows, setup), *lengths)
             found = pa.table(dict(zip(("ttft_s", "tpot_s"), seconds, strict=True)))
             record.write_table(path, found, {"of": of})
     return attainment.Limits(found["ttft_s"].to_numpy(), found["tpot_s"].to_numpy())
+
+
+def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
+    """Each request's model, as an index into the set of the run's spec. Raises Damaged where that lacks it."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    words = rows["model"].cast(pa.string())
+    found = pc.index_in(words, pa.array(setup.models.names))
+    if (row := pc.index(found.is_null(), value=True).as_py()) >= 0:
+        lacks = f'model "{words[row]}" is not in {setup.spec.models}, the set of its spec'
+        raise Damaged(f"{run / record.ROWS}: row {row}: {lacks}; {WAY_OUT}")
+    members: NDArray[np.int32] = found.to_numpy().astype(np.int32)
+    return members
 
 
 def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
@@ -119,9 +132,18 @@ def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
 
 
 def target_of(judge: Facts) -> SloTarget:
-    """A target as `judgements` told it."""
+    """A target as `judgements` told it. Raises Damaged, as `told` does."""
     seconds = judge["seconds"]
-    return SloTarget(judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()})
+    return told(judge.where, judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()})
+
+
+def told(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget:
+    """A target as a stored file has it, in its part `where`. Raises Damaged where seconds are missing."""
+    from workloads import slo
+
+    if seconds is None and not slo.by_request(rule):
+        raise Damaged(f'{where}: the seconds of SLO "{rule}" are missing; {WAY_OUT}')
+    return SloTarget(rule, seconds)
 
 
 class Ruling(NamedTuple):

@@ -77,7 +77,8 @@ class Spec:
     slo_s: Annotated[tuple[tuple[str, Positive, Positive], ...], TABLE] = ()  # (model, TTFT, TPOT), resolved
     # what offline planners see; of a replayed trace also what the window holds
     plan: Literal["held-out", "window", "trace", "prefix"] = "held-out"
-    assign: Literal["released", "shuffled"] = "released"  # of streams to models: as the set says, or drawn by the seed
+    # of streams to models: as the set says, drawn by the seed, or stratified over squares of seeds
+    assign: Literal["released", "shuffled", "square"] = "released"
     placement: str = ""  # one for all: a TOML of GPUs by model, or the system whose start it is; "": each its own
     homes: Pairs[Annotated[tuple[Natural, ...], MinLen(1)]] = ()  # (model, GPUs), resolved
     host: str = "vllm-0.15"

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from harness.run.spec import Spec
 
 MOST = 8  # models that a line lists
-DRAWN = {"by traffic": "the busiest, in an order that each seed draws; seed", "shuffled": "as each seed draws; seed"}
+DRAWN = {
+    "by traffic": "the busiest, in an order that each seed draws; seed",
+    "shuffled": "as each seed draws; seed",
+    "square": "each of the busiest meets each size of model once in {} seeds; seed",
+}
 
 
 def lines(setup: Setup, *, every: bool = False) -> list[str]:
@@ -21,7 +25,7 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
 
     `every` lists all models, not the first `MOST`. UserError where the trace has too few streams.
     """
-    from workloads.build import assigned
+    from workloads.build import assigned, square_seeds
 
     spec, trace, models = setup.spec, setup.trace, setup.models
     if not spec.trace.endswith(".parquet"):
@@ -38,7 +42,9 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
     if found.rule == "by name":
         equal = len(models.names) - len(pairs)
         return [f"{head}: {equal} of {len(models.names)} models; {trace.name} -> {models.name}: {listed}{more}"]
-    how = f" ({DRAWN[found.rule]} {spec.seed})" if found.rule in DRAWN else ""
+    how = ""
+    if found.rule in DRAWN:
+        how = f" ({DRAWN[found.rule].format(square_seeds(trace, models))} {spec.seed})"
     return [f"{head}{how}: {trace.name} -> {models.name}: {listed}{more}"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from harness.study.study import AA, CONTROLS, Condition, Sample, Scope, Study, named
+from harness.study.study import AA, CONTROLS, PRECISION, Condition, Sample, Scope, Study, named
 from workloads import slo
 
 NAME = "comparison"
@@ -20,11 +20,14 @@ def comparison(
     rule: str,
     definition: str | None = None,
     controls: bool = False,
+    precision: float = PRECISION,
+    budget: int = 0,
 ) -> Study:
     """A study of systems (as --systems takes them) that share the setting, fields of a spec.
 
     Without rates they are searched around the knee of the definition of attainment (None: the rule's). With controls,
-    CONTROLS and an A/A copy of the first system stand beside the others. UserError for a system that stands twice.
+    CONTROLS and an A/A copy of the first system stand beside the others. With a budget of simulated requests, systems
+    that are not yet told apart get more seeds. UserError for a system that stands twice.
     """
     listed = named(systems)
     if controls:
@@ -39,7 +42,7 @@ def comparison(
         spec=setting,
         at=tuple(fixed or ()),
         sample=Sample("fixed" if fixed else "knee", each="panel"),
-        quick=Scope(seeds),
+        quick=Scope(seeds, budget=budget, precision=precision),
         definitions=(definition or judged_by(rule),),
         slo=rule,
         by_model=True,

@@ -21,6 +21,7 @@ from harness.study.study import AA, AA_SEED, BESIDE, CONTROLS, HELD, Condition, 
 from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
 from workloads.slo import scaled
 
+HALVES = ("first", "second")
 SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes")  # what a caption says of a condition
 
 
@@ -40,6 +41,8 @@ class Panel:
     unit_rps: float  # requests per second at rate scale 1, in the mean over what seeds replay
     window_s: float | None  # None: as the spec says
     warmup_s: float | None
+    seeds: tuple[int, ...]  # of every curve to begin with, beyond that of its spec
+    half: int | None  # of a real trace, which every seed of this panel replays: 0 the first; None: no halves
     targets: Mapping[float, SloTarget] = field(default_factory=dict)  # by SLO scale
 
     @property
@@ -73,6 +76,11 @@ class Panel:
         return self.axis in {"rate_scale", "rate_rps"}
 
     @property
+    def drawn(self) -> bool:
+        """Tell whether each seed draws a window of its own; those of a real trace are parts of one."""
+        return load_trace(self.first.trace).maker is not None
+
+    @property
     def holds_rate(self) -> bool:
         """Tell whether it stands at the rate that the study's first system holds."""
         return self.setting.get("rate_scale") == HELD
@@ -95,7 +103,7 @@ def panels(study: Study, full: bool) -> Iterator[Panel]:
     """Every panel of a study, without its SLO in seconds. UserError where its trace or models cannot be had."""
     for row, condition in enumerate(study.steps()):
         for place in places(study, condition, full):
-            yield _panel(study, full, row, condition, place)
+            yield from _halves(study, full, row, condition, place)
 
 
 def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str, Any]]:
@@ -108,6 +116,22 @@ def places(study: Study, condition: Condition, full: bool) -> Iterator[dict[str,
         yield dict(zip(order, values, strict=True))
 
 
+def _halves(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Iterator[Panel]:
+    """The panel at a place; of a real trace one a half, each planned from the other: they are two case studies."""
+    whole = _panel(study, full, row, condition, place)
+    spec = whole.first
+    trace = load_trace(spec.trace)
+    seed_of = {window_fold(trace, spec.seed + k, spec.plan): k for k in whole.seeds[:2]}
+    if len(seed_of) < 2 or study.layout == "table":
+        yield whole
+        return
+    for half, seed in sorted((half, seed) for half, seed in seed_of.items() if half is not None):
+        unit = rate_rps(trace, load_models(spec.models), spec.seed + seed, spec.plan)
+        given = tuple(sorted(rounded(rps / unit) for rps in condition.at_rps)) or whole.xs
+        key, window_s = f"{whole.key} / {HALVES[half]} half", condition.window_s or study.scope(full).replayed_s
+        yield replace(whole, key=key, half=half, seeds=(seed,), unit_rps=unit, xs=given, window_s=window_s or None)
+
+
 def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapping[str, Any]) -> Panel:
     setting = {**study.settings(condition), **place}
     axis, scope = study.axis(condition), study.scope(full)
@@ -116,7 +140,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         for name in study.contestants(condition)
     }
     first = next(iter(specs.values()))
-    trace = _trace(first, most_gpus(study, full), scope.window_s)
+    trace = _trace(first, most_gpus(study, full), condition.window_s or scope.window_s)
     specs = {name: replace(spec, trace=trace) for name, spec in specs.items()}
     first = next(iter(specs.values()))
     unit = unit_rps(first)
@@ -128,7 +152,7 @@ def _panel(study: Study, full: bool, row: int, condition: Condition, place: Mapp
         _key(condition, place, axis, sets), condition, row, traces.index(place.get("trace", traces[0])), axis,
         (float(len(load_models(first.models).members)),) if axis == "models" else given,
         setting, specs, family(sets) if axis == "models" else short(first.models), unit,
-        window_s, None if window_s is None else study.warmup_s,
+        window_s, None if window_s is None else study.warmup_s, tuple(range(scope.seeds)), None,
     )  # fmt: skip
 
 
@@ -252,12 +276,17 @@ class Grid:
         """Where the search of a panel's curves may go."""
         sample, study = self.sample(panel), self.study
         if sample.below and panel.xs:
-            return Range(study.level, panel.xs, min(panel.xs) / sample.below, max(panel.xs))
+            return Range(study.level, panel.xs, min(panel.xs) / sample.below, max(panel.xs), len(panel.seeds))
         least = self.lowest(panel) if sample.rule == "knee" else rounded(self.least(panel))
-        return Range(study.level, panel.xs, least)
+        return Range(study.level, panel.xs, least, seeds=len(panel.seeds))
 
     def least(self, panel: Panel) -> float:
-        """The rate scale at which the windows of a point hold the requests asked for."""
+        """The rate scale at which the windows of a point hold the requests asked for.
+
+        A half has what it has: an eighth of the lowest one given.
+        """
+        if panel.half is not None:
+            return min(panel.xs, default=1.0) / 8
         return self.study.requests / (self.scope.seeds * panel.replayed_s * panel.unit_rps)
 
     def point(self, panel: Panel, system: str, seed: int, x: float) -> Point:
@@ -315,7 +344,7 @@ class Grid:
             if name.endswith(AA) and not panel.rated:
                 continue
             for x in ends:
-                for seed in range(self.scope.seeds):
+                for seed in panel.seeds:
                     yield self._point(panel, name, replace(spec, seed=spec.seed + seed), x)
 
     def _ends(self, panel: Panel, xs: tuple[float, ...]) -> set[float]:
@@ -366,6 +395,8 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
         "column": panel.column,
         "axis": panel.axis,
         "trace": trace.name,
+        "half": "" if panel.half is None else HALVES[panel.half],
+        "halves": _seeds_by_half(panel),
         "tier": trace.tier,
         "note": trace.note,
         "models": panel.shown_models,
@@ -384,18 +415,25 @@ def _facts(grid: Grid, panel: Panel) -> dict[str, Any]:
         "xs": panel.xs,
         "at": at,
         "window_s": panel.replayed_s,
-        "seen": _seen(grid, panel),
+        "seen": _seen(panel),
     }
 
 
-def _seen(grid: Grid, panel: Panel) -> list[list[int]]:
+def _seeds_by_half(panel: Panel) -> list[list[int]]:
+    """Which seeds replay which half of a real trace, the first one first; nothing where they do not differ in that."""
+    spec, halves = panel.first, dict[int, list[int]]()
+    trace = load_trace(spec.trace)
+    for seed in (spec.seed + k for k in panel.seeds):
+        if (half := window_fold(trace, seed, spec.plan)) is not None:
+            halves.setdefault(half, []).append(seed)
+    return [halves[half] for half in sorted(halves)] if len(halves) > 1 else []
+
+
+def _seen(panel: Panel) -> list[list[int]]:
     """How many requests of each model planners see, most first: a list a fold where seeds replay either."""
     spec = panel.first
     trace, models, plan = load_trace(spec.trace), load_models(spec.models), spec.plan
-    counts = {
-        window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign)
-        for k in range(min(2, grid.scope.seeds))
-    }
+    counts = {window_fold(trace, k, plan): requests_seen(trace, models, plan, k, spec.assign) for k in panel.seeds[:2]}
     return [sorted(each, reverse=True) for each in counts.values()]
 
 

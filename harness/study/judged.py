@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from pathlib import Path
 
+from harness.rows import record
 from harness.run import slo as slos
 from harness.run.slo import SloTarget
 from harness.run.spec import Spec
@@ -31,7 +32,8 @@ def target(run: Path, spec: Spec, rule: str | None, default: str, teller: Teller
     found = [(one.under, f"as {one.table.name} judged this run") for one in stored]
     if spec.slo:
         seconds = {model: (ttft_s, tpot_s) for model, ttft_s, tpot_s in spec.slo_s} or None
-        found.insert(0, (SloTarget(spec.slo, seconds), "which this run's policy read"))
+        where = f"{run / record.ROWS}: spec"
+        found.insert(0, (slos.told(where, spec.slo, seconds), "which this run's policy read"))
     asked = None if rule is None else slos.located(rule)
     under, origin = next(((one, how) for one, how in found if asked in {None, one.rule}), (None, ""))
     if under is None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
+from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_trace
@@ -26,11 +27,13 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest
 from harness.run.teller import Silent, Teller
+from harness.study import enough
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
+from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
-from harness.study.study import Claim, Study
+from harness.study.study import AA, BEST, CONTROLS, Claim, Study, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,6 +259,7 @@ class _Work:
         points = self._searched(grid, [panel for panel in grid.panels if not panel.holds_rate], curves)
         grid = replace(grid, held=self._held(grid, curves, points))
         points += self._searched(grid, [panel for panel in grid.panels if panel.holds_rate], curves)
+        points += self._refined(grid, points)
         bounds = [point for panel in grid.panels for point in grid.bounding(panel, self._xs_of_first(panel, points))]
         if bounds:
             self._run([point.spec for point in bounds], "bounds")
@@ -286,14 +290,9 @@ class _Work:
 
     def _groups(self, panel: Panel) -> list[_Group]:
         """What is sampled by itself in a panel."""
-        names, seeds = tuple(panel.specs), tuple(range(self.study.scope(self.full).seeds))
-        match self.study.sample.each:
-            case "panel":
-                return [_Group(panel, names, seeds)]
-            case "system":
-                return [_Group(panel, (name,), seeds) for name in names]
-            case "seed":
-                return [_Group(panel, (name,), (seed,)) for name in names for seed in seeds]
+        names = tuple(panel.specs)
+        together = [names] if self.study.sample.each == "panel" else [(name,) for name in names]
+        return [_Group(panel, some, panel.seeds) for some in together]
 
     def _ask(self, grid: Grid, group: _Group, curves: Curves) -> Ask:
         """What is run next of a group."""
@@ -318,6 +317,56 @@ class _Work:
                 shares = score.attained(folder, point.under, self.study.definitions)
                 curves.setdefault((point.panel.key, point.system), {}).setdefault(run.seed, {})[run.x] = shares
         return room
+
+    # -------------------------------------------------------------- as many seeds as it takes
+
+    def _refined(self, grid: Grid, points: Sequence[Point]) -> list[Point]:
+        """More seeds of systems that are not yet told apart, until they are, or the budget is spent."""
+        scope, added = grid.scope, list[Point]()
+        if not scope.budget:
+            return added
+        panels = {panel.key: panel for panel in grid.panels if panel.rated and panel.drawn}
+        asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
+        spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
+        for turn in count(1):
+            self._counted(asked, curves)
+            wanted = [(key, more) for key, panel in panels.items() if (more := self._more(panel, curves.get(key, {})))]
+            taken: list[tuple[str, More]] = []
+            for key, more in wanted:
+                if spent + more.requests <= scope.budget:
+                    spent += more.requests
+                    taken.append((key, more))
+            if not taken:
+                return added
+            asked = [
+                grid.point(panels[key], name, seed, x)
+                for key, more in taken
+                for name, seeds in more.seeds.items()
+                for x in more.xs[name]
+                for seed in seeds
+            ]
+            what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
+            self._run([point.spec for point in asked], what)
+            added += asked
+        raise AssertionError
+
+    def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
+        """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
+        contend = [name for name in panel.specs if name in curves and name not in CONTROLS and not name.endswith(AA)]
+        scope, level = self.study.scope(self.full), self.study.level
+        facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
+        left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
+        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
+
+    def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
+        """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
+        definition = self.study.definitions[0]
+        for point, task in zip(points, sweep.tasks(point.spec for point in points), strict=True):
+            found = score.counted(self.out / task.spec.folder, point.under, [definition])
+            if definition in found:
+                of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
+                seed = point.spec.seed - point.panel.specs[point.system].seed
+                of.setdefault(seed, {})[point.x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """By panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -392,6 +441,18 @@ def activation_s(study: Study, claim: Claim) -> float:
     return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))
 
 
+def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Which of these systems are to be told apart: the first from each other, and those of the study's ratios."""
+    first, *others = names or [""]
+    found = [(first, name) for name in others]
+    for claim in (one for one in study.claim if one.what == "ratio"):
+        ours, theirs = ([name for part in systems_of(text) for name in part] for text in (claim.system, claim.over))
+        files = {name.removeprefix(BEST) for name in theirs if name.startswith(BEST)}
+        best = [name for name in names if study.systems.get(name, "").partition(":")[0].partition("+")[0] in files]
+        found += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
+    return list(dict.fromkeys(found))
+
+
 def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
     for name, xs in ask.xs.items():
         for x in xs:
@@ -429,7 +490,7 @@ def _described(traces: Sequence[Trace]) -> Iterator[str]:
     for trace in traces:
         kinds.setdefault((trace.tier, trace.note), []).append(trace)
     for (tier, note), of_kind in kinds.items():
-        text = ", ".join(trace.name for trace in of_kind) + f": {tier}" + (f" ({note})" if note else "")
+        text = ", ".join(dict.fromkeys(trace.name for trace in of_kind)) + f": {tier}" + (f" ({note})" if note else "")
         if len(of_kind) == 1:
             (trace,) = of_kind
             text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
@@ -460,7 +521,9 @@ def table_of(
     keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
 
     def rows(point: Point, folder: str) -> pa.Table:
-        scored = tidy.score(score.scorable(point.system, out / folder, point.under), by_model=study.by_model)
+        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
+        run = score.scorable(point.system, out / folder, point.under)
+        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
         if not study.by_model:
             scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
         return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))

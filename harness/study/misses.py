@@ -23,6 +23,8 @@ from harness.study.study import AA, CONTROLS
 if TYPE_CHECKING:
     import pyarrow as pa
 
+NOTHING = "nothing was judged here (bench compare writes it anew)"
+
 
 class Found(NamedTuple):
     """The misses of a comparison at one rate by label, or of one label by rate."""
@@ -56,6 +58,8 @@ def of_sweep(
         scored = scored.filter(pc.equal(scored["rate_scale"], shown))
     else:
         scored = scored.filter(pc.equal(scored["label"].cast("string"), system))
+    if not len(scored):
+        raise UserError(f"{sweep / record.SWEEP}: {NOTHING}")
     columns = ["label", "rate_scale", "run", "definition", "over", "value"]
     offered_rps: dict[tuple[str, float, str], float] = {}
     for one in scored.select(columns).to_pylist():
@@ -78,7 +82,7 @@ def _read(sweep: Path) -> tuple[pa.Table, slos.SloTarget]:
     if panels and len(scored[panels].unique()) > 1:
         raise UserError(f"{sweep.name} is a study with SLOs and rates of several conditions: name one of its runs")
     if not judges or not len(scored):
-        raise UserError(f"{path}: nothing was judged here (bench compare writes it anew)")
+        raise UserError(f"{path}: {NOTHING}")
     return scored, slos.target_of(judges[0])
 
 

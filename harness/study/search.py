@@ -13,11 +13,13 @@ from itertools import count
 from typing import NamedTuple
 
 from harness.rows import statistics
-from harness.study.study import Sample
+from harness.study.study import AA, CONTROLS, Sample
 
 LEVEL, LOW = 0.99, 0.90  # the target; where a system is past its knee
 TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the common knee of several systems is searched
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
+OCTAVE = 2.0
+QUARTER = 2.0**0.25 * (1 + 1e-9)  # of an octave: rates so near to a crossing give its place
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 
 Shares = Mapping[str, float]  # attainment by definition, the one that decides first
@@ -41,12 +43,13 @@ class Range:
     given: tuple[float, ...]
     least: float
     most: float = math.inf
+    seeds: int = 1  # that a point takes
 
 
 def following(sample: Sample, bounds: Range, curves: Curves) -> Ask:
     """What to run next of the systems in `curves`, which hold what was attained; nothing more where `xs` is empty."""
     if sample.rule == "knee" and not bounds.given:
-        return common_knee(sample, curves) if sample.each == "panel" else knees(sample, bounds, curves)
+        return common_knee(bounds, curves) if sample.each == "panel" else knees(sample, bounds, curves)
     if not any(seeds for seeds in curves.values()):
         first = bounds.given[-1:] if sample.rule == "bracket" else bounds.given
         return Ask(dict.fromkeys(curves, first), last=sample.rule in {"fixed", "knee"})
@@ -70,38 +73,72 @@ def deciding(curve: Curve) -> dict[float, float]:
 # ------------------------------------------------------------------ around the knee
 
 
-def common_knee(sample: Sample, curves: Curves) -> Ask:  # noqa: ARG001 - a rule of `following`
-    """Rates around the knees of several systems: doubled from 1 until all are below `LOW`, or halved if all are at 1.
+def common_knee(bounds: Range, curves: Curves) -> Ask:
+    """Rates around the knees of several systems: octaves by the first seed, then a grid by all, then each one's own.
 
-    Then at least 6 rates, from the last at which all meet `LEVEL` to the first at which none meets `LOW`.
+    Octaves go up while some system attains `LOW`, and down until every contestant meets `LEVEL`. The rates between
+    which a contestant crosses `LEVEL` are halved until they are a quarter of an octave apart.
     """
-    by_rate: dict[float, dict[str, float]] = {}
-    for name, seeds in curves.items():
-        for x, share in deciding(mean(seeds)).items():
-            by_rate.setdefault(x, {})[name] = share
+    first = {name: deciding(seeds[min(seeds)]) if seeds else {} for name, seeds in curves.items()}
+    octaves = {name: {x: y for x, y in curve.items() if math.log2(x).is_integer()} for name, curve in first.items()}
+    contend = {name: curve for name, curve in octaves.items() if contends(name)} or octaves
+    if not all(octaves.values()):
+        return Ask(dict.fromkeys(curves, (1.0,)), first_seed=True)
+    low, high = min(map(min, octaves.values())), max(map(max, octaves.values()))
+    holds = [name for name, curve in octaves.items() if curve.get(high, 0.0) >= LOW]
+    if holds and high < TOP:
+        return Ask(dict.fromkeys(holds, (2 * high,)), first_seed=True)
+    if min(curve[low] for curve in contend.values()) < LEVEL and low > FLOOR:
+        return Ask(dict.fromkeys(curves, (low / 2,)), first_seed=True)
+    grid, every = around(octaves), {name: mean(seeds) for name, seeds in curves.items()}
+    if any(len(curves[name]) < bounds.seeds or not set(rates) <= set(every[name]) for name, rates in grid.items()):
+        return Ask(grid)
+    nearer = {name: x for name in contend if (x := _between(deciding(every[name]), min(grid[name]))) is not None}
+    return Ask({name: (x,) for name, x in nearer.items()})
 
-    def ask(*rates: float, last: bool = False) -> Ask:
-        return Ask(dict.fromkeys(curves, rates), first_seed=not last, last=last)
 
-    if not by_rate:
-        return ask(1.0)
-    low, high = min(by_rate), max(by_rate)
-    if max(by_rate[high].values()) >= LOW and high < TOP:
-        return ask(2 * high)
-    if max(by_rate[low].values()) < LOW and low > FLOOR:
-        return ask(low / 2)
-    return ask(*around(by_rate), last=True)
+def contends(name: str) -> bool:
+    """Tell whether a system is neither a control nor an A/A copy."""
+    return not (name in CONTROLS or name.endswith(AA))
 
 
-def around(by_rate: Mapping[float, Mapping[str, float]]) -> tuple[float, ...]:
-    """The grid around the knees that were seen at octaves, by rate and system."""
-    met = [rate for rate in sorted(by_rate) if all(min(by_rate[r].values()) >= LEVEL for r in by_rate if r <= rate)]
-    low, high = max(met, default=min(by_rate)), max(by_rate)
+def _between(curve: Mapping[float, float], least: float) -> float | None:
+    """The rate between those where a curve crosses `LEVEL`, unless they are near; None beyond the rates that it has."""
+    last = statistics.held(curve, LEVEL)
+    fails = min((x for x in curve if last is not None and x > last), default=None)
+    if last is None or fails is None or fails / last <= QUARTER:
+        return None
+    return between(curve, LEVEL, least, digits=3)
+
+
+def around(seen: Mapping[str, Mapping[float, float]]) -> dict[str, tuple[float, ...]]:
+    """The grid around the knees that were seen at octaves, for each system from an octave below its own to one above.
+
+    But where a contestant still meets the level, all stand beside it.
+    """
+    met = [
+        x for x in sorted(set().union(*seen.values())) if all(min(_to(curve, x)) >= LEVEL for curve in seen.values())
+    ]
+    contend = [curve for name, curve in seen.items() if contends(name)] or seen.values()
+    low, high = max(met, default=min(map(min, seen.values()))), max(map(max, seen.values()))
+    tell = max((OCTAVE * x for curve in contend for x, share in curve.items() if share >= LEVEL), default=low)
     octaves = round(math.log2(high / low))
-    if octaves == 0:
-        return tuple(sorted(by_rate))
-    steps = octaves * max(2, math.ceil(5 / octaves))
-    return tuple(float(f"{low * 2 ** (k * octaves / steps):.3g}") for k in range(steps + 1))
+    steps = octaves * max(2, math.ceil(5 / octaves)) if octaves else 0
+    rates = [float(f"{low * 2 ** (k * octaves / max(1, steps)):.3g}") for k in range(steps + 1)]
+    return {
+        name: tuple(x for x in rates if _begin(name, curve, low) <= x <= max(min(tell, high), *curve))
+        for name, curve in seen.items()
+    }
+
+
+def _begin(name: str, curve: Mapping[float, float], low: float) -> float:
+    """An octave below the highest one up to which a contestant meets the level; others stand beside all of them."""
+    return max((x for x in curve if min(_to(curve, x)) >= LEVEL), default=low) / OCTAVE if contends(name) else low
+
+
+def _to(curve: Mapping[float, float], x: float) -> list[float]:
+    """What a system attains up to x; beyond what it was run to, nothing."""
+    return [share for at, share in curve.items() if at <= x] if x <= max(curve) else [0.0]
 
 
 def knees(sample: Sample, bounds: Range, curves: Curves) -> Ask:
@@ -202,7 +239,8 @@ def bracketed(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> floa
     sampled = set.intersection(*(set(curve) for curve in curves.values())) if curves else set[float]()
     if not sampled:
         return most
-    at = statistics.fewest(curves, bounds.level).at
+    at = statistics.fewest({x: sum(curve[x] for curve in curves.values()) / len(curves) for x in sampled},
+                           bounds.level).at  # fmt: skip
     if at.sign == ">":
         return None
     answer = round(at.mean)

@@ -32,6 +32,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+def answer(found: Measured, shown: Summary, rule: str) -> str:
+    """What the comparison was for: who serves more, by how much, and where."""
+    said = sentences.verdict(found.table, shown, rule, LEVEL)
+    spec = found.reference
+    where = spec.measured_on or f"{shown.gpus or spec.gpus} x {spec.gpu}"
+    return f"{said} ({_name(spec.models)}, {where})" if said else ""
+
+
 def headline(found: Measured, shown: Summary) -> Iterator[str]:
     """What a reader must know before the numbers."""
     spec = found.reference
@@ -61,10 +69,9 @@ def headline(found: Measured, shown: Summary) -> Iterator[str]:
     yield from streams.lines(setup)
     if math.isnan(shown.rate_scale):  # nothing ran; `notes` say why
         return
-    rates = ", ".join(f"{rate:g}" for rate in found.xs)
-    of = f", of {rates}" if len(found.xs) > 1 else ""
+    of = f", one of {len(found.xs)}" if len(found.xs) > 1 else ""
     offered = "" if math.isnan(shown.offered_rps) else f" = {shown.offered_rps:.3g} req/s"
-    yield f"at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
+    yield f"the table is at rate scale {shown.rate_scale:g} by {spec.scaling}{offered}{of}{_gaps(found, shown)}"
 
 
 def _fit(fit: str | None) -> str:
@@ -102,9 +109,7 @@ def notes(found: Measured, shown: Summary, rule: str) -> Iterator[str]:
         yield f"{100 * shown.undefined_tpot:.1f} % of requests have one output token: their TPOT counts as met"
     yield from sentences.caps(found.table, as_dict(found.reference))
     copy = next((row.label for row in shown.systems if row.label.endswith(AA)), None)
-    yield from sentences.plateaus(shown, LEVEL)
     for line in (
-        sentences.verdict(found.table, shown, rule, LEVEL),
         sentences.why(found.table, shown, rule, LEVEL),
         copy and sentences.same(found.table, copy.removesuffix(AA), copy, shown.rate_scale, rule),
     ):

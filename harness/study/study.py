@@ -28,12 +28,16 @@ ORIGINS = ("paper states", "released code", "unknown")
 AXES = ("rate_scale", "rate_rps", "slo_scale", "gpus", "models")  # what may run along x
 HELD = "held"  # as a rate: the highest at which the study's first system holds the level
 CONTROLS = ("dedicated", "ideal", "static:oracle")  # bounds of every figure, which contend for nothing
-AA_SEED = 500  # the A/A copy draws from here, apart from evaluations and from tuning
+PRECISION = 0.1  # of a ratio
+AA_SEED = 504  # the A/A copy draws from here, apart from evaluations and from tuning
 AA = " (A/A)"  # what its name ends with
 START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
                           "token_times", "homes"})  # fmt: skip
+AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
+BEST = "best "  # before the file of systems of which a claim means the best one
+OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 Paper = float | str | tuple[float, float] | None
 
 
@@ -49,7 +53,7 @@ class Sample:
 
     rule: Literal["fixed", "knee", "bisect", "bracket"] = "fixed"
     points: Natural = 0  # knee: at least so many of each curve; bisect: at most
-    each: Literal["seed", "system", "panel"] = "system"  # what is sampled by itself
+    each: Literal["system", "panel"] = "system"  # what is sampled by itself; all seeds run the same x
     digits: Count = 6  # significant digits of an x that is searched
     below: NonNegative = (
         0.0  # bisect: how many times lower than the lowest x a search goes; 0: as far as requests suffice
@@ -64,6 +68,8 @@ class Scope:
     points: Natural = 0  # instead of the sample's
     window_s: Seconds = 0.0  # of synthetic traces; 0: the trace's span
     replayed_s: Seconds = 0.0  # of replayed traces; 0: all that a seed replays
+    budget: Natural = 0  # simulated requests for more seeds of systems that are not yet told apart
+    precision: Share = PRECISION  # of a ratio: an interval so narrow, either way, asks for no more
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,31 +96,46 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A number that a paper states, or a ratio that a study shows whatever its papers say.
+    """A statement of a paper, or a ratio that a study shows whatever its papers say.
 
     crossing    where `system` crosses the level along x
-    ratio       crossing of `system` over that of `over`
+    ratio       crossing of `system` over that of `over`; along SLO scales how many times sooner `system` is
     fewest      the smallest whole x that holds the level; with `over` a ratio of the two
     difference  by how much of 1 `over` lacks attainment beside `system`, for the model that loses most
     value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
     measure     a number that a driver of its own measures (Weaver's)
 
-    `paper` is a number, two that it lies between, `reached` or `never`; None where the paper states none. `why` is
-    printed where ours differs. `comparable` is false where the paper leaves out what a comparison needs, as `why` says.
+    `system` and `over` may be several names: with " and " between them the statement is about all of them, with " or "
+    they are readings of what the paper leaves open, and it has the class that each of them gives it ("a or b and c" is
+    about c and either a or b). "best static" is every static partition of the study; as `over` the best one.
+
+    `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
+    `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`); None where the paper states nothing.
+    rule.py says what is made of it.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
     system: str
     over: str = ""
     definition: str = ""  # of attainment; "": the study's first
+    metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
     paper: Paper = None
-    why: str = ""
-    comparable: bool = True
+    bound: Literal["", "up to", "at least"] = ""  # what the paper's number is
+    even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
+    at: NonNegative = 0.0  # of `met` and `missed`
+    why: str = ""  # where ours differs: what is sufficient for the paper's number; or what makes it not comparable
+    comparable: bool = True  # false where the paper leaves out what a comparison needs
+    lacks: str = ""  # the datum without which it cannot be tested
+    input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
-    subject: str = ""  # what a difference is about, in words
-    says: str = ""  # what the paper says of it in words, and where
+    subject: str = ""  # what a difference or a measure is about, in words
+    says: str = ""  # what the paper says of it in words
+    section: str = ""  # where it says so
+    name: str = ""  # of a statement to which several claims belong, of whatever study
+    evidence: bool = False  # stands beside the statement and is not judged with it
+    also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
 
     @property
     def label(self) -> str:
@@ -184,8 +205,10 @@ class Study:
         traces: Sequence[str] | None = None,
         models: Sequence[str] | None = None,
         seeds: int | None = None,
+        precision: float | None = None,
+        budget: int | None = None,
     ) -> Study:
-        """The study with a part of its conditions, or other systems, traces, models or seeds.
+        """The study with a part of its conditions, or other systems, traces, models, seeds, precision or budget.
 
         Where a condition varies its models, `models` are a part of these. UserError for a name that there is none of.
         """
@@ -199,9 +222,10 @@ class Study:
             study = study.of_traces(traces)
         if models:
             study = study.of_models(models)
-        scopes = (replace(one, seeds=seeds or one.seeds) if one else None for one in (study.quick, study.full))
-        quick, full = scopes
-        return replace(study, quick=quick or Scope(), full=full)
+        changes: dict[str, Any] = {"seeds": seeds, "precision": precision, "budget": budget}
+        changes = {key: value for key, value in changes.items() if value is not None}
+        full = replace(study.full, **changes) if study.full else None
+        return replace(study, quick=replace(study.quick, **changes), full=full)
 
     def of_systems(self, texts: Sequence[str]) -> Study:
         """The study with other systems."""
@@ -318,6 +342,21 @@ class Study:
             {**fields, **asked(text), "token_times": any(DEFINITIONS[name].by_token for name in self.definitions)}
         )
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
+
+
+def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
+    """The claim of further evidence: with another system, over or definition, and other facts."""
+    own = {key: str(value) for key, value in other.items() if key in OTHER}
+    facts = {key: value for key, value in other.items() if key not in OTHER}
+    return replace(
+        claim, system=own.get("system", claim.system), over=own.get("over", claim.over), also=(), evidence=True,
+        definition=own.get("definition", claim.definition), on={**claim.on, **facts},
+    )  # fmt: skip
+
+
+def systems_of(text: str) -> list[list[str]]:
+    """The systems of a claim's `system` or `over`: all of these, of each any of its readings."""
+    return [part.split(OR) for part in text.split(AND)]
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:

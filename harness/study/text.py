@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +15,18 @@ import pyarrow.compute as pc
 
 from harness.loop import vetted
 from harness.report.commands import check_command
-from harness.report.summary import dips
 from harness.report.text_table import laid
 from harness.rows import crossings, estimate, record, statistics, tidy
-from harness.rows.crossings import STANDINGS, Panel
-from harness.rows.estimate import NONE
-from harness.rows.statistics import Crossing, Estimate
+from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
+from harness.rows.estimate import NONE, POINTS, RATIO
+from harness.rows.statistics import Estimate
 from harness.study import claims
-from harness.study.claims import AXES, SAYS, STYLES, Verdict
+from harness.study.claims import AXES, STYLES, Verdict
+from harness.study.rule import SAYS
 from harness.study.study import AA, START, Claim
 
-ASIDE = ("fails at", "dip %", "worst %", "SLO")  # columns that are left out where they say nothing
+Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
+MOST = 30  # lines of tables; --all prints the rest
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -36,6 +37,7 @@ class Shown(NamedTuple):
     about: Mapping[str, Any]
     folder: Path
     markdown: bool = False
+    every: bool = False  # all that is known, not only what answers the study's question
 
     def panels(self, row: int) -> list[Panel]:
         """The panels of a condition."""
@@ -60,10 +62,14 @@ def lines(shown: Shown) -> Iterator[str]:
 
 
 def _blocks(shown: Shown) -> Iterator[str]:
-    for row in sorted({panel["row"] for panel in shown.about["panels"]}):
-        if row:
-            yield ""
-        yield from _block(shown, shown.panels(row))
+    standings = _standings(shown)
+    lines = [line for row in sorted({panel["row"] for panel in shown.about["panels"]})
+             for line in _block(shown, shown.panels(row), standings)]  # fmt: skip
+    most = len(lines) if shown.every or shown.markdown else MOST
+    yield from lines[:most]
+    if lines[most:]:
+        yield f"... {len(lines) - most} more lines: --all"
+    yield from _legend(standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -71,69 +77,134 @@ def _blocks(shown: Shown) -> Iterator[str]:
     yield from (f"invalid: {label}: {why}" for label, why in tidy.invalid(shown.table).items())
 
 
-def _block(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
+def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
+    """A condition: a table a panel, a row a system; with `every` what weights did beside it."""
     about, axis = shown.about, panels[0]["axis"]
-    level, names = f"{100 * about['level']:g} %", [d.upper() for d in about["definitions"]]
-    several = len({panel["gpus"] for panel in panels}) > 1
-    given = axis not in crossings.RATED
     yield _title(about, panels)
-    head = ["trace", "models", "SLO", *["GPUs"] * several]
-    head += [*["req/s each" if axis == "models" else "req/s"] * given, "system"]
-    head += [cell for name in names for cell in (f"{level} {name}", "fails at", "dip %", "worst %")]
-    head += ["below that", "each seed"] * (axis == "gpus")
-    table = [[*head, "|", "at", *(f"{name} %" for name in names), "loads", "evicts", "moved"]]
+    place = _place(about, panels)
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
-    slos = {panel["slo"] for panel in about["panels"]}
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels = _labels(rows, panel)
-        place = [panel["trace"], panel["models"], panel["slo"] if len(slos) > 1 else NONE,
-                 *[str(panel["gpus"])] * several]  # fmt: skip
+        labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
+        table, beside = [["system", *_heads(shown, axis)]], [["system", *_heads_beside(about)]]
         for name in (*about["systems"], *_bounds(about)):
-            crossed = [crossings.crossing(rows, panel, name, d, about["level"]) for d in about["definitions"]]
-            if not any(crossed):
+            if name not in labels:
                 continue  # not of this condition
-            cells = [f"{panel['rate_rps']:.3g}", labels[name]] if given else [labels[name]]
             if gone := tidy.unfit(rows, name):
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
-                unfit.setdefault(name, (gone, []))[1].append(", ".join(x for x in place if x != NONE) + some)
+                unfit.setdefault(name, (gone, []))[1].append(f"{at or panel['trace']}{some}")
             if gone and gone.every:
-                cells += [gone.word, *[NONE] * 3] * len(names) + [NONE] * 2 * (axis == "gpus")
-                table.append([*place, *cells, "|", *[NONE] * (1 + len(names) + len(tidy.WEIGHTS))])
+                table.append([labels[name], gone.word, *[NONE] * (len(table[0]) - 2)])
                 continue
-            bound = name not in about["systems"]  # it brings its own number of GPUs: not the least of many
-            for d, c in zip(about["definitions"], crossed, strict=True):
-                at = _plain(c) if bound else c
-                cells += _crossing(at, tidy.worst(rows, _fitted(axis), name, d, about["level"]), axis)
-            if axis == "gpus":
-                cells += [NONE, NONE] if bound else [_below(rows, name, about), _each_seed(rows, name, about)]
-            table.append([*place, *cells, "|", *_beside(rows, panel, name, about)])
-    columns = [x for x in zip(*table, strict=True) if x[0] not in ASIDE or set(x[1:]) != {NONE}]
-    yield from laid(zip(*columns, strict=True), markdown=shown.markdown)
-    if axis in crossings.RATED:
-        yield from _plateaus(shown, panels)
+            table.append([labels[name], *_cells(shown, rows, panel, name, standings)])
+            beside.append([labels[name], *_beside(rows, panel, name, about)])
+        if at:
+            yield f"{at}:"
+        yield from laid(_told(table), markdown=shown.markdown)
+        if shown.every and len(beside) > 1:
+            yield from laid(_told(beside), markdown=shown.markdown)
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
 
-def _plateaus(shown: Shown, panels: Sequence[Panel]) -> Iterator[str]:
-    """One line for each curve that lies on the level over an octave or more: its crossing is no number to quote."""
-    about, level = shown.about, f"{100 * shown.about['level']:g} %"
-    for panel in panels:
+def _told(table: Sequence[Sequence[str]]) -> Iterator[tuple[str, ...]]:
+    """A table without the columns that say nothing."""
+    columns = [x for x in zip(*table, strict=True) if set(x[1:]) != {NONE}]
+    return zip(*columns, strict=True)
+
+
+def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Callable[[Panel], str]]:
+    """Columns that tell a condition's panels apart, and what each panel says there."""
+    every: dict[str, Callable[[Panel], str]] = {
+        "trace": lambda panel: str(panel["trace"]).partition("+")[0],
+        "half": lambda panel: str(panel["half"]) or NONE,
+        "models": lambda panel: str(panel["models"]),
+        "SLO": lambda panel: str(panel["slo"]),
+        "GPUs": lambda panel: str(panel["gpus"]),
+        "req/s": lambda panel: NONE if panel["rate_rps"] is None else f"{panel['rate_rps']:.3g}",
+    }
+    own = [one for one in panels if about["layout"] != "fleet"] or panels
+    return {name: cell for name, cell in every.items() if len(set(map(cell, own))) > 1}
+
+
+def _heads(shown: Shown, axis: str) -> list[str]:
+    level, (first, *others) = f"{100 * shown.about['level']:g} %", [d.upper() for d in shown.about["definitions"]]
+    rest = [f"{level} {name}" for name in others] if shown.every or axis == "gpus" else []
+    if axis == "gpus":
+        return [f"{level} {first}", "fails at", "below that", "each seed", *rest]
+    slope = ["slope"] * (axis in crossings.RATED)
+    return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about['systems'][0]} over it"]
+
+
+def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
+    """Where a system crosses the level, by its first definition with what stands beside; then by the others."""
+    about, axis = shown.about, panel["axis"]
+    (first, *others), level, style = about["definitions"], about["level"], STYLES[axis]
+
+    def at(definition: str, over: str = "pooled", *, spread: bool = False) -> str:
+        c = crossings.crossing(rows, panel, name, definition, level, over)
+        return NONE if c is None else estimate.text(c.at, style, spread=spread or shown.every)
+
+    rest = [at(definition) for definition in others] if shown.every or axis == "gpus" else []
+    if axis == "gpus":
+        c = crossings.crossing(rows, panel, name, first, level)
+        if c is None:
+            return [NONE] * (4 + len(rest))
+        if name not in about["systems"]:  # it brings its own number of GPUs: not the least of many
+            return [estimate.text(replace(c.at, sign="="), style), NONE, NONE, NONE, *rest]
+        fails = NONE if c.fails is None else estimate.number(c.fails, 0)
+        return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
+    steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
+    slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
+    found = standings.get((panel["condition"], about["systems"][0], name))
+    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
+            NONE if found is None else standing_text(found)]  # fmt: skip
+
+
+def _standings(shown: Shown) -> Standings:
+    """Where systems stand beside each other on every panel along rates, scales or models, all corrected together.
+
+    The first one beside each other; of ratios as the study has them, these.
+    """
+    about = shown.about
+    first, *others = about["systems"]
+    pairs = [(first, name) for name in others]
+    if about["layout"] in {"steps", "matrix"}:
+        pairs = [(one.system, one.over) for one in claims.claims_of(about) if one.what == "ratio"]
+    keys, found = [], []
+    for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
-        for name in about["systems"]:
-            for d in about["definitions"]:
-                curves = tidy.curves(rows, name, d, "x")
-                seeds = tidy.ran(rows, name)
-                flat = statistics.plateau({seed: curve for seed, curve in curves.items() if seed in seeds},
-                                          about["level"])  # fmt: skip
-                if flat:
-                    flat = flat.times(panel["unit_rps"] if panel["axis"] == "rate_scale" else 1.0)
-                    yield (
-                        f"{name} ({panel['trace']}, {panel['models']}) lies on {level} {d.upper()}: "
-                        f"{100 * flat.low:.1f} to {100 * flat.high:.1f} % from {estimate.number(flat.first)} to "
-                        f"{estimate.number(flat.last)} req/s"
-                    )
+        ran = set(rows["label"].unique().to_pylist())
+        for pair in pairs:
+            if panel["axis"] != "gpus" and ran.issuperset(pair):
+                keys.append((panel["condition"], *pair))
+                found.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
+    return dict(zip(keys, crossings.corrected(found), strict=True))
+
+
+def standing_text(found: Standing) -> str:
+    """Who is ahead: a sign with a ratio, or with differences in points where a ratio says nothing."""
+    sign = STANDINGS[found.says][0]
+    if found.flat or found.ratio is None:
+        gaps = [estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences]
+        return f"{sign} {' '.join(gaps)} points".strip() if gaps else f"{sign} {found.note}".strip()
+    return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
+
+
+def _legend(standings: Standings) -> Iterator[str]:
+    """What the signs say that were printed, and what stands beside them."""
+    judged = [one for one in standings.values() if one.says not in {crossings.CASE, crossings.NO_ROOM}]
+    said = {one.says for one in judged}
+    if said:
+        meant = ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+        decided = sum(one.says != crossings.UNDECIDED for one in judged)
+        shared = sorted(max(0.0, one.shared) for one in judged)[len(judged) // 2]
+        yield f"{meant}; {decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
+        yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
+    if flat := [one for one in standings.values() if one.flat and one.differences]:
+        xs = dict.fromkeys(tuple(f"{x:.3g}" for x, _ in one.differences) for one in flat)
+        at = " req/s, or ".join(", ".join(rates) for rates in xs)
+        yield f"points: differences of attainment at {at} req/s, where misses hardly grow with the rate"
 
 
 def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
@@ -153,10 +224,6 @@ def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
     return f"{what}{AXES[axis]}{unit} at which each system {holds} {100 * about['level']:g} % ({fixed}{gpus}{own})"
 
 
-def _fitted(axis: str) -> str:
-    return "rate_scale" if axis == "rate_rps" else axis
-
-
 def _bounds(about: Mapping[str, Any]) -> list[str]:
     """Bounds that stand in the table: of a fleet, whose bounds bring their own number of GPUs."""
     return list(about["controls"]) if about["layout"] == "fleet" else []
@@ -172,27 +239,13 @@ def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     return {name: f"{label} (unchecked)" if name in late else label for name, label in shown.items()}
 
 
-def _plain(c: Crossing | None) -> Crossing | None:
-    """A crossing as a number alone, whatever lies beyond it."""
-    return None if c is None else replace(c, at=Estimate(c.at.mean, None, None, c.at.n))
-
-
-def _crossing(c: Crossing | None, worst: float | None, axis: str) -> list[str]:
-    """A crossing, the first x that fails, the deepest dip where there is one, and the worst model."""
-    if c is None:
-        return [NONE] * 4
-    fails = None if c.fails is None else Estimate(c.fails, None, None, c.at.n)
-    dip = f"{100 * c.dip:.1f}" if dips(c) else NONE
-    least = NONE if worst is None or math.isnan(worst) else f"{100 * worst:.1f}"
-    return [estimate.text(c.at, STYLES[axis]), estimate.text(fails, STYLES[axis]), dip, least]
-
-
 def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
     """What ends the fewest GPUs: on the next fewer that were tried the models have no room, or SLOs are missed."""
-    at = statistics.fewest(tidy.curves(rows, name, about["definitions"][0], "x"), about["level"]).at
+    at = crossings.fewest(rows, name, "", about["definitions"][0], about["level"])
     own = rows.filter(pc.equal(rows["label"].cast(pa.string()), name))
     xs = sorted(set(own["x"].to_pylist()))
-    fewer = xs[-1] if at.sign == ">" else max((x for x in xs if x < at.mean), default=None)
+    lacks = at is None or at.sign == ">"
+    fewer = xs[-1] if lacks else max((x for x in xs if at and x < at.mean), default=None)
     if fewer is None:
         return NONE
     here = own.filter(pc.equal(own["x"], fewer))
@@ -205,10 +258,14 @@ def _below(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
 def _each_seed(rows: pa.Table, name: str, about: Mapping[str, Any]) -> str:
     """The fewest GPUs of each seed alone, from the least to the most."""
     curves = tidy.curves(rows, name, about["definitions"][0], "x")
-    each = [statistics.fewest({seed: curve}, about["level"]).at for seed, curve in curves.items()]
+    each = [statistics.fewest(curve, about["level"]).at for curve in curves.values()]
     every = sorted(each, key=lambda e: (e.sign == ">", e.mean))
     ends = dict.fromkeys(estimate.text(e, STYLES["gpus"]) for e in (every[0], every[-1])) if every else {}
     return " to ".join(ends)
+
+
+def _heads_beside(about: Mapping[str, Any]) -> list[str]:
+    return ["at", *(f"{name.upper()} %" for name in about["definitions"]), "loads", "evicts", "moved"]
 
 
 def _beside(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> list[str]:
@@ -259,46 +316,36 @@ def departures(rows: pa.Table) -> list[str]:
 
 
 def _matrix(shown: Shown) -> Iterator[str]:
-    about = shown.about
+    about, standings = shown.about, _standings(shown)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
-    seeds = about["seeds"]
-    yield f"rates (req/s) that hold {goal}, and their ratios: mean and 95 % interval of {seeds} seeds"
-    ratios = [claim for claim in claims.claims_of(about) if claim.what == "ratio"]
-    verdicts = {(v.claim.label, v.panel["condition"]): v for v in _ratios(shown) if v.panel}
+    yield f"ratios of the rates that hold {goal}"
+    pairs = list(dict.fromkeys(key[1:] for key in standings))
     steps = about["layout"] == "steps"
-    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in about["systems"]),
-            *(claim.label for claim in ratios)]  # fmt: skip
+    rated = list(about["systems"]) if shown.every else []
+    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *map(" / ".join, pairs)]
     table = [head]
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
-        rates = [_rate(rows, panel, name, about) for name in about["systems"]]
-        cells = [_signed(verdicts[claim.label, panel["condition"]]) for claim in ratios]
-        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps, *rates, *cells])
+        cells = [_short(standings.get((panel["condition"], *pair)), spread=shown.every or steps) for pair in pairs]
+        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps,
+                      *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
     yield from laid(table, markdown=shown.markdown)
-    for panel in (one for one in about["panels"] if one["source"] and one["kind"] != "alone"):
+    for panel in (one for one in about["panels"] if shown.every and one["source"] and one["kind"] != "alone"):
         origin = f"{panel['origin']}, " if panel["origin"] else ""
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
-    yield from sentences(shown)
-    legend = ", ".join(f"{sign} {words}" for sign, words in STANDINGS.values())
-    yield f"{len(about['runs'])} runs; {legend}"
+    yield from sentences(shown, standings)
+    yield from _legend(standings)
+    yield f"{len(about['runs'])} runs"
 
 
-def _ratios(shown: Shown) -> list[Verdict]:
-    about = shown.about
-    every = enumerate(claims.claims_of(about))
-    return [v for i, claim in every if claim.what == "ratio" for v in claims.of_claim(shown.table, about, i)]
-
-
-def stands(verdict: Verdict) -> str:
-    """Who is ahead in a ratio, whatever the paper says of it."""
-    if verdict.says in STANDINGS and verdict.rule == NONE and verdict.says != "open":
-        return verdict.says
-    return "open" if verdict.here is None else crossings.standing(verdict.here)
-
-
-def _signed(verdict: Verdict) -> str:
-    return f"{STANDINGS[stands(verdict)][0]} {verdict.text}"
+def _short(found: Standing | None, *, spread: bool) -> str:
+    """A standing in a few letters; with its interval, or its differences, where there is room."""
+    if found is None:
+        return NONE
+    if spread or found.ratio is None:
+        return standing_text(found)
+    return f"{STANDINGS[found.says][0]} {'flat' if found.flat else estimate.text(found.ratio, RATIO, spread=False)}"
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
@@ -310,42 +357,29 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
     return NONE if c is None else estimate.text(c.at, spread=False)
 
 
-def sentences(shown: Shown) -> Iterator[str]:
-    """Where a claim of the paper holds; without one where the first system is ahead."""
-    verdicts = _ratios(shown)
-    for claim in (one for one in claims.claims_of(shown.about) if one.what == "ratio"):
-        own = [v for v in verdicts if v.claim == claim]
-        yield _ahead(claim, own) if claim.paper is None else _reached(claim, own)
-
-
-def _reached(claim: Claim, own: Sequence[Verdict]) -> str:
-    """Under which conditions a ratio is the paper's: beyond its interval, by its mean, or not excluded by it."""
-    paper = claim.paper[0] if isinstance(claim.paper, tuple) else float(claim.paper or 0)
-    kinds: dict[str, list[str]] = {"beyond the interval": [], "by the mean": [], "not excluded by the interval": []}
-    beyond, mean, covers = kinds.values()
-    for v in own:
-        if v.here is None or v.panel is None or stands(v) == "open":
-            continue
-        name = START if v.panel["kind"] == "base" else f"{KINDS.get(v.panel['kind'], '')}{v.panel['name']}"
-        if v.here.low is not None and v.here.low >= paper:
-            beyond.append(name)
-        elif v.here.mean >= paper:
-            mean.append(name)
-        elif v.here.high is None or v.here.high >= paper:
-            covers.append(name)
-    under = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
-    return f"{claim.label}, {paper:g} in the paper, of {len(own)} conditions: " + (under or "under none") + "."
-
-
-def _ahead(claim: Claim, own: Sequence[Verdict]) -> str:
-    """Where the first system is ahead, behind, or neither."""
-    words = {"ahead": "ahead", "behind": "behind", "even": "no difference", "open": "undecided"}
-    by: dict[str, list[str]] = {word: [] for word in words.values()}
-    for v in own:
-        if v.panel:
-            none = v.here is None and "does not fit" in v.note
-            by.setdefault(f"not compared ({v.note})" if none else words[stands(v)], []).append(str(v.panel["name"]))
-    return f"{claim.label}: " + "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names) + "."
+def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
+    """Where the first system of each pair is ahead, behind, or neither, and where by a paper's number."""
+    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
+              if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
+    for pair in dict.fromkeys(key[1:] for key in standings):
+        own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
+        by: dict[str, list[str]] = {word: [] for word in STANDINGS}
+        for key, found in own.items():
+            named = (
+                START if panels[key]["kind"] == "base" else f"{KINDS.get(panels[key]['kind'], '')}{panels[key]['name']}"
+            )
+            by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
+        told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
+        yield f"{' / '.join(pair)}: {told}."
+        if (paper := papers.get(pair)) is not None:
+            ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}
+            there = sum(e.low is not None and e.low >= paper for e in ratios.values())
+            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
+            yield (
+                f"{' / '.join(pair)}, {paper:g} in the paper: as much under {there} of {len(own)}, not excluded under "
+                f"{may}."
+            )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -419,19 +453,20 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _claims(shown: Shown) -> Iterator[str]:
+    """How many claims have which class; with `every` each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     if not every:
         return
-    yield ""
-    table = [[f"claim ({shown.about['paper']})", "on", "paper", "here", "verdict", "agrees if"]]
-    for v in every:
-        what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
-        table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
-    yield from laid(table, markdown=shown.markdown)
-    for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
-        yield from (f"{words}: {why}" for why in dict.fromkeys(v.claim.why for v in every if v.says == says) if why)
+    if shown.every:
+        yield ""
+        table = [[f"claim ({shown.about['paper']})", "on", "paper", "here", "class", "holds if"]]
+        for v in every:
+            what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
+            table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
+        yield from laid(table, markdown=shown.markdown)
+        yield from (f"{v.says}: {why}" for v in every if (why := v.claim.why))
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
-    yield "; ".join(f"{n} {says}: {SAYS[says]}" for says, n in counts.items() if n)
+    yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
 
 
 def on_text(verdict: Verdict) -> str:

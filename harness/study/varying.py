@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from harness.policy.types import UserError
 from harness.report.summary import scores, summarize
 from harness.rows import crossings, record, statistics, tidy
-from harness.rows.statistics import Curve, Estimate
+from harness.rows.crossings import Panel
+from harness.rows.statistics import Estimate
 from harness.run import score
 from harness.run.resolve import resolve
 from harness.run.setup import Failed
@@ -131,10 +132,9 @@ def _leads(measured: Measured, changes: Sequence[Setting]) -> Iterator[dict[str,
     definition = measured.about["definitions"][0]
     for panel in measured.about["panels"]:
         rows = crossings.of_panel(measured.table, panel)
-        ours, theirs = (tidy.curves(rows, name, definition, "x") for name in (first, second))
         gone = ((name, tidy.unfit(rows, name)) for name in (first, second))
         note = ", ".join(f"{name} does not fit" for name, unfit in gone if unfit and unfit.word == "does not fit")
-        yield _line(by_name[panel["name"]], lead_of(ours, theirs), note)
+        yield _line(by_name[panel["name"]], lead_of(rows, panel, (first, second), definition), note)
 
 
 def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict[str, Any]:
@@ -143,10 +143,9 @@ def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict
     return {"constant": change.constant, "setting": change.said, **named, "note": note}
 
 
-def lead_of(ours: Mapping[int, Curve], theirs: Mapping[int, Curve]) -> Estimate:
-    """The lead at the only x of two systems' curves by seed; over several the ratio of their crossings."""
-    if all(len(curve) > 1 for curve in ours.values()):
-        return statistics.crossing_ratio(ours, theirs, LEVEL)
-    shares = ({seed: 0.0 if math.isnan(y) else y for seed, curve in side.items() for y in curve.values()}
-              for side in (ours, theirs))  # fmt: skip
-    return statistics.paired(*shares)
+def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str) -> Estimate | None:
+    """The lead at the only x of a panel, in shares of 1; over several the ratio of crossings."""
+    xs = rows["x"].unique().to_pylist()
+    if len(xs) > 1:
+        return crossings.ratio(rows, panel["axis"], pair, definition, LEVEL)
+    return crossings.difference(rows, panel["axis"], pair, definition, xs[0])

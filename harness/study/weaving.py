@@ -61,6 +61,7 @@ CONTROL_RPS = 2.0  # of figure 7a, which does not say its own; ours, CPU control
 RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 13.0, 14.0, 15.0, 18.0, 22.0)
 HELD = 0.98  # of the requests offered, by every seed, where a line of a figure has a point
 RATIOS = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6)  # figure 5b
+KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside what it says
 TABLE1_TOKENS = (1024, 128)  # prompt and output of table 1
 
 
@@ -386,8 +387,8 @@ def lines(
     found = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
     for one in stated:
         paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
-        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, why=one.get("why", ""),
-                      comparable=one.get("comparable", True))  # fmt: skip
+        rest = {key: one[key] for key in KEYS if key in one}
+        claim = Claim("measure", "weaver", subject=one["says"], paper=paper, **rest)
         if "lacks" in one:
             yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
             continue
@@ -423,7 +424,7 @@ def main(out: Path | None = None, results: Path = RESULTS) -> None:
 
 def reason(v: Verdict) -> str:
     """Why ours differs, or what a comparison lacks."""
-    return v.note or (v.claim.why if v.says in {"differs", "not comparable"} else "")
+    return v.note or v.claim.why
 
 
 def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -1,0 +1,90 @@
+"""How many seeds are enough: as many as it takes to tell systems apart, within a budget of simulated requests.
+
+Nothing is run here, and nothing depends on when a run ended: what is asked next follows from finished rounds alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from harness.rows import crossings, pooled, tidy
+from harness.rows.crossings import FALSE, UNDECIDED, Panel, Standing
+from harness.rows.tidy import Windows
+from harness.study.study import AA_SEED
+
+OCTAVE = 2.0  # from a crossing, either way: rates within it are run again with more seeds
+
+
+class More(NamedTuple):
+    """What is run to tell the systems of a panel apart."""
+
+    seeds: Mapping[str, range]  # by system, those that it lacks
+    xs: Mapping[str, tuple[float, ...]]  # by system
+    requests: float  # that it takes, as the first seed was offered
+
+
+def settled(found: Standing, precision: float, verdicts: int) -> bool:
+    """Tell whether a standing is decided, also among so many verdicts, or its interval is narrow enough."""
+    if found.says != UNDECIDED and (not found.p or found.p * verdicts <= FALSE or "equal" in found.says):
+        return True
+    if found.flat or found.ratio is None:
+        gaps = [gap for _, gap in found.differences]
+        return all(e.low is not None and e.high is not None and e.high - e.low <= 2 * crossings.NEAR for e in gaps)
+    e = found.ratio
+    if e.low is None or e.high is None:
+        return False
+    return e.low >= (1.0 - precision) * e.mean and e.high <= (1.0 + precision) * e.mean
+
+
+def unsettled(
+    curves: Mapping[str, Windows], panel: Panel, pairs: Iterable[tuple[str, str]], level: float, precision: float
+) -> dict[str, bool]:
+    """Systems of pairs that are not yet told apart, by blocks of their runs by seed and x.
+
+    True of those that only differences at the given rates can tell apart, for a ratio says nothing of them.
+    """
+    told = {pair: found for pair in pairs if (found := _standing(curves, panel, pair, level))}
+    left: dict[str, bool] = {}
+    for pair, found in told.items():
+        if not settled(found, precision, len(told)):
+            left |= {name: left.get(name, False) or found.flat or found.ratio is None for name in pair}
+    return left
+
+
+def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str], level: float) -> Standing | None:
+    sides = [curves.get(name, {}) for name in pair]
+    seeds = sides[0].keys() & sides[1].keys()
+    ours, theirs = (tidy.together(side, seeds) for side in sides)
+    return None if ours is None or theirs is None else crossings.standing(panel, (ours, theirs), level)
+
+
+def more(
+    curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float
+) -> More | None:
+    """The next `step` seeds of systems that are not yet told apart (see `unsettled`), near their crossings.
+
+    All of them get the same seeds, so that they stay paired. None where seeds would meet those of A/A copies.
+    """
+    had = max(max(curves[name], default=-1) for name in systems) + 1
+    lacks = {name: range(max(curves[name], default=-1) + 1, had + step) for name in systems}
+    if had + step > AA_SEED:
+        return None
+    xs = {name: _near(curves[name], panel["xs"] if given else (), level) for name, given in systems.items()}
+    first = {name: curves[name][min(curves[name])] for name in systems}
+    requests = sum(
+        len(lacks[name]) * sum(float(first[name][x].offered.sum()) for x in xs[name] if x in first[name])
+        for name in systems
+    )
+    return More(lacks, xs, requests)
+
+
+def _near(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
+    """Rates that are given, and those within an octave of where a system crosses the level."""
+    c = tidy.together(of, of.keys())
+    if c is None:
+        return ()
+    at = pooled.crossing(c, level).mean
+    near = (x for x in c.rates_rps.tolist() if abs(math.log(x / at)) <= math.log(OCTAVE) + 1e-9)
+    return tuple(sorted({*near, *(x for x in given if x in c.rates_rps)}))

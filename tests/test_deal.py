@@ -1,0 +1,254 @@
+"""A log dealt to models: whole units, every request once, stated shares, the same bytes; and what a name may ask."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from harness.policy.types import UserError
+from harness.run.resolve import resolve
+from harness.run.setup import Setup, load_trace
+from harness.run.spec import Spec
+from tests.cases import cases
+from traces import readers, schema
+from traces.convert import convert
+from traces.deal import Asked, asked, deal, owners, units
+from traces.load import Trace, present, sized, trace
+from traces.stats import stats
+from traces.synthetic import HYPERBOLIC, popularity
+from workloads.build import assigned, build
+from workloads.models import model_set
+
+LOGS = ("azure-conv", "azure-code", "fineserve-30-100b", "mooncake-conversation", "mooncake-synthetic")
+
+
+def log(arrival_s: list[float], chains: list[list[int]] | None = None) -> pa.Table:
+    n = len(arrival_s)
+    columns: dict[str, Any] = {
+        "request_id": np.arange(n), "arrival_s": np.array(arrival_s, float), "model": ["one"] * n,
+        "prompt_tokens": np.arange(1, n + 1) if chains is None else [max(1, 4 * len(one)) for one in chains],
+        "output_tokens": np.ones(n, int),
+    }  # fmt: skip
+    if chains is not None:
+        columns["prefix_hashes"] = pa.array(chains, pa.list_(pa.uint64()))
+    return schema.table(columns, {"name": "log", "span_s": max(arrival_s) + 1, "block_tokens": 4})
+
+
+def model_of(rows: pa.Table) -> NDArray[np.int64]:
+    return np.asarray(rows["model"].combine_chunks().indices.to_numpy(), np.int64)
+
+
+# ---------------------------------------------------------------- what stays together
+
+
+def test_bursts_end_where_a_gap_is_longer_than_the_mean() -> None:
+    assert units(log([0, 0.1, 0.2, 5, 5.1, 10])).tolist() == [0, 0, 0, 1, 1, 2]  # the mean gap is 2 s
+    assert units(log([0, 1, 2, 3])).tolist() == [0, 0, 0, 0]  # none is longer
+    assert units(log([7.0])).tolist() == [0]
+
+
+def test_sessions_share_a_block_beyond_those_of_all() -> None:
+    chains = [[9, 1], [9, 2], [9, 1, 3], [9, 4], [9, 2, 5], [9, 1, 3, 6], [9]]
+    times = [float(k) for k in range(7)]
+    assert units(log(times[:6], chains[:6])).tolist() == [0, 1, 0, 2, 1, 0]
+    assert units(log(times, chains)).tolist() == [0, 1, 0, 2, 1, 0, 3]  # the last has no block of its own
+    assert units(log(times[:3], [[9], [9], [9]])).tolist() == [0, 1, 2]
+    assert units(log(times[:3], [[1], [2], [1, 3]])).tolist() == [0, 1, 0]  # there is no common beginning
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=200), st.integers(1, 20), st.integers(0, 2**31))
+def test_each_share_is_met_but_for_one_unit(sizes: list[int], models: int, number: int) -> None:
+    each, shares = np.array(sizes, np.int64), popularity(models)
+    owner = owners(each, shares, number)
+    got = np.bincount(owner, each, minlength=models)
+    assert got.sum() == each.sum()
+    assert (np.abs(got - shares * each.sum()) <= each.max() + 1e-6).all()
+    assert np.array_equal(owner, owners(each, shares, number))
+
+
+def test_shares_are_those_of_the_fitted_streams() -> None:
+    assert popularity(8) == pytest.approx(np.array([250, 169, 70, 1158, 40, 5, 6, 4]) / 1702)
+    assert popularity(18).sum() == pytest.approx(1)
+    assert popularity(18)[11] / popularity(18)[0] == pytest.approx(HYPERBOLIC[3].requests / HYPERBOLIC[0].requests)
+
+
+@given(st.integers(0, 2**31), st.integers(1, 12), st.integers(2, 300))
+def test_every_request_is_dealt_once_and_no_unit_is_split(number: int, models: int, n: int) -> None:
+    draw = np.random.default_rng(number)
+    rows = log(np.cumsum(draw.gamma(0.3, 1, n)).tolist())
+    found = deal(rows, models, number)
+    for column in ("request_id", "arrival_s", "prompt_tokens", "output_tokens"):
+        assert found[column].equals(rows[column])
+    unit, model = found["session_id"].to_numpy(), model_of(found)
+    assert np.array_equal(unit, units(rows))
+    assert len(set(zip(unit.tolist(), model.tolist(), strict=True))) == unit.max() + 1
+    assert found.equals(deal(rows, models, number))
+    assert found.schema.metadata == deal(rows, models, number).schema.metadata
+
+
+def test_another_deal_is_another() -> None:
+    rows = log(np.cumsum(np.random.default_rng(0).gamma(0.3, 1, 400)).tolist())
+    assert len({model_of(deal(rows, 8, number)).tobytes() for number in range(10)}) == 10
+
+
+# ---------------------------------------------------------------- names
+
+
+@cases("name", ["azure-conv", "azure-conv+models=8", "mooncake-conversation+models=8+deal=3+max_tokens=8192"])
+def test_a_name_is_read_back(name: str) -> None:
+    assert str(asked(name)) == sized(name, 8) == name
+    assert asked("azure-conv+deal=0+models=8") == Asked("azure-conv", 8)  # and so they are one run
+
+
+@cases(
+    ("name", "message"),
+    [
+        ("azure-conv+span_s=5", r'"\+span_s=5" is not \+FIELD=VALUE of a log \(models, deal, max_tokens\)'),
+        ("azure-conv+models", 'models is "", not a whole number from 1 on'),
+        ("azure-conv+models=0", 'models is "0", not a whole number from 1 on'),
+        ("azure-conv+models=1e3", 'models is "1e3"'),
+        ("azure-conv+models=²", 'models is "²"'),
+        ("azure-conv+models=99999", "models is 99999, above 1000"),
+        ("azure-conv+models=8+max_tokens=1", 'max_tokens is "1", not a whole number from 2 on'),
+        ("azure-conv+models=8+models=9", "models is there twice"),
+        ("azure-conv+deal=1", "deal without models"),
+    ],
+)
+def test_a_wrong_name_is_told_so(name: str, message: str) -> None:
+    for read in (asked, trace):
+        with pytest.raises(UserError, match=message) as caught:
+            read(name)
+        assert "\n" not in str(caught.value)
+
+
+def test_only_logs_are_dealt() -> None:
+    with pytest.raises(UserError, match="is no generator"):
+        trace("arena-chat+models=8")
+
+
+def test_without_the_log_nothing_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    if present("azure-conv") is not None:
+        pytest.skip("traces/data/ holds the real one")
+    with pytest.raises(UserError, match="trace azure-conv is not here, and nothing stands in for it: put Azure"):
+        trace("azure-conv+models=8")
+
+
+# ---------------------------------------------------------------- readers
+
+
+def test_rows_without_a_stamp_are_left_out_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "Dense_1to2B.csv"
+    path.write_text(
+        "input_length,output_length,latency,timestamp\n5,6,1,0.0\n7,8,,\n9,0,1,2000000.0\n3,4,1,3500000.0\n"
+    )
+    rows = readers.read("fineserve", path)
+    assert rows["arrival_s"].to_pylist() == [0.0, 3.5]
+    assert rows["src_row"].to_pylist() == [2, 5]
+    meta = schema.metadata(rows)
+    assert (meta["dropped_untimed"], meta["dropped_empty"], meta["dropped_long"]) == (1, 1, 0)
+    assert meta["name"] == "fineserve-1-2b"
+    columns = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
+    with pytest.raises(UserError, match=r'Dense_1to2B\.csv:3: column "timestamp" is "", not a time'):
+        convert(path, columns, model="m", time_unit="us")
+    path.write_text("input_length,output_length,timestamp\n5,6,\n")
+    with pytest.raises(UserError, match='column "timestamp" is blank in every row'):
+        readers.read("fineserve", path)
+
+
+@cases(
+    ("name", "golden"),
+    [
+        ("azure-conv", (19_366, 14_089, 3501.903, 1154.697, 211.055)),
+        ("azure-code", (8_819, 7_841, 3436.338, 2047.803, 27.887)),
+        ("fineserve-30-100b", (21_043, 67_487, 28_798.518, 1638.0, 310.0)),
+    ],
+)
+def test_logs_are_the_published_ones(traces_dir: Path, name: str, golden: tuple[float, ...]) -> None:
+    """Requests, longest, seconds, and means of prompt and output as published, or measured on the published file."""
+    assert traces_dir
+    found = trace(name)
+    assert (len(found), found.longest_tokens) == golden[:2]
+    assert found.span_s == pytest.approx(golden[2], abs=6e-4)
+    assert found.prompt_tokens.mean() == pytest.approx(golden[3], rel=0.005)
+    assert found.output_tokens.mean() == pytest.approx(golden[4], rel=0.005)
+    assert found.name == name
+
+
+# ---------------------------------------------------------------- the real logs, dealt
+
+
+@pytest.fixture(scope="module")
+def dealt(traces_dir: Path) -> dict[str, Trace]:
+    assert traces_dir
+    return {name: trace(f"{name}+models=8") for name in LOGS}
+
+
+@cases(
+    ("name", "count", "largest"),
+    [
+        ("azure-conv", 6_871, 24), ("azure-code", 499, 456), ("fineserve-30-100b", 6_964, 22),
+        ("mooncake-conversation", 7_373, 43), ("mooncake-synthetic", 2_211, 24),
+    ],
+)  # fmt: skip
+def test_the_logs_are_dealt_by_their_shares(dealt: dict[str, Trace], name: str, count: int, largest: int) -> None:
+    whole, found = trace(name), dealt[name]
+    assert (found.name, found.tier, found.ordered, len(found)) == (f"{name}+models=8", "composed", True, len(whole))
+    assert np.array_equal(found.arrival_s, whole.arrival_s)
+    assert found.span_s == whole.span_s
+    got = np.bincount(found.model, minlength=8)
+    assert np.abs(got - popularity(8) * len(found)).max() <= largest
+    assert found.sha256 == trace(f"{name}+models=8").sha256 != trace(f"{name}+models=8+deal=1").sha256
+    path = present(name)
+    assert path is not None
+    reader = {"azure": "azure", "fineserve": "fineserve", "mooncake": "mooncake"}[name.partition("-")[0]]
+    size = np.bincount(units(readers.read(reader, path)))
+    assert (len(size), size.max()) == (count, largest)
+
+
+def test_conversations_find_their_blocks_wherever_they_are_dealt(dealt: dict[str, Trace]) -> None:
+    """But for the block that all prompts begin with, which each model has to compute once."""
+    whole = trace("mooncake-conversation")
+    hits, all_hits = stats(dealt["mooncake-conversation"])["hit_share"], stats(whole)["hit_share"]
+    assert (all_hits - hits) * whole.prompt_tokens.sum() == pytest.approx(7 * 512)
+
+
+def test_what_is_beyond_a_bound_is_counted(traces_dir: Path) -> None:
+    assert traces_dir
+    found = trace("mooncake-conversation+models=8+max_tokens=8192")
+    assert found.longest_tokens <= 8192
+    assert len(found) == 6461
+    assert "5,570 of 12,031 requests beyond 8,192 tokens left out" in found.note
+
+
+def test_a_bound_is_asked_for_where_a_model_serves_less(dealt: dict[str, Trace]) -> None:
+    with pytest.raises(UserError, match=r"exceed the 2048 of phi-2.*") as caught:
+        build(trace("azure-conv+models=1"), model_set("phi-2"))
+    assert str(caught.value).endswith(
+        "such rows; --trace azure-conv+models=1+max_tokens=2048 leaves them out, and says how many)"
+    )
+    with pytest.raises(
+        UserError, match=r"azure-conv has 1 models, set light8 needs 8 .*\+models=8 on the trace's name"
+    ):
+        assigned(trace("azure-conv"), model_set("light8"))
+    assert assigned(dealt["azure-conv"], model_set("light8")).rule == "in order"
+
+
+def test_a_dealt_log_is_replayed(traces_dir: Path) -> None:
+    assert traces_dir
+    spec = resolve(
+        Spec("static", trace="fineserve-30-100b+deal=1+models=8+max_tokens=8192", models="light8", window_s=600.0)
+    )
+    assert spec.trace == "fineserve-30-100b+models=8+deal=1+max_tokens=8192"
+    assert spec.trace_sha256 == load_trace(spec.trace).sha256
+    jobs = Setup(spec).jobs()
+    assert jobs.arrival_s.max() < 600
+    assert len(json.dumps(spec.trace)) < 100

@@ -1,0 +1,172 @@
+"""As many seeds as it takes: what is asked next, and that stopping when systems are told apart keeps intervals honest.
+
+Experiments are drawn (tests/bursts.py): systems of known crossing, whose misses come in bursts; rates are searched and
+seeds added by the functions that a study uses.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+
+import numpy as np
+import pytest
+
+from harness.rows import crossings, pooled
+from harness.rows.crossings import UNDECIDED, Standing
+from harness.rows.statistics import Estimate
+from harness.rows.tidy import Block, Windows, together
+from harness.study import enough
+from harness.study.search import Range, following
+from harness.study.study import AA_SEED, Sample
+from tests.bursts import BLOCK_S, BURST, LEVEL
+from tests.cases import cases
+
+WINDOW_S = 1800.0
+SEEDS = 5
+GIVEN = (0.8, 3.2, 12.8)
+SAMPLE = Sample("bisect", points=6)
+
+
+class World:
+    """Systems of known crossings: their misses thin out the same bursts, whatever the rate and the system."""
+
+    def __init__(self, crossings_rps: dict[str, float], slope: float, rng: np.random.Generator) -> None:
+        self.at, self.slope, self.rng = crossings_rps, slope, rng
+        self.blocks = round(WINDOW_S / BLOCK_S)
+        self.drawn: dict[tuple[int, str], tuple[np.ndarray, ...]] = {}
+        self.runs = 0
+
+    def bursts(self, seed: int, whose: str, most: float) -> tuple[np.ndarray, ...]:
+        """Block, mark and size of the bursts of a seed: most of them are all systems', some a system's own."""
+        if (seed, whose) not in self.drawn:
+            share = 0.3 if whose else 0.7
+            n = self.rng.poisson(share * most * self.blocks)
+            self.drawn[seed, whose] = (
+                self.rng.integers(0, self.blocks, n), self.rng.random(n) * most, self.rng.geometric(1 / BURST, n),
+            )  # fmt: skip
+        return self.drawn[seed, whose]
+
+    def run(self, system: str, seed: int, x: float) -> Block:
+        """A window at a rate."""
+        self.runs += 1
+        most = 0.5 * 2 * GIVEN[-1] * BLOCK_S / BURST
+        want = min(0.5, (1 - LEVEL) * (x / self.at[system]) ** self.slope) * x * BLOCK_S / BURST
+        missed = np.zeros(self.blocks)
+        for block, mark, size in (self.bursts(seed, "", most), self.bursts(seed, system, most)):
+            missed += np.bincount(block[mark < want], size[mark < want], self.blocks)
+        offered = np.full(self.blocks, round(x * BLOCK_S), np.float64)
+        return Block(np.minimum(missed, offered), offered)
+
+
+def searched(world: World, system: str) -> Windows:
+    """Rates by bisection, as `measure` asks for them."""
+    found: Windows = {}
+    for _ in count():
+        seen = {seed: {x: {"ttft": block.met} for x, block in curve.items()} for seed, curve in found.items()}
+        ask = following(SAMPLE, Range(LEVEL, GIVEN, GIVEN[0] / 8, seeds=SEEDS), {system: seen})
+        if not ask.xs:
+            return found
+        for x in ask.xs[system]:
+            for seed in range(SEEDS):
+                found.setdefault(seed, {})[x] = world.run(system, seed, x)
+    raise AssertionError
+
+
+def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Standing, float]:
+    """Two systems told apart, or the budget is spent; returns their standing and the ratio of what they offer."""
+    curves, spent = {name: searched(world, name) for name in world.at}, 0.0
+    first, second = world.at
+    pair = first, second
+    while True:
+        left = enough.unsettled(curves, panel, [pair], LEVEL, 0.1)
+        more = enough.more(curves, panel, left, SEEDS, LEVEL) if left else None
+        if more is None or spent + more.requests > budget:
+            break
+        spent += more.requests
+        for name, seeds in more.seeds.items():
+            for seed in seeds:
+                curves[name][seed] = {x: world.run(name, seed, x) for x in more.xs[name]}
+    shared = curves[first].keys() & curves[second].keys()
+    ours, theirs = (together(curves[name], shared) for name in pair)
+    assert ours is not None
+    assert theirs is not None
+    return crossings.standing(panel, (ours, theirs), LEVEL), spent
+
+
+PANEL = {"axis": "rate_rps", "xs": GIVEN, "unit_rps": 1.0}
+
+
+def stopped(reps: int, least: float, wrong: float) -> None:
+    """Intervals of ratios cover and equals are rarely told apart, though experiments stop once they say something."""
+    rng = np.random.default_rng(5)
+    covered, told, pairs = list[bool](), 0, 0
+    for slope in (3.0, 6.0):
+        for ours, theirs in ((3.0, 3.0), (4.5, 3.0), (3.0, 3.3)):
+            for _ in range(reps):
+                found, _ = experiment(World({"ours": ours, "theirs": theirs}, slope, rng), 300_000, PANEL)
+                if found.ratio is None or found.flat:
+                    continue
+                low, high = found.ratio.low or 0.0, math.inf if found.ratio.high is None else found.ratio.high
+                covered.append(low <= ours / theirs <= high)
+                if ours == theirs:
+                    pairs, told = pairs + 1, told + (found.says.startswith(("ahead", "behind")))
+    assert np.mean(covered) >= least, f"{np.mean(covered):.3f} of {len(covered)} ratios are covered"
+    assert told / pairs <= wrong, f"{told} of {pairs} equal systems are told apart"
+
+
+def test_stopping_once_systems_are_told_apart_keeps_intervals_honest() -> None:
+    stopped(20, least=0.85, wrong=0.15)
+
+
+@pytest.mark.slow
+def test_stopping_keeps_intervals_honest_closely() -> None:
+    """Of 2 x 200 equal pairs, which are A/A, at most 8 % are told apart."""
+    stopped(200, least=0.92, wrong=0.08)
+
+
+def standing(mean: float, low: float | None, high: float | None, p: float = 0.001) -> Standing:
+    says = pooled.verdict(Estimate(mean, low, high, 60)).words
+    return Standing(Estimate(mean, low, high, 60), says, "", p)
+
+
+@cases(
+    ("found", "verdicts", "enough_"),
+    [
+        (standing(1.5, 1.3, 1.7), 1, True),  # its sign is known
+        (standing(1.5, 1.01, 2.2, 0.04), 1, True),
+        (standing(1.5, 1.01, 2.2, 0.04), 9, False),  # not among nine
+        (standing(1.0, 0.9, 1.1, 1.0), 9, True),  # equal
+        (standing(1.2, 0.9, 1.6, 0.2), 1, False),
+        (standing(1.02, 0.94, 1.1, 0.6), 1, True),  # narrow
+        (standing(1.0, None, None, 1.0), 1, False),
+    ],
+)
+def test_enough_is_a_sign_an_equality_or_a_narrow_interval(found: Standing, verdicts: int, enough_: bool) -> None:
+    assert enough.settled(found, 0.1, verdicts) == enough_
+
+
+def test_flat_curves_are_enough_by_their_differences() -> None:
+    narrow, wide = (tuple((x, Estimate(0.0, -end, end, 60)) for x in GIVEN) for end in (0.004, 0.02))
+    assert enough.settled(Standing(None, UNDECIDED, "", flat=True, differences=narrow), 0.1, 1)
+    assert not enough.settled(Standing(None, UNDECIDED, "", flat=True, differences=wide), 0.1, 1)
+
+
+def test_more_seeds_keep_pairs_paired() -> None:
+    """A system that lacks seeds of an earlier round gets these too; the same rates, near its crossing and the given."""
+    world = World({"a": 3.0, "b": 4.0}, 4.0, np.random.default_rng(1))
+    curves = {name: searched(world, name) for name in world.at}
+    curves["a"] |= dict.fromkeys(range(5, 10), curves["a"][0])
+    more = enough.more(curves, PANEL, {"a": True, "b": False}, 5, LEVEL)
+    assert more is not None
+    assert more.seeds == {"a": range(10, 15), "b": range(5, 15)}
+    assert set(GIVEN) <= set(more.xs["a"]) <= set(curves["a"][0])
+    assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= set(more.xs["b"]) <= set(curves["b"][0]) - {0.8, 12.8}
+    offered = {name: sum(curves[name][0][x].offered.sum() for x in more.xs[name]) for name in more.xs}
+    assert more.requests == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+
+
+def test_seeds_never_meet_those_of_copies() -> None:
+    world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
+    curves = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
+    assert enough.more(curves, PANEL, {"a": False}, 5, LEVEL) is None

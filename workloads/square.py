@@ -1,0 +1,60 @@
+"""Streams dealt to models by a Latin square: over its seeds each of the busiest streams meets each size class once.
+
+The models of a set fall into n classes of size. In every seed the n busiest streams have one model of each class, and
+over the n seeds of a square each of them has every class once. Which model of its class it is, and who gets the other
+streams, the seed draws. Classes count alike, however many models they have; `shuffled` counts models alike.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.policy.types import Shape
+from traces.arrivals import rng
+from workloads.models import ModelSet
+
+I8 = NDArray[np.int64]
+# Weights of one class differ by less than this factor from one model to the next. In the sets that come with the bench
+# neighbours of a class are 1.15 apart at most, classes 1.47 at least.
+ALIKE = 1.25
+
+
+def size_classes(models: ModelSet) -> tuple[tuple[int, ...], ...]:
+    """Cut the models of a set into classes of like weight, the heaviest first; a model is its place in the set."""
+    weights = np.array([weights_of(one.shape) for one in models.members], np.float64)
+    order = np.argsort(-weights, kind="stable")
+    cuts = np.flatnonzero(weights[order][:-1] >= ALIKE * weights[order][1:]) + 1
+    return tuple(tuple(part.tolist()) for part in np.split(order, cuts))
+
+
+def square_order(models: ModelSet) -> int:
+    """Tell how many size classes a set has: the seeds of a square, and the streams that are dealt by it."""
+    return len(size_classes(models))
+
+
+def latin(order: int, number: int) -> I8:
+    """Draw the Latin square of a number: rows are seeds, columns streams (the busiest first), entries size classes."""
+    draw = rng(number, "square")
+    rows, columns, names = (draw.permutation(order) for _ in range(3))
+    return np.asarray(names[(rows[:, None] + columns[None, :]) % order], np.int64)
+
+
+def dealt(models: ModelSet, number: int) -> list[int]:
+    """Deal streams, the busiest first, to models: the place of each one's model in the set.
+
+    `number` // n is the square and `number` % n the row of it, n being the square's order.
+    """
+    classes = size_classes(models)
+    square, row = divmod(number, len(classes))
+    draw = rng(number, "square", "models")
+    first = [int(draw.choice(classes[k])) for k in latin(len(classes), square)[row]]
+    rest = draw.permutation([k for k in range(len(models.members)) if k not in first])
+    return [*first, *(int(k) for k in rest)]
+
+
+def weights_of(shape: Shape) -> int:
+    """Count a model's weights, those of norms and biases aside."""
+    attention = 2 * shape.head_dim * (shape.q_heads + shape.kv_heads)
+    ffn = (3 if shape.gated else 2) * shape.ffn
+    return shape.hidden * (shape.layers * (attention + ffn) + (1 if shape.tied else 2) * shape.vocab)
