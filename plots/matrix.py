@@ -44,6 +44,7 @@ FILLS: Mapping[str, Fill] = {
     "turns": Fill("#e3d4ec", "xx"),
     "not decided": Fill("#ffffff", "...."),
     "one case": Fill("#ffffff", ""),
+    "no room": Fill("#ffffff", ".."),
 }
 
 

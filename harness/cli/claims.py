@@ -14,14 +14,16 @@ from harness.report.commands import real, short_path
 FILE = "claims.md"
 
 
-@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims -o /tmp/claims.md"))
+@click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check"))
 @click.option("--only", metavar="NAME,...", help="Only the claims that these hold; then they are printed, without -o.")
 @LIMIT
 @WORKERS
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="Where the page goes.  [default: results/claims.md]")  # fmt: skip
-def claims(*, only: str | None, workers: int | None, out: Path | None) -> None:
-    """Hold every paper's claims against runs here: one page, with a verdict each and its cause."""
+@click.option("--check", is_flag=True,
+              help="Exit with 1 where a class rests on fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
+def claims(*, only: str | None, workers: int | None, out: Path | None, check: bool) -> None:
+    """Hold every paper's statements against runs here: one page, each once, with its class and what it rests on."""
     from harness.rows import record
     from harness.study import ledger
 
@@ -34,8 +36,13 @@ def claims(*, only: str | None, workers: int | None, out: Path | None) -> None:
         click.echo(page, nl=False)
     else:
         record.write_bytes(real(path), page.encode())
-        click.echo(f"{ledger.counted(found.lines)} · {short_path(path)}")
+        click.echo(f"{ledger.counted(found.statements)} · {short_path(path)}")
     for name, why in found.missing.items():
         click.echo(f"{name}: {why}", err=True)
+    weak = ledger.weak(found) if check else []
+    for line in weak:
+        click.echo(f"rests on too little: {line}", err=True)
     if found.missing:
         sys.exit(2)
+    if weak:
+        sys.exit(1)

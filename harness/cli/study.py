@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
+WIDE = 100  # characters of a line of prose
+
+
 @click.command(epilog=examples(
     "bench study",
     "bench study fig7",
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
 @click.option("--table", metavar="FILE", help="Of --engine: its cost table (bench calibrate writes one).")
 @click.option("--dry-run", is_flag=True, help="Show the points and their cost; run nothing.")
 @click.option("--no-plot", is_flag=True, help="No figure.")
+@click.option("--all", "every", is_flag=True, help="Print all that is known: intervals, other definitions, claims.")
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
@@ -84,6 +88,7 @@ def study(
     table: str | None,
     dry_run: bool,
     no_plot: bool,
+    every: bool,
     markdown: bool,
     workers: int | None,
     out: Path | None,
@@ -119,7 +124,7 @@ def study(
         return
     with Terminal() as teller:
         measured = measure(asked, folder, full=full, workers=workers, teller=teller)
-    _print(measured, markdown)
+    _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
         from plots import fig_study
@@ -142,11 +147,15 @@ def _list() -> None:
     click.echo("\n".join(aligned(rows)))
 
 
-def _print(measured: Measured, markdown: bool) -> None:
+def _print(measured: Measured, every: bool, markdown: bool) -> None:
+    from textwrap import fill
+
     from harness.study import text
 
-    shown = text.Shown(measured.table, measured.about, measured.folder, markdown)
-    click.echo("\n".join([*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())]))
+    shown = text.Shown(measured.table, measured.about, measured.folder, markdown, every)
+    for line in (*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())):
+        prose = len(line) > WIDE and "  " not in line and not markdown
+        click.echo(fill(line, WIDE, break_on_hyphens=False, break_long_words=False) if prose else line)
 
 
 def dry(asked: Study, full: bool, out: Path) -> None:

@@ -30,8 +30,10 @@ STANDINGS = {  # of two systems: the sign in tables, and what it means
     "turns": ("+-", "ahead at one rate and behind at another"),
     "not decided": ("?", "not decided"),
     "one case": ("", "one window, of which no chance is known"),
+    "no room": ("", "one of them does not fit"),
 }
-UNDECIDED, CASE = "not decided", "one case"
+UNDECIDED, CASE, NO_ROOM = "not decided", "one case", "no room"
+SIDED = ("ahead", "behind", "turns")  # how words begin of which chance may be wrong
 BESIDE = (2.0, 0.5)  # times the share of misses that the level leaves: 98 and 99.5 % beside 99 %
 NEAR = 0.005  # of attainment: differences within it are called equal
 FALSE = 0.05  # how often a verdict of a table may be wrong where nothing differs
@@ -235,7 +237,7 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
     ]
     pair = _pair(rows, panel["axis"], systems, definition)
     if pair is None:
-        return Standing(None, UNDECIDED, ", ".join(notes))
+        return Standing(None, NO_ROOM if notes else UNDECIDED, ", ".join(notes))
     found = standing(panel, pair, level)
     return found._replace(note=", ".join(filter(None, [*notes, found.note])))
 
@@ -294,7 +296,7 @@ def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
 
 def corrected(found: Sequence[Standing]) -> list[Standing]:
     """Standings of one table, of which those that chance alone may give are undecided (Holm's correction)."""
-    sided = [i for i, one in enumerate(found) if one.says.startswith(("ahead", "behind", "turns"))]
+    sided = [i for i, one in enumerate(found) if one.says.startswith(SIDED)]
     adjusted = dict(zip(sided, pooled.holm([found[i].p for i in sided]), strict=True))
     return [one._replace(p=adjusted[i], says=one.says if adjusted[i] <= FALSE else _without_side(one))
             if i in adjusted else one for i, one in enumerate(found)]  # fmt: skip

@@ -28,11 +28,13 @@ PANEL = {
     "column": int, "axis": AXES, "trace": str, "tier": str, "note": str, "models": str, "own": {}, "given": bool,
     "plan": str, "count": (int, None), "gpus": (int, None), "gpu": str, "host": str, "slo": str,
     "slo_scale": (float, None), "rate_rps": (float, None), "unit_rps": float, "rates_rps": [float], "xs": [float],
-    "at": (float, None), "window_s": float, "seen": [[int]],
+    "at": (float, None), "window_s": float, "seen": [[int]], "half": str, "halves": [[int]],
 }  # fmt: skip
 CLAIM = {
     "what": str, "system": str, "over": str, "definition": str, "on": {}, "paper": (float, str, [float], None),
-    "why": str, "comparable": bool, "shape": str, "tp": int, "subject": str, "says": str,
+    "why": str, "comparable": bool, "shape": str, "tp": int, "subject": str, "says": str, "metric": str, "bound": str,
+    "even": (float, None), "at": float, "lacks": str, "input": str, "section": str, "name": str, "evidence": bool,
+    "also": [{}],
 }  # fmt: skip
 SCORED: Mapping[str, Any] = {  # attainment.parquet
     "schema": int, "key": str, "study": str, "layout": str, "paper": str, "level": float, "definitions": [str],

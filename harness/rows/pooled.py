@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from harness.rows.requests import Floats
 
 Z = 1.959963984540054  # of 95 %
+ONE_SIDED = 1.6448536269514722 / Z  # half widths of a one-sided 95 % limit and of a 95 % interval
 NEAR = 1.25  # ratios within it, either way, are called equal
 STEEP = 2.0  # the slope of ln(share missed) over ln(rate) below which a curve is flat at the level
 HALF_OCTAVE = math.log(2.0) / 2
@@ -108,10 +109,15 @@ def shares(c: Counts) -> Shares:
     variance = np.maximum((_residuals(c) ** 2).sum(axis=1) * few, missed)  # an episode has a miss at least
     events = np.divide(missed**2, variance, out=np.zeros_like(missed), where=some)
     size = np.divide(missed, events, out=np.ones_like(missed), where=some)
-    size[~some] = np.median(size[some]) if some.any() else 1.0  # where nothing was missed, an episode as elsewhere
+    for i in np.flatnonzero(~some)[::-1]:  # where nothing was missed, an episode as at the next rate, or the one before
+        near = size[i + 1 :] if i + 1 < len(size) else size[some][-1:]
+        size[i] = near[0] if len(near) else 1.0
     low = np.where(some, gammaincinv(np.where(some, events, 1.0), 0.025), 0.0)
     high = gammaincinv(events + 1.0, 0.975)
-    return Shares(share, low * size / offered, np.minimum(high * size / offered, 1.0))
+    high = np.minimum(high * size / offered, 1.0)
+    for i in np.flatnonzero(~some[:-1])[::-1]:  # no lower rate misses more
+        high[i] = min(high[i], high[i + 1])
+    return Shares(share, low * size / offered, high)
 
 
 def crossing(c: Counts, level: float) -> Estimate:
@@ -205,19 +211,25 @@ class Verdict(NamedTuple):
 
 
 def verdict(e: Estimate) -> Verdict:
-    """Judge a ratio by its interval: both ends on one side of 1, or both within 25 % of it (two one-sided tests)."""
+    """Judge a ratio: both ends of its interval on one side of 1, or both one-sided limits within 25 % of it."""
     low, high = e.low or 0.0, math.inf if e.high is None else e.high
     side = "ahead" if low > 1.0 else "behind" if high < 1.0 else ""
-    near = low >= 1.0 / NEAR and high <= NEAR
+    least, most = (e.mean * (end / e.mean) ** ONE_SIDED for end in (low, high))
+    near = least >= 1.0 / NEAR and most <= NEAR
     word = f"{side}, by less than 25 %" if side and near else side or ("equal within 25 %" if near else "not decided")
     return Verdict(word, _p(math.log(e.mean), math.log(low) if low else -math.inf, math.log(high)))
 
 
 def apart(e: Estimate, within: float) -> str:
-    """Judge a difference of attainment: its sign, or that both ends lie within so much of 0; "" where neither holds."""
+    """Judge a difference of attainment: equal where both one-sided limits lie within so much of 0, else by its sign.
+
+    "" where neither holds.
+    """
     if e.low is None or e.high is None:
         return ""
-    return "ahead" if e.low > 0 else "behind" if e.high < 0 else "equal" if max(-e.low, e.high) <= within else ""
+    if max(abs(e.mean + (end - e.mean) * ONE_SIDED) for end in (e.low, e.high)) <= within:
+        return "equal"
+    return "ahead" if e.low > 0 else "behind" if e.high < 0 else ""
 
 
 def chance(e: Estimate) -> float:

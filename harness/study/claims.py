@@ -1,93 +1,179 @@
-"""Claims beside what came out: estimates of a study's table, and one verdict each by one rule. Nothing is run here."""
+"""Claims beside what came out: estimates of a study's table, and a class each by `rule`. Nothing is run here."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from harness.rows import crossings, estimate, tidy
+import pyarrow.compute as pc
+
+from harness.policy.fields import asked
+from harness.rows import crossings, estimate, statistics, tidy
 from harness.rows.crossings import (
+    EASES,
     Loss,
     Panel,
+    Standing,
     crossing,
     fewest,
     of_panel,
-    ratio,
     reached,
     side_by_side,
 )
 from harness.rows.estimate import COUNT, GPUS, NONE, POINTS, RATE, RATIO, SCALE, Style
 from harness.rows.statistics import Estimate
-from harness.study.study import Claim, Paper
+from harness.study.rule import (
+    CLASSES,
+    DECIDED,
+    REASONS,
+    SEEDS,
+    Reading,
+    all_of,
+    even,
+    judged,
+    judged_order,
+    judged_seeds,
+    rule,
+    untried,
+)
+from harness.study.study import BEST, OR, Claim, beside, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
-SAYS = {
-    "agrees": "the rule in the last column holds",
-    "differs": "it does not",
-    "open": "it may, beyond the grid or with more seeds",
-    "not comparable": "the paper leaves out what a comparison needs",
-    "does not fit": "one of its systems finds no room for the models here",
-    "not run": "this system has no runs here",
-}
-RULES = {  # when a claim agrees, by what the paper gives and whether ours has an interval
-    "reached": "every seed reaches it",
-    "never": "no seed reaches it",
-    "value": "ours is the paper's",
-    "range": "ours lies in the paper's range",
-    "value, interval": "our interval holds the paper's",
-    "range, interval": "our interval meets the paper's",
-}
+CASE = "a case study, which decides nothing"
+LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
+ONE_SIDED = 1.6448536269514722 / 1.959963984540054  # half widths of a one-sided 95 % limit and a 95 % interval
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
 
+class Support(NamedTuple):
+    """What an estimate rests on: the fewer of either side."""
+
+    misses: int | None  # None: of something that is no share of requests
+    windows: int  # independent ones
+
+
 class Verdict(NamedTuple):
-    """A claim beside what came out on one panel; on all of its panels together where `panel` is None."""
+    """A claim about one system, over at most one other, beside what came out on a panel; None: on all together."""
 
     claim: Claim
     panel: Panel | None
     here: Estimate | None
     text: str  # what came out
-    says: str  # of SAYS; of STANDINGS where the paper states no number
-    rule: str  # when it agrees
-    note: str = ""  # what lacks
+    says: str  # of SAYS; of STANDINGS where the paper states nothing
+    rule: str  # when a claim of its kind holds
+    note: str = ""  # what lacks, or limits
+    support: Support | None = None
+    reading: Reading = frozenset()
 
 
-# ------------------------------------------------------------------ one rule
+# ------------------------------------------------------------------ what it rests on
 
 
-def judged(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """`agrees` where the paper's value, or part of its range, lies in the interval (is it, without), else `differs`.
+def weak(verdict: Verdict) -> str:
+    """Why a class rests on too little; empty where it does not, or where what it rests on is said beside it.
 
-    `open` where a crossing lies beyond the grid and may be the paper's.
+    Seeds that all do the same and bounds state their number and their limit (`limit`); a calculation has no windows.
     """
-    if here is None:
-        return "not run"
-    if here.sign == "~":
-        return "open"
-    low = -math.inf if here.sign == "<" else here.mean if here.low is None else here.low
-    high = math.inf if here.sign == ">" else here.mean if here.high is None else here.high
-    least, most = paper if isinstance(paper, tuple) else (paper, paper)
-    if not (low <= most and least <= high):
-        return "differs"
-    return "agrees" if here.sign == "=" else "open"
+    here = verdict.here
+    if verdict.says not in DECIDED or here is None or verdict.claim.what == "value":
+        return ""
+    if here.sign in {"<", ">"} or here.low == here.high == here.mean:
+        return ""
+    if verdict.support is None:
+        return "misses and windows are not told"
+    misses, windows = verdict.support
+    few = [f"{misses} misses of {LEAST_MISSES}"] if misses is not None and misses < LEAST_MISSES else []
+    few += [f"{windows} windows of {LEAST_WINDOWS}"] if windows < LEAST_WINDOWS else []
+    return " and ".join(few)
 
 
-def rule(paper: float | tuple[float, float], here: Estimate | None) -> str:
-    """When a claim agrees, by what the paper gives and whether ours has an interval."""
-    kind = "range" if isinstance(paper, tuple) else "value"
-    return RULES[kind if here is None or (here.low is None and here.high is None) else f"{kind}, interval"]
+def support(rows: pa.Table, panel: Panel, claim: Claim, definition: str, level: float) -> Support:
+    """The misses and windows of a claim's estimate, of the side that has fewer."""
+    each = [crossings.support(rows, panel, name, definition, level) for name in (claim.system, claim.over) if name]
+    return Support(*(min(column) for column in zip(*each, strict=True)))
 
 
-def judged_reach(paper: str, n: int, of: int) -> str:
-    """`agrees` where all seeds do as the paper says, `differs` where none does, else `open`; `n` of them reach."""
-    as_stated = n if paper == "reached" else of - n
-    return "not run" if not of else "agrees" if as_stated == of else "open" if as_stated else "differs"
+def limit_of_seeds(paper: str, n: int, of: int) -> str:
+    """How often at least the paper's word holds, by the one-sided 95 % limit (Clopper and Pearson 1934).
+
+    How often at most, where it never does.
+    """
+    from scipy.special import betaincinv
+
+    held = n if paper in {"reached", "met"} else of - n
+    share = float(betaincinv(held, of - held + 1, 0.05)) if held else 1.0 - 0.05 ** (1.0 / of)
+    return (
+        f"at {'least' if held else 'most'} {100 * share:.0f} % of windows do as the paper says (one-sided 95 % limit)"
+    )
+
+
+def limit_of_bound(here: Estimate, style: Style) -> str:
+    """Where a quantity that is only a bound ends, by its one-sided 95 % limit."""
+    end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
+    if end is None:
+        return f"n = {here.n}"
+    scaled = here.mean * (end / here.mean) ** ONE_SIDED if end > 0 and here.mean > 0 else end
+    return f"n = {here.n}; {word} {estimate.number(scaled, style.decimals)}{style.unit} (one-sided 95 % limit)"
+
+
+# ------------------------------------------------------------------ what a claim is about
+
+
+def claims_of(about: About) -> list[Claim]:
+    """The claims of a stored study."""
+    return [Claim(**{key: _stored(value) for key, value in stored.items()}) for stored in about["claims"]]
+
+
+def _stored(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
+
+
+def concerned(claim: Claim, about: About) -> list[Panel]:
+    """The panels that a claim is about."""
+    return crossings.concerned(about["panels"], claim.on)
+
+
+def variants(claim: Claim) -> Iterator[Claim]:
+    """A claim, and the further evidence beside it."""
+    yield claim
+    yield from (beside(claim, other) for other in claim.also)
+
+
+def comparisons(claim: Claim, about: About) -> Iterator[tuple[Claim, Reading]]:
+    """A claim about each of its systems over each of the others, and of which readings; see Claim."""
+    ours = [(one, reading) for name, reading in _read(claim.system) for one in of_file(name, about)]
+    for (one, mine), (over, theirs) in product(ours, _read(claim.over)):
+        yield replace(claim, system=one, over=over), mine | theirs
+
+
+def _read(text: str) -> Iterator[tuple[str, Reading]]:
+    """Each system of a claim, with the reading that it is one of."""
+    for names in systems_of(text):
+        for name in names:
+            yield name, frozenset({(OR.join(names), name)} if len(names) > 1 else ())
+
+
+def of_file(name: str, about: About) -> list[str]:
+    """A name, or every system of the study that "best NAME" stands for."""
+    if not name.startswith(BEST):
+        return [name]
+    file = name.removeprefix(BEST)
+    return [label for label, text in about["texts"].items() if asked(text).name == file]
+
+
+def lacking(claim: Claim, about: About) -> list[str]:
+    """The systems of a claim that take no part in a study."""
+    part = {*about["systems"], *about["controls"]}
+    names = [name for name in chain(*systems_of(claim.system), *systems_of(claim.over)) if name]
+    return [name for name in dict.fromkeys(names) if not {*of_file(name, about)} & part]
 
 
 # ------------------------------------------------------------------ estimates
@@ -99,6 +185,72 @@ def losses(table: pa.Table, about: About, claim: Claim) -> Iterator[Loss]:
     return crossings.losses(table, concerned(claim, about), claim.system, claim.over, definition)
 
 
+def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
+    """What came out on a panel, and its text; of a ratio see `compared`."""
+    if claim.what == "fewest":
+        here = counted(rows, claim, definition, level)
+        return here, estimate.text(here, RATIO if claim.over else GPUS)
+    c = crossing(rows, panel, claim.system, definition, level)
+    here = None if c is None else c.at
+    return here, estimate.text(here, STYLES[panel["axis"]])
+
+
+def compared(
+    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
+) -> dict[str, Standing]:
+    """A claim's system beside each of several others; along SLO scales ratios say how many times sooner it is."""
+    each = {name: side_by_side(rows, panel, (claim.system, name), definition, level) for name in others}
+    if panel["axis"] not in EASES:
+        return each
+    return {name: one._replace(ratio=one.ratio and inverse(one.ratio)) for name, one in each.items()}
+
+
+def inverse(e: Estimate) -> Estimate:
+    """An estimate of 1 over the quantity."""
+    low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
+    return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
+
+
+def standing_text(one: Standing) -> str:
+    """A ratio; where a curve is flat at the level, what stands for it: who is ahead, and differences at fixed rates."""
+    if not one.flat and one.ratio is not None:
+        return estimate.text(one.ratio, RATIO)
+    gaps = ", ".join(f"{points_text(gap)} points at {x:.3g}" for x, gap in one.differences)
+    why = "flat at the level" if one.ratio is not None else ""
+    return ": ".join(filter(None, (", ".join(filter(None, (why, one.note, one.says))), gaps)))
+
+
+def counted(rows: pa.Table, claim: Claim, definition: str, level: float) -> Estimate | None:
+    """The fewest that hold the level on average of the seeds, between the least and the most that a seed takes."""
+    whole = fewest(rows, claim.system, claim.over, definition, level)
+    seeds = sorted(tidy.curves(rows, claim.system, definition, "x"))
+    if whole is None or len(seeds) < 2 or whole.sign != "=":
+        return whole
+    each = [
+        fewest(rows.filter(pc.equal(rows["seed"], seed)), claim.system, claim.over, definition, level) for seed in seeds
+    ]
+    if any(one is None or one.sign != "=" for one in each):
+        return whole
+    counts = [whole.mean, *(one.mean for one in each if one)]
+    return replace(whole, low=min(counts), high=max(counts))
+
+
+def lowest(ratios: Mapping[str, Estimate]) -> tuple[str, Estimate]:
+    """The best of several others, and the ratio to it, whichever it is: each end is the lowest of theirs."""
+    name = min(ratios, key=lambda one: ratios[one].mean)
+    lows = [e.low for e in ratios.values() if e.low is not None]
+    highs = [e.high for e in ratios.values() if e.high is not None]
+    low = min(lows) if len(lows) == len(ratios) else None
+    sign = "~" if any(e.sign == "~" for e in ratios.values()) else ratios[name].sign
+    return name, replace(ratios[name], low=low, high=min(highs, default=None), sign=sign)
+
+
+def met(rows: pa.Table, system: str, definition: str, level: float, at: float) -> tuple[int, int]:
+    """How many seeds hold the level at an x, and of how many that ran there."""
+    shares = [y for curve in tidy.curves(rows, system, definition, "x").values() for x, y in curve.items() if x == at]
+    return sum(y >= level for y in shares), len(shares)
+
+
 # ------------------------------------------------------------------ verdicts
 
 
@@ -107,33 +259,37 @@ def verdicts(table: pa.Table, about: About) -> list[Verdict]:
     return [verdict for i in range(len(about["claims"])) for verdict in of_claim(table, about, i)]
 
 
-def claims_of(about: About) -> list[Claim]:
-    """The claims of a stored study."""
-    return [Claim(**{**stored, "paper": _paper(stored["paper"])}) for stored in about["claims"]]
-
-
-def _paper(value: Any) -> Paper:
-    return tuple(value) if isinstance(value, list | tuple) else value
-
-
 def of_claim(table: pa.Table, about: About, i: int) -> Iterator[Verdict]:
-    """The verdicts of the i-th claim: one a panel, or one of all panels together."""
-    claim = claims_of(about)[i]
+    """The verdicts of the i-th claim, a panel and a pair of systems each; further evidence comes last, and once."""
+    seen = set[tuple[str, ...]]()
+    for variant in variants(claims_of(about)[i]):
+        for claim, reading in comparisons(variant, about):
+            for verdict in _of_one(table, about, claim, about["values"][i]):
+                key = (claim.system, claim.over, claim.definition, verdict.panel["condition"] if verdict.panel else "")
+                if key not in seen:
+                    seen.add(key)
+                    yield verdict._replace(reading=reading)
+
+
+def _of_one(table: pa.Table, about: About, claim: Claim, value: float | None) -> Iterator[Verdict]:
     match claim.what:
+        case "measure":  # of a driver of its own, or of nobody's
+            yield by_number(claim, None, None, NONE)
         case "value":
-            here = Estimate(about["values"][i], None, None, 1)
+            here = Estimate(float(value or 0.0), value, value, 1)
             yield by_number(claim, None, here, f"{here.mean:.2f} s")
         case "difference":
             yield from _of_difference(table, about, claim)
         case _:
-            takes_part = {claim.system, claim.over or claim.system} <= {*about["systems"], *about["controls"]}
-            for panel in concerned(claim, about) if takes_part else ():
-                yield _on_panel(claim, panel, of_panel(table, panel), about)
+            for panel in concerned(claim, about) if not lacking(claim, about) else ():
+                yield _of_case(_on_panel(claim, panel, of_panel(table, panel), about), panel)
 
 
-def concerned(claim: Claim, about: About) -> list[Panel]:
-    """The panels that a claim is about."""
-    return crossings.concerned(about["panels"], claim.on)
+def _of_case(verdict: Verdict, panel: Panel) -> Verdict:
+    """A half of a real trace is a case study of one window, by which nothing is decided."""
+    if not panel.get("half") or verdict.says not in DECIDED:
+        return verdict
+    return verdict._replace(says="open", note="; ".join(filter(None, (verdict.note, CASE))))
 
 
 def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verdict]:
@@ -145,51 +301,84 @@ def _of_difference(table: pa.Table, about: About, claim: Claim) -> Iterator[Verd
     yield by_number(claim, None, here, text)
 
 
-def by_number(claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "") -> Verdict:
-    """The verdict on a claim with a number, or a range; `text` says what came out (empty: the estimate)."""
-    assert isinstance(claim.paper, float | int | tuple)
+def by_number(
+    claim: Claim, panel: Panel | None, here: Estimate | None, text: str = "", backing: Support | None = None
+) -> Verdict:
+    """The verdict on a claim by an estimate; `text` says what came out (empty: the estimate)."""
     text = text or estimate.text(here)
-    if not claim.comparable:
-        return Verdict(claim, panel, here, text, "not comparable", NONE)
-    return Verdict(claim, panel, here, text, judged(claim.paper, here), rule(claim.paper, here))
+    if claim.what == "measure" and here is not None and backing is None:
+        backing = Support(None, here.n)
+    says = judged(claim, here, backing.windows if backing else None)
+    note = ""
+    if says in CLASSES and here is not None and here.sign in {"<", ">"}:
+        note = limit_of_bound(here, RATIO if claim.over else RATE)
+    return Verdict(claim, panel, here, text, says, NONE if says in REASONS else rule(claim), note, backing)
 
 
 def _on_panel(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
     """The verdict on a claim about crossings on one panel."""
     definition, level = claim.definition or about["definitions"][0], about["level"]
-    systems = [name for name in (claim.system, claim.over) if name]
-    unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
-    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in systems}:
+    others = of_file(claim.over, about) if claim.over else []
+    if wrong := {name: why for name, why in tidy.invalid(rows).items() if name in {claim.system, *others}}:
         note = "; ".join(f"{name} is invalid: {why}" for name, why in wrong.items())
         return Verdict(claim, panel, None, NONE, "open", NONE, note)
     if claim.paper is None or panel["kind"]:
         return _standing(claim, panel, rows, about)
-    if any(gone.every for gone in unfit.values()) and claim.what != "fewest":
-        says = "does not fit" if claim.comparable else "not comparable"
-        note = "; ".join(f"{name}: {gone.why}" for name, gone in unfit.items() if gone.every)
-        return Verdict(claim, panel, None, NONE, says, NONE, note)
-    if isinstance(claim.paper, str):
-        n, of = reached(rows, panel["axis"], claim.system, definition, level)
-        text = f"reached by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
-        says = judged_reach(claim.paper, n, of) if claim.comparable else "not comparable"
-        return Verdict(claim, panel, None, text, says, RULES[claim.paper] if claim.comparable else NONE)
+    gone = {name: why for name in (claim.system, *others) if (why := tidy.unfit(rows, name)) and why.every}
+    fit = [name for name in others if name not in gone]
+    if (claim.system in gone or (others and not fit)) and claim.what != "fewest":
+        says = untried(claim) or "does not fit"
+        return Verdict(claim, panel, None, NONE, says, NONE, "; ".join(f"{name}: {x.why}" for name, x in gone.items()))
+    if claim.paper in SEEDS:
+        return _by_seeds(claim, panel, rows, definition, level)
+    if claim.what == "ratio":
+        return _by_ratio(claim, panel, rows, fit, definition, level)
     here, text = estimated(claim, panel, rows, definition, level)
-    return by_number(claim, panel, here, text)
+    return by_number(claim, panel, here, text, support(rows, panel, claim, definition, level))
 
 
-def estimated(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> tuple[Estimate | None, str]:
-    """What came out on a panel, and its text."""
-    match claim.what:
-        case "ratio":
-            here = ratio(rows, panel["axis"], (claim.system, claim.over), definition, level)
-            return here, estimate.text(here, RATIO)
-        case "fewest":
-            here = fewest(rows, claim.system, claim.over, definition, level)
-            return here, estimate.text(here, RATIO if claim.over else GPUS)
-        case _:
-            c = crossing(rows, panel, claim.system, definition, level)
-            here = None if c is None else c.at
-            return here, estimate.text(here, STYLES[panel["axis"]])
+def _by_ratio(
+    claim: Claim, panel: Panel, rows: pa.Table, others: Sequence[str], definition: str, level: float
+) -> Verdict:
+    """The verdict on a ratio to a system, or to the best of several.
+
+    Where a curve is flat at the level a ratio says nothing: who is ahead of each stands for it, and no size.
+    """
+    each = compared(claim, panel, rows, others, definition, level)
+    each = {name: one for name, one in each.items() if one.ratio is not None or one.differences}
+    if not each:
+        return by_number(claim, panel, None, NONE)
+    ratios = {name: one.ratio for name, one in each.items() if one.ratio is not None and not one.flat}
+    best = min(each, key=lambda name: _order(each[name]))
+    backing = support(rows, panel, replace(claim, over=best), definition, level)
+    if len(ratios) == len(each):
+        best, here = lowest(ratios)
+        named = f" (the best is {best})" if claim.over.startswith(BEST) else ""
+        return by_number(claim, panel, here, estimate.text(here, RATIO) + named, backing)
+    says = all_of([judged_order(claim, one) for one in each.values()])  # who is behind one is behind the best
+    text = "; ".join((f"{name}: " if len(each) > 1 else "") + standing_text(one) for name, one in each.items())
+    return Verdict(claim, panel, each[best].ratio, text, says, NONE if says in REASONS else rule(claim), "", backing)
+
+
+def _order(one: Standing) -> float:
+    """How far a system is ahead, for the best of others; by its crossings, or by differences beyond them."""
+    if one.ratio is not None:
+        return math.log(one.ratio.mean)
+    return sum(gap.mean for _, gap in one.differences) / len(one.differences)
+
+
+def _by_seeds(claim: Claim, panel: Panel, rows: pa.Table, definition: str, level: float) -> Verdict:
+    """The verdict on what a paper says of every run."""
+    paper = str(claim.paper)
+    if claim.at:
+        n, of = met(rows, claim.system, definition, level, claim.at)
+    else:
+        n, of = reached(rows, panel["axis"], claim.system, definition, level)
+    text = f"{'met' if claim.at else 'reached'} by {n} of {of} seed{'s' * (of > 1)}" if of else NONE
+    if known := untried(claim):
+        return Verdict(claim, panel, None, text, known, NONE)
+    note = limit_of_seeds(paper, n, of) if of else ""
+    return Verdict(claim, panel, None, text, judged_seeds(paper, n, of), rule(claim), note)
 
 
 def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdict:
@@ -199,13 +388,17 @@ def _standing(claim: Claim, panel: Panel, rows: pa.Table, about: About) -> Verdi
     """
     definition = claim.definition or about["definitions"][0]
     pair = (claim.system, claim.over)
-    here, says, note, *_ = side_by_side(rows, panel, pair, definition, about["level"])
+    one = side_by_side(rows, panel, pair, definition, about["level"])
+    here, says, note = one.ratio, one.says, one.note
     text = note if here is None else estimate.text(here, RATIO)
     if not _at_an_end(panel, about) or claim.paper is None:
         return Verdict(claim, panel, here, text, says, NONE, note)
     if here is None:
         return Verdict(claim, panel, None, text, "does not fit" if "does not fit" in note else "open", NONE, note)
-    return by_number(claim, panel, here, text)._replace(note=note)
+    if one.flat:
+        return Verdict(claim, panel, here, standing_text(one), judged_order(claim, one), rule(claim), note)
+    found = by_number(claim, panel, here, text, support(rows, panel, claim, definition, about["level"]))
+    return found._replace(note="; ".join(filter(None, (note, found.note))))
 
 
 def _at_an_end(panel: Panel, about: About) -> bool:
@@ -219,31 +412,35 @@ def _at_an_end(panel: Panel, about: About) -> bool:
 
 def claim_text(claim: Claim, about: About, axis: str = "") -> str:
     """What a claim is about."""
-    goal = f"{100 * about['level']:g} % {(claim.definition or about['definitions'][0]).upper()}"
+    level, word = f"{100 * about['level']:g} %", (claim.definition or about["definitions"][0]).upper()
     match claim.what:
+        case "measure":
+            return claim.subject
         case "value":
             return f"activation of {claim.shape}, TP {claim.tp}"
         case "difference":
             return f"{claim.subject or claim.over}, the model that gains most"
         case "fewest":
-            return f"{claim.label}, GPUs for {goal}"
+            return f"{claim.label}, GPUs for {level} {word}"
+        case "ratio" if axis == "slo_scale":
+            return f"{claim.label}, how many times shorter P{100 * about['level']:g} {word} is"
         case _:
-            return (
-                f"{claim.label}, {AXES[axis]} at {goal}" if claim.over else f"{claim.system}, {AXES[axis]} for {goal}"
-            )
+            if claim.at:
+                return f"{claim.label}, {level} {word} at {AXES[axis]} {claim.at:g}"
+            preposition = "at" if claim.over else "for"
+            return f"{claim.label}, {AXES[axis]} {preposition} {level} {word}"
 
 
 def paper_text(claim: Claim) -> str:
     """What the paper says."""
     unit, factor = {"value": (" s", 1.0), "difference": (" points", 100.0)}.get(
-        claim.what, ("x" if claim.over else "", 1.0)
+        claim.what, ("x" if even(claim) == 1.0 else "", 1.0)
     )
     if claim.paper is None:
         return NONE
     numbers = claim.paper if isinstance(claim.paper, tuple) else (claim.paper,)
-    return "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers) + unit * (
-        not isinstance(claim.paper, str)
-    )
+    text = "-".join(x if isinstance(x, str) else f"{factor * x:g}" for x in numbers)
+    return " ".join(filter(None, (claim.bound, text + unit * (not isinstance(claim.paper, str)))))
 
 
 def points_text(share: Estimate) -> str:

@@ -1,58 +1,79 @@
-"""One ledger: every claim of every paper that is held against runs here, a row each, whatever study holds it."""
+"""One ledger: every statement of every paper that is held against runs here, once, whatever studies hold it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
+from textwrap import wrap
 from typing import NamedTuple
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
-from harness.report.text_table import laid
+from harness.rows import tidy
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
 from harness.run.teller import Silent, Teller
 from harness.study import claims, weaving
 from harness.study import load as studies
-from harness.study.claims import SAYS, Verdict
+from harness.study.claims import Verdict
 from harness.study.measure import Measured, measure
+from harness.study.rule import CLASSES, DECIDED, SAYS, Reading, of_statement
 from harness.study.study import START, Claim, Study
 
-UNTESTED = "not testable"
-LEGEND = {**SAYS, UNTESTED: "a datum is missing, which is named"}
-UNKNOWN = "the cause is not isolated"
+UNKNOWN = "nothing is known that is sufficient"
 FULL = "only --full runs its condition"
+WIDTH = 100
 
 
 class Line(NamedTuple):
-    """A claim beside what came out, in words."""
+    """One comparison that a statement is judged by, or that stands beside it."""
+
+    what: str
+    where: str  # trace, models, GPUs, SLO
+    here: str  # what came out
+    says: str  # of SAYS
+    note: str = ""  # what lacks, or limits
+    weak: str = ""  # why it rests on too little
+    evidence: bool = False  # stands beside it
+    reading: Reading = frozenset()  # of what the paper leaves open: systems, and where
+
+
+class Statement(NamedTuple):
+    """What a paper says, and what came out."""
 
     paper: str
-    claim: str
-    conditions: str  # trace, models, GPUs, SLO
-    says: str  # the paper
-    here: str
-    verdict: str  # of LEGEND
-    why: str  # the cause where it differs, or what it lacks
-    rule: str  # when it agrees
+    section: str
+    says: str  # in words
+    number: str  # the paper's
+    lines: tuple[Line, ...]
+    why: str = ""  # what is sufficient for the paper's number, which constant it is, or what lacks
+    name: str = ""  # that claims of several studies share
 
+    @property
+    def verdict(self) -> str:
+        """The class of it, or why there is none."""
+        return of_statement([(line.says, line.reading) for line in self.lines if not line.evidence])
 
-HEAD = ("paper", "claim", "conditions", "the paper", "here", "verdict", "cause, or what is missing", "agrees if")
+    @property
+    def stands(self) -> bool:
+        """Tell whether there is more here than further evidence."""
+        return any(not line.evidence for line in self.lines)
 
 
 class Source(NamedTuple):
-    """The lines of a study, and the systems that left it."""
+    """The statements of a study, and the systems that left it."""
 
-    lines: tuple[Line, ...]
+    statements: tuple[Statement, ...]
     failed: Mapping[str, str]  # as Failed has them
 
 
 class Ledger(NamedTuple):
-    """All lines, and what is not among them: by study, why."""
+    """All statements, and what is not among them: by study, why."""
 
-    lines: tuple[Line, ...]
+    statements: tuple[Statement, ...]
     missing: Mapping[str, str]
 
 
@@ -73,7 +94,7 @@ def ledger(
     names = list(dict.fromkeys(have if only is None else only))
     if unknown := next((name for name in names if name not in have), None):
         raise UserError(f'no claims of "{unknown}"{meant(unknown, have)} (there are: {", ".join(have)})')
-    lines, missing = list[Line](), dict[str, str]()
+    found, missing = list[Statement](), dict[str, str]()
     for name in names:
         teller.say(f"claims of {name}")
         try:
@@ -82,46 +103,96 @@ def ledger(
             missing[name] = " ".join(str(error).split())
             teller.say(f"{name}: {missing[name]}")
             continue
-        lines += source.lines
+        found += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
-    return Ledger(tuple(lines), missing)
+    return Ledger(tuple(merged(found)), missing)
+
+
+def merged(found: Iterable[Statement]) -> list[Statement]:
+    """Each statement once: those of one name are one, whose words are of the claim that it is judged by."""
+    by_name = dict[str, Statement]()
+    for i, one in enumerate(found):
+        key = one.name or str(i)
+        if (other := by_name.get(key)) is None:
+            by_name[key] = one
+            continue
+        first, second = (one, other) if one.stands and not other.stands else (other, one)
+        whys, numbers = (dict.fromkeys(filter(None, pair)) for pair in (
+            (first.why, second.why), (first.number, *([second.number] if second.stands else [])),
+        ))  # fmt: skip
+        lines = (*first.lines, *second.lines)
+        by_name[key] = first._replace(
+            lines=lines, why=". ".join(why.rstrip(".") for why in whys), number="; ".join(numbers)
+        )
+    return list(by_name.values())
 
 
 def of_study(name: str, out: Path, workers: int | None, teller: Teller) -> Source:
     """A study's claims on each panel that they are about, and those whose conditions are only for --full."""
     asked = studies.study(name)
     measured = measure(asked, out / name, workers=workers, teller=teller)
-    verdicts = [v for v in claims.verdicts(measured.table, measured.about) if v.says in SAYS and _stated(v)]
-    lines = [_line(asked, measured, verdict) for verdict in verdicts]
-    lines += [_not_run(asked, claim) for claim in asked.claim if claim.paper is not None and _extra(asked, claim)]
-    return Source(tuple(lines), measured.failed)
+    held = [
+        statement(asked, claim, _lines(measured, i, claim))
+        for i, claim in enumerate(claims.claims_of(measured.about))
+        if claim.paper is not None
+    ]
+    held += [statement(asked, c, [_not_run(asked, c)]) for c in asked.claim if c.paper is not None and _extra(asked, c)]
+    return Source(tuple(one for one in held if one.lines), measured.failed)
+
+
+def statement(asked: Study, claim: Claim, lines: Sequence[Line]) -> Statement:
+    """A claim's statement, by its lines."""
+    says = claim.says or claims.claim_text(claim, {"level": asked.level, "definitions": asked.definitions}, "rate_rps")
+    number = claims.paper_text(claim) + (f" ({claim.metric})" if claim.metric else "")
+    return Statement(asked.paper, claim.section, says, number, tuple(lines), _due(claim), claim.name)
+
+
+def _due(claim: Claim) -> str:
+    """What a claim's class, or the lack of one, is due to."""
+    return claim.input or (f"lacks {claim.lacks}" if claim.lacks else claim.why)
+
+
+def _lines(measured: Measured, i: int, claim: Claim) -> list[Line]:
+    """What came out for the i-th claim; at the ends alone of a cumulative study, and what lacks where nothing did."""
+    found = [v for v in claims.of_claim(measured.table, measured.about, i) if v.says in SAYS and _stated(v)]
+    lines = [_line(measured, verdict) for verdict in found]
+    if claim.evidence or claim.what in {"value", "measure"}:
+        return lines
+    gone = claims.lacking(claim, measured.about)
+    if gone or not any(not line.evidence for line in lines):
+        why = f"{' and '.join(gone)} took no part" if gone else f"nothing ran with {_facts(claim)}"
+        lines.insert(
+            0, Line(claims.claim_text(claim, measured.about, _axis(claim, measured)), "", NONE, "not run", why)
+        )
+    return lines
+
+
+def _facts(claim: Claim) -> str:
+    return ", ".join(f"{key} {value}" for key, value in claim.on.items())
+
+
+def _axis(claim: Claim, measured: Measured) -> str:
+    """What runs along x where a claim is about; of the study where no panel is."""
+    panels = claims.concerned(claim, measured.about)
+    return str(panels[0]["axis"]) if panels else measured.study.along
 
 
 def _stated(verdict: Verdict) -> bool:
-    """Tell whether a verdict is on a number of the paper; of a cumulative study at its ends alone."""
-    return verdict.claim.paper is not None and (verdict.rule != NONE or verdict.says != "open" or not _step(verdict))
+    """Tell whether a verdict is on a statement of the paper; of a cumulative study at its ends alone."""
+    return verdict.rule != NONE or verdict.says != "open" or not _step(verdict)
 
 
 def _step(verdict: Verdict) -> bool:
     return verdict.panel is not None and bool(verdict.panel["kind"])
 
 
-def _line(asked: Study, measured: Measured, verdict: Verdict) -> Line:
+def _line(measured: Measured, verdict: Verdict) -> Line:
     claim, panel, about = verdict.claim, verdict.panel, measured.about
     what = claims.claim_text(claim, about, panel["axis"] if panel else "")
     where = _everywhere(claim, measured) if panel is None else panel_text(panel, measured)
-    why = verdict.note if verdict.says == "does not fit" else claim.why
-    return Line(
-        asked.paper, what, where, claims.paper_text(claim), verdict.text, verdict.says, cause(verdict.says, why),
-        verdict.rule,
-    )  # fmt: skip
-
-
-def cause(verdict: str, why: str) -> str:
-    """What a verdict other than `agrees` is due to."""
-    if verdict == "differs":
-        return why or UNKNOWN
-    return why if verdict in {"not comparable", "does not fit", "not run", UNTESTED} else ""
+    where = "" if claim.what == "measure" else where
+    reading = verdict.reading | ({("where", where)} if where else set())
+    return Line(what, where, verdict.text, verdict.says, verdict.note, claims.weak(verdict), claim.evidence, reading)
 
 
 def panel_text(panel: Panel, measured: Measured) -> str:
@@ -131,14 +202,15 @@ def panel_text(panel: Panel, measured: Measured) -> str:
     gpus = f"{panel['gpus']} x {panel['gpu']}" if panel["gpus"] else panel["gpu"]
     if panel["axis"] == "gpus" and panel["xs"]:
         gpus = f"{min(panel['xs']):g} to {max(panel['xs']):g} x {panel['gpu']}"
+    half = f", {panel['half']} half" if panel.get("half") else ""
     parts = [
-        f"{panel['trace']} ({panel['tier']})",
+        f"{panel['trace']} ({panel['tier']}{half})",
         panel["models"],
         gpus,
         panel["host"],
         f"SLO {slo if scaled else panel['slo']}",
         f"{panel['rate_rps']:.3g} req/s{' each' * (panel['axis'] == 'models')}" if panel["rate_rps"] else "",
-        *(f"{key} {value}" for key, value in (panel["own"] if not panel["kind"] else {}).items()),
+        (tidy.machine(panel["own"]) or "") if not panel["kind"] else "",
         {"base": START, "cumulative": "all assumptions of the bridge"}.get(panel["kind"], ""),
         _seeds(measured.seeds),
     ]
@@ -165,51 +237,131 @@ def _not_run(asked: Study, claim: Claim) -> Line:
     condition = next(one for one in asked.condition if one.name == claim.on["condition"])
     traces = "; ".join(asked.varied(condition).get("trace", (asked.settings(condition).get("trace", ""),)))
     about = {"level": asked.level, "definitions": asked.definitions}
-    where = f"{traces}, {'; '.join(asked.sets(condition))}, {condition.name}"
+    where = ", ".join(filter(None, (traces, "; ".join(asked.sets(condition)), condition.name)))
     what = claims.claim_text(claim, about, asked.axis(condition))
-    return Line(asked.paper, what, where, claims.paper_text(claim), NONE, "not run", FULL, NONE)
+    return Line(what, where, NONE, "not run", FULL, evidence=claim.evidence)
 
 
 def of_weaver(out: Path, workers: int | None, teller: Teller) -> Source:  # noqa: ARG001 - a source; its runs are in turn
     """Weaver's claims, which are about TPOT, batches and memory."""
     at = f"two {weaving.MODEL}, lengths of {Path(weaving.LENGTHS).stem}, {weaving.HOST}, {_seeds(weaving.SEEDS)}"
-    lines = [
-        Line(f"{weaving.PAPER}, section {one.section}", one.verdict.claim.subject, at,
-             claims.paper_text(one.verdict.claim), one.verdict.text, one.verdict.says,
-             cause(one.verdict.says, one.verdict.note or one.verdict.claim.why), one.verdict.rule)
+    found = [
+        Statement(
+            weaving.PAPER, one.section, one.verdict.claim.subject, claims.paper_text(one.verdict.claim),
+            (_of_weaver(at, one.verdict),),
+            _due(one.verdict.claim) or one.verdict.note, one.verdict.claim.name,
+        )
         for one in weaving.lines(out=out, teller=teller)
     ]  # fmt: skip
-    return Source(tuple(lines), {})
+    return Source(tuple(found), {})
+
+
+def _of_weaver(at: str, verdict: Verdict) -> Line:
+    what = verdict.claim.subject if verdict.claim.evidence else ""
+    note = verdict.note if verdict.says in CLASSES else ""  # what lacks is said below
+    return Line(what, at, verdict.text, verdict.says, note, claims.weak(verdict), verdict.claim.evidence)
 
 
 def _seeds(n: int) -> str:
     return "one seed" if n == 1 else f"{n} seeds"
 
 
+def weak(found: Ledger) -> list[str]:
+    """The statements whose class rests on too little, and why: by what contradicts them, or by all that holds."""
+    return [
+        f"{one.paper}: {one.says}: {' '.join(filter(None, (line.what, line.says)))}: {line.weak}"
+        for one in found.statements
+        for line in one.lines
+        if line.weak and not line.evidence and one.verdict in DECIDED
+        and (one.verdict != "contradicted" or line.says == "contradicted")
+    ]  # fmt: skip
+
+
 # ------------------------------------------------------------------ as Markdown
 
 
 def markdown(found: Ledger) -> Iterator[str]:
-    """The ledger as a page: how many of each verdict, what a verdict means, a row a claim, what did not run."""
+    """The ledger as a page: how many of each class, then every statement once, with what it is judged by."""
     yield "# Claims"
     yield ""
-    yield "Made by `bench claims` (`make claims`): what papers say, beside what came out here, by one rule for all."
+    yield from _wrapped(
+        "What papers say, beside what came out here: each statement once, by one rule for all "
+        "(`harness/study/rule.py`), fixed before anything ran. Made by `bench claims` (`make claims`).",
+        "",
+    )
     yield ""
-    verdicts = [line.verdict for line in found.lines]
-    yield from (f"- {verdicts.count(word)} {word}: {means}" for word, means in LEGEND.items() if word in verdicts)
-    yield from laid([HEAD, *([escaped(cell) for cell in line] for line in found.lines)], markdown=True)
+    verdicts = [one.verdict for one in found.statements if one.stands]
+    kept = [word for word in SAYS if word in CLASSES or word in verdicts]
+    bounds = sum(one.verdict == "size" and one.number.startswith("up to") for one in found.statements if one.stands)
+    for word in kept:
+        among = f" ({bounds} of an 'up to')" if word == "size" and bounds else ""
+        yield from _wrapped(f"**{verdicts.count(word)} {word}**{among}: {SAYS[word]}", "- ")
+    for paper, group in groupby(sorted(found.statements, key=_of), key=_of):
+        yield from ("", f"## {paper}")
+        for one in group:
+            yield ""
+            yield from block(one)
     if found.missing:
-        yield "Not among them:"
-        yield ""
-        yield from (f"- {escaped(name)}: {escaped(why)}" for name, why in found.missing.items())
+        yield from ("", "## Not among them", "")
+        for name, why in found.missing.items():
+            yield from _wrapped(escaped(f"{name}: {why}"), "- ")
+
+
+def _of(one: Statement) -> str:
+    """The paper of a statement, without its figures and sections."""
+    return re.split(r", (?:figures?|section) ", one.paper)[0]
+
+
+def block(one: Statement) -> Iterator[str]:
+    """A statement: its class and its words, what came out where, and what is sufficient for the paper's number."""
+    section = f" ({escaped(one.section)})" if one.section else ""
+    verdict = one.verdict if one.stands else "beside a statement of another study"
+    yield from _wrapped(f"**{verdict}** · {escaped(one.says)}{section}. The paper: {escaped(one.number)}.", "")
+    yield ""
+    told = (line for line in one.lines if line.here != NONE or line.says in CLASSES or line.note)
+    order = sorted(told, key=lambda line: line.evidence)
+    for (where, evidence), lines in groupby(order, key=lambda line: (line.where, line.evidence)):
+        own = list(lines)
+        if where:
+            place = "under the same conditions" if evidence and where == order[0].where else f"on {escaped(where)}"
+            yield from _wrapped("beside it, " * evidence + place, "- ")
+        for line in own:
+            yield from _wrapped(escaped(_told(line)), "  - " if where else "- ")
+    if words := _why(one):
+        yield from _wrapped(escaped(words), "- ")
+
+
+def _told(line: Line) -> str:
+    """A comparison in words."""
+    says = f" ({line.says})" if line.says != "input" else ""
+    extra = "".join(f"; {text}" for text in (line.note, line.weak and f"too little: {line.weak}") if text)
+    return f"{line.what + ': ' if line.what else ''}{line.here}{says}{extra}"
+
+
+def _why(one: Statement) -> str:
+    """What a class is due to."""
+    match one.verdict:
+        case "size":
+            return ""
+        case "input":
+            return f"input: {one.why}"
+        case "contradicted" if not one.why:
+            return UNKNOWN
+    return one.why
+
+
+def _wrapped(text: str, bullet: str) -> list[str]:
+    indent = " " * len(bullet)
+    return wrap(text, WIDTH, initial_indent=bullet, subsequent_indent=indent, break_long_words=False,
+                break_on_hyphens=False)  # fmt: skip
 
 
 def escaped(text: str) -> str:
-    """Text as a cell of Markdown; `laid` takes care of bars."""
-    return re.sub(r"([\\*<~])", r"\\\1", " ".join(text.split()))
+    """Text without the signs of Markdown."""
+    return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
 
 
-def counted(lines: Iterable[Line]) -> str:
-    """How many of each verdict, in a line."""
-    verdicts = [line.verdict for line in lines]
-    return ", ".join(f"{verdicts.count(word)} {word}" for word in LEGEND if word in verdicts) or "no claims"
+def counted(found: Iterable[Statement]) -> str:
+    """How many of each class, in a line."""
+    verdicts = [one.verdict for one in found if one.stands]
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in SAYS if word in verdicts) or "no claims"

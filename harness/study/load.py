@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +17,26 @@ from harness.run.setup import load_trace
 from harness.run.spec import Spec, from_dict
 from harness.study.study import (
     AA_SEED,
+    AND,
     AXES,
     BESIDE,
+    BEST,
     HELD,
+    OR,
     ORIGINS,
+    OTHER,
     SET_BY_STUDY,
     START,
     STUDIES,
     Claim,
     Condition,
     Study,
+    beside,
     named,
+    systems_of,
 )  # fmt: skip
 
+WORDS = ("reached", "never", "met", "missed", "ahead", "behind", "equal")  # instead of a number of the paper
 ON = ("condition", "axis", "trace", "models", "gpus", "slo", "column")  # facts by which a claim chooses its panels
 
 FORMER = {  # keys of files of before: whose they were
@@ -67,7 +75,11 @@ def _made(name: str, data: dict[str, Any]) -> Study:
     labels = named([str(text) for text in texts])
     made = toml.convert({"name": name, "condition": [], **data, "systems": labels}, Study)
     by_text = {text: label for label, text in labels.items()}  # a file says a system as --systems takes it
-    claims = (replace(c, system=by_text.get(c.system, c.system), over=by_text.get(c.over, c.over)) for c in made.claim)
+
+    def labelled(name: str) -> str:
+        return AND.join(OR.join(by_text.get(text, text) for text in part) for part in systems_of(name))
+
+    claims = (replace(c, system=labelled(c.system), over=labelled(c.over)) for c in made.claim)
     conditions = (replace(c, among=tuple(by_text.get(x, x) for x in c.among)) for c in made.condition)
     return replace(made, claim=tuple(claims), condition=tuple(conditions))
 
@@ -213,13 +225,9 @@ def _one_more_each(study: Study) -> None:
 
 
 def _claim(study: Study, claim: Claim) -> None:
-    known = (*study.systems, *named(study.bounds))
-    if claim.what == "difference":
-        known = tuple(study.systems)
     for key in ("system", "over"):
-        name = getattr(claim, key)
-        if name and name not in known:
-            raise UserError(f'{key} is "{name}"{meant(name, known)} ({", ".join(known)})')
+        for text in filter(None, chain(*systems_of(getattr(claim, key)))):
+            _takes(study, key, text, claim)
     if claim.what in {"ratio", "difference"} and not claim.over:
         raise UserError(f'a {claim.what} is over another system: the key "over" is missing')
     if claim.what == "value" and not claim.shape:
@@ -237,19 +245,54 @@ def _claim(study: Study, claim: Claim) -> None:
     if (trace := claim.on.get("trace")) is not None:
         texts = {text for one in study.condition for text in _over(study, one, "trace", Spec("").trace)}
         traces = [load_trace(str(text)).name for text in sorted(texts)]
-        if not any(name.startswith(str(trace)) for name in traces):
+        if not any(name.startswith(str(trace)) for name in traces) and not _exists(str(trace)):
             raise UserError(f'no condition on trace "{trace}"{meant(str(trace), traces)} ({", ".join(traces)})')
     rules = _rules(study)
     if (rule := claim.on.get("slo")) is not None and rule not in rules:
         raise UserError(f'slo is "{rule}"{meant(str(rule), rules)} ({", ".join(rules)})')
     if unknown := next((key for key in claim.on if key not in ON), None):
         raise UserError(f'on: unknown key "{unknown}"{meant(unknown, ON)} ({", ".join(ON)})')
-    if isinstance(claim.paper, str) and claim.paper not in {"reached", "never"}:
-        raise UserError(f'paper is "{claim.paper}", not a number, reached or never')
-    if isinstance(claim.paper, tuple) and not (len(claim.paper) == 2 and claim.paper[0] <= claim.paper[1]):
-        raise UserError(f"paper is {list(claim.paper)}, not a number or two, the smaller first")
+    _number(claim)
+    for other in claim.also:
+        known = (*ON, *OTHER)
+        if unknown := next((key for key in other if key not in known), None):
+            raise UserError(f'also: unknown key "{unknown}"{meant(unknown, known)} ({", ".join(known)})')
+        _claim(study, beside(claim, other))
     if not (claim.comparable or claim.why):
         raise UserError('comparable is false, and the key "why" is missing')
+
+
+def _exists(trace: str) -> bool:
+    """Tell whether a trace is there, which a study may have no condition on."""
+    try:
+        load_trace(trace)
+    except UserError:
+        return False
+    return True
+
+
+def _takes(study: Study, key: str, name: str, claim: Claim) -> None:
+    """UserError where a claim's system is none: neither of the study nor one that could be."""
+    known = tuple(study.systems) if claim.what == "difference" else (*study.systems, *named(study.bounds))
+    if name in known:
+        return
+    try:
+        system.path(asked(name.removeprefix(BEST)).name)
+    except UserError:
+        raise UserError(f'{key} is "{name}"{meant(name, known)} ({", ".join(known)})') from None
+
+
+def _number(claim: Claim) -> None:
+    """UserError where what a claim's paper says has no meaning."""
+    paper = claim.paper
+    if isinstance(paper, str) and paper not in WORDS:
+        raise UserError(f'paper is "{paper}"{meant(paper, WORDS)}, not a number or one of {", ".join(WORDS)}')
+    if isinstance(paper, tuple) and not (len(paper) == 2 and paper[0] <= paper[1]):
+        raise UserError(f"paper is {list(paper)}, not a number or two, the smaller first")
+    if claim.bound and not isinstance(paper, float | int):
+        raise UserError(f'bound is "{claim.bound}", and paper is no number')
+    if (paper in {"met", "missed"}) != (claim.at > 0):
+        raise UserError('the key "at" is where a level is met or missed, and goes with these words')
 
 
 def _rules(study: Study) -> dict[str, None]:

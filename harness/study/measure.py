@@ -33,7 +33,7 @@ from harness.study.bases import base_specs, slo_target
 from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, following, highest
-from harness.study.study import AA, CONTROLS, Claim, Study
+from harness.study.study import AA, BEST, CONTROLS, Claim, Study, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -353,10 +353,9 @@ class _Work:
     def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
         """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
         contend = [name for name in panel.specs if name in curves and name not in CONTROLS and not name.endswith(AA)]
-        first, *others = contend or [""]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
-        left = enough.unsettled(curves, facts, [(first, name) for name in others], level, scope.precision)
+        left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
         return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
@@ -440,6 +439,18 @@ def activation_s(study: Study, claim: Claim) -> float:
     cluster = Setup(spec).cluster
     way = dict(spec.fields).get("way", "parallel")
     return cluster.profile.load_s(Inst(next(iter(cluster.models)), tuple(range(claim.tp))), str(way))
+
+
+def pairs(study: Study, names: Sequence[str]) -> list[tuple[str, str]]:
+    """Which of these systems are to be told apart: the first from each other, and those of the study's ratios."""
+    first, *others = names or [""]
+    found = [(first, name) for name in others]
+    for claim in (one for one in study.claim if one.what == "ratio"):
+        ours, theirs = ([name for part in systems_of(text) for name in part] for text in (claim.system, claim.over))
+        files = {name.removeprefix(BEST) for name in theirs if name.startswith(BEST)}
+        best = [name for name in names if study.systems.get(name, "").partition(":")[0].partition("+")[0] in files]
+        found += [(a, b) for a in ours for b in (*theirs, *best) if a in names and b in names]
+    return list(dict.fromkeys(found))
 
 
 def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:

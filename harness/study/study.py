@@ -35,6 +35,9 @@ START = "fair default"  # the condition without changes of a cumulative study
 BESIDE = ("rate_rps", "slo_scale")  # keys of a setting that are no fields of a spec
 SET_BY_STUDY = frozenset({"system", "preset", "fields", "seed", "slo_s", "trace_sha256", "workload", "measured_on",
                           "token_times", "homes"})  # fmt: skip
+AND, OR = " and ", " or "  # between the systems of a claim: all of them; readings of one that a paper leaves open
+BEST = "best "  # before the file of systems of which a claim means the best one
+OTHER = ("system", "over", "definition")  # what further evidence may have otherwise, beside facts
 Paper = float | str | tuple[float, float] | None
 
 
@@ -93,31 +96,46 @@ class Condition:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A number that a paper states, or a ratio that a study shows whatever its papers say.
+    """A statement of a paper, or a ratio that a study shows whatever its papers say.
 
     crossing    where `system` crosses the level along x
-    ratio       crossing of `system` over that of `over`
+    ratio       crossing of `system` over that of `over`; along SLO scales how many times sooner `system` is
     fewest      the smallest whole x that holds the level; with `over` a ratio of the two
     difference  by how much of 1 `over` lacks attainment beside `system`, for the model that loses most
     value       seconds in which `system` brings in a model of `shape` (tp GPUs); needs no run
     measure     a number that a driver of its own measures (Weaver's)
 
-    `paper` is a number, two that it lies between, `reached` or `never`; None where the paper states none. `why` is
-    printed where ours differs. `comparable` is false where the paper leaves out what a comparison needs, as `why` says.
+    `system` and `over` may be several names: with " and " between them the statement is about all of them, with " or "
+    they are readings of what the paper leaves open, and it has the class that each of them gives it ("a or b and c" is
+    about c and either a or b). "best static" is every static partition of the study; as `over` the best one.
+
+    `paper` is a number, two that it lies between, or a word: `reached` and `never` (of the level, anywhere along x),
+    `met` and `missed` (at x = `at`), `ahead`, `behind` and `equal` (of `even`); None where the paper states nothing.
+    rule.py says what is made of it.
     """
 
     what: Literal["crossing", "ratio", "fewest", "difference", "value", "measure"]
     system: str
     over: str = ""
     definition: str = ""  # of attainment; "": the study's first
+    metric: str = ""  # the paper's own, in words, where `definition` does not say it
     on: Mapping[str, Any] = field(default_factory=dict)  # only panels with these facts: condition, axis, trace, slo ...
     paper: Paper = None
-    why: str = ""
-    comparable: bool = True
+    bound: Literal["", "up to", "at least"] = ""  # what the paper's number is
+    even: float | None = None  # no difference; None: 1 for ratios, 0 for differences, and no such value for the rest
+    at: NonNegative = 0.0  # of `met` and `missed`
+    why: str = ""  # where ours differs: what is sufficient for the paper's number; or what makes it not comparable
+    comparable: bool = True  # false where the paper leaves out what a comparison needs
+    lacks: str = ""  # the datum without which it cannot be tested
+    input: str = ""  # the constant of ours that is the paper's number
     shape: str = ""
     tp: int = 1
-    subject: str = ""  # what a difference is about, in words
-    says: str = ""  # what the paper says of it in words, and where
+    subject: str = ""  # what a difference or a measure is about, in words
+    says: str = ""  # what the paper says of it in words
+    section: str = ""  # where it says so
+    name: str = ""  # of a statement to which several claims belong, of whatever study
+    evidence: bool = False  # stands beside the statement and is not judged with it
+    also: tuple[Mapping[str, Any], ...] = ()  # further evidence: other facts, or another system, over or definition
 
     @property
     def label(self) -> str:
@@ -324,6 +342,21 @@ class Study:
             {**fields, **asked(text), "token_times": any(DEFINITIONS[name].by_token for name in self.definitions)}
         )
         return replace(spec, seed=spec.seed + AA_SEED) if name.endswith(AA) else spec
+
+
+def beside(claim: Claim, other: Mapping[str, Any]) -> Claim:
+    """The claim of further evidence: with another system, over or definition, and other facts."""
+    own = {key: str(value) for key, value in other.items() if key in OTHER}
+    facts = {key: value for key, value in other.items() if key not in OTHER}
+    return replace(
+        claim, system=own.get("system", claim.system), over=own.get("over", claim.over), also=(), evidence=True,
+        definition=own.get("definition", claim.definition), on={**claim.on, **facts},
+    )  # fmt: skip
+
+
+def systems_of(text: str) -> list[list[str]]:
+    """The systems of a claim's `system` or `over`: all of these, of each any of its readings."""
+    return [part.split(OR) for part in text.split(AND)]
 
 
 def named(texts: Sequence[str]) -> dict[str, str]:

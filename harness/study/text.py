@@ -17,14 +17,16 @@ from harness.loop import vetted
 from harness.report.commands import check_command
 from harness.report.text_table import laid
 from harness.rows import crossings, estimate, record, statistics, tidy
-from harness.rows.crossings import STANDINGS, Claimed, Panel, Standing, side_by_side
+from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
 from harness.rows.statistics import Estimate
 from harness.study import claims
-from harness.study.claims import AXES, SAYS, STYLES, Verdict
+from harness.study.claims import AXES, STYLES, Verdict
+from harness.study.rule import SAYS
 from harness.study.study import AA, START, Claim
 
-Standings = Mapping[tuple[str, str], Standing]  # of the first system, by panel and the other one
+Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
+MOST = 30  # lines of tables; --all prints the rest
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -61,12 +63,13 @@ def lines(shown: Shown) -> Iterator[str]:
 
 def _blocks(shown: Shown) -> Iterator[str]:
     standings = _standings(shown)
-    for row in sorted({panel["row"] for panel in shown.about["panels"]}):
-        if row:
-            yield ""
-        yield from _block(shown, shown.panels(row), standings)
-    at = {panel["condition"]: panel for panel in shown.about["panels"]}
-    yield from _legend(shown.about["systems"][0], [(at[key], one) for (key, _), one in standings.items()])
+    lines = [line for row in sorted({panel["row"] for panel in shown.about["panels"]})
+             for line in _block(shown, shown.panels(row), standings)]  # fmt: skip
+    most = len(lines) if shown.every or shown.markdown else MOST
+    yield from lines[:most]
+    if lines[most:]:
+        yield f"... {len(lines) - most} more lines: --all"
+    yield from _told_of(shown, shown.about["systems"][0], standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -75,30 +78,31 @@ def _blocks(shown: Shown) -> Iterator[str]:
 
 
 def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Iterator[str]:
-    """A condition: a row a system, and with `every` what weights did beside it."""
+    """A condition: a table a panel, a row a system; with `every` what weights did beside it."""
     about, axis = shown.about, panels[0]["axis"]
     yield _title(about, panels)
     place = _place(about, panels)
-    head, aside = [*place, "system", *_heads(about, axis)], [*place, "system", *_heads_beside(about)]
-    table, beside = [head], [aside]
     unfit: dict[str, tuple[tidy.Unfit, list[str]]] = {}  # by system: why on its first panel, and on which
     for panel in panels:
         rows = crossings.of_panel(shown.table, panel)
-        labels, at = _labels(rows, panel), [cell(panel) for cell in place.values()]
+        labels, at = _labels(rows, panel), ", ".join(cell(panel) for cell in place.values() if cell(panel) != NONE)
+        table, beside = [["system", *_heads(shown, axis)]], [["system", *_heads_beside(about)]]
         for name in (*about["systems"], *_bounds(about)):
             if name not in labels:
                 continue  # not of this condition
             if gone := tidy.unfit(rows, name):
                 some = "" if gone.every else f" with {gone.seeds} of {gone.of} seeds"
-                unfit.setdefault(name, (gone, []))[1].append(f"{', '.join(at) or panel['trace']}{some}")
+                unfit.setdefault(name, (gone, []))[1].append(f"{at or panel['trace']}{some}")
             if gone and gone.every:
-                table.append([*at, labels[name], gone.word, *[NONE] * (len(head) - len(at) - 2)])
+                table.append([labels[name], gone.word, *[NONE] * (len(table[0]) - 2)])
                 continue
-            table.append([*at, labels[name], *_cells(rows, panel, name, about, standings)])
-            beside.append([*at, labels[name], *_beside(rows, panel, name, about)])
-    yield from laid(_told(table), markdown=shown.markdown)
-    if shown.every and len(beside) > 1:
-        yield from laid(_told(beside), markdown=shown.markdown)
+            table.append([labels[name], *_cells(shown, rows, panel, name, standings)])
+            beside.append([labels[name], *_beside(rows, panel, name, about)])
+        if at:
+            yield f"{at}:"
+        yield from laid(_told(table), markdown=shown.markdown)
+        if shown.every and len(beside) > 1:
+            yield from laid(_told(beside), markdown=shown.markdown)
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
 
@@ -123,25 +127,25 @@ def _place(about: Mapping[str, Any], panels: Sequence[Panel]) -> dict[str, Calla
     return {name: cell for name, cell in every.items() if len(set(map(cell, own))) > 1}
 
 
-def _heads(about: Mapping[str, Any], axis: str) -> list[str]:
-    level, (first, *others) = f"{100 * about['level']:g} %", [d.upper() for d in about["definitions"]]
-    heads = [f"{level} {first}"]
+def _heads(shown: Shown, axis: str) -> list[str]:
+    level, (first, *others) = f"{100 * shown.about['level']:g} %", [d.upper() for d in shown.about["definitions"]]
+    rest = [f"{level} {name}" for name in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
-        return [*heads, "fails at", "below that", "each seed", *(f"{level} {name}" for name in others)]
+        return [f"{level} {first}", "fails at", "below that", "each seed", *rest]
     slope = ["slope"] * (axis in crossings.RATED)
-    return [*heads, *slope, "mean", "worst", *(f"{level} {name}" for name in others), f"{about['systems'][0]} over it"]
+    return [f"{level} {first}", *slope, "mean", "worst", *rest, f"{shown.about['systems'][0]} over it"]
 
 
-def _cells(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any], standings: Standings) -> list[str]:
+def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Standings) -> list[str]:
     """Where a system crosses the level, by its first definition with what stands beside; then by the others."""
-    (first, *others), level, axis = about["definitions"], about["level"], panel["axis"]
-    style = STYLES[axis]
+    about, axis = shown.about, panel["axis"]
+    (first, *others), level, style = about["definitions"], about["level"], STYLES[axis]
 
     def at(definition: str, over: str = "pooled", *, spread: bool = False) -> str:
         c = crossings.crossing(rows, panel, name, definition, level, over)
-        return NONE if c is None else estimate.text(c.at, style, spread=spread)
+        return NONE if c is None else estimate.text(c.at, style, spread=spread or shown.every)
 
-    rest = [at(definition) for definition in others]
+    rest = [at(definition) for definition in others] if shown.every or axis == "gpus" else []
     if axis == "gpus":
         c = crossings.crossing(rows, panel, name, first, level)
         if c is None:
@@ -151,23 +155,32 @@ def _cells(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any], st
         fails = NONE if c.fails is None else estimate.number(c.fails, 0)
         return [estimate.text(c.at, style), fails, _below(rows, name, about), _each_seed(rows, name, about), *rest]
     steep = crossings.slope(rows, panel, name, first, level) if axis in crossings.RATED else None
-    slope = [estimate.text(steep, spread=False)] if axis in crossings.RATED else []
-    over = standing_text(standings[panel["condition"], name]) if (panel["condition"], name) in standings else NONE
-    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest, over]
+    slope = [estimate.text(steep, spread=shown.every)] if axis in crossings.RATED else []
+    found = standings.get((panel["condition"], about["systems"][0], name))
+    return [at(first, spread=True), *slope, at(first, "mean"), at(first, "worst"), *rest,
+            NONE if found is None else standing_text(found)]  # fmt: skip
 
 
 def _standings(shown: Shown) -> Standings:
-    """Where the first system stands beside each other, on every panel where a rate or a size is searched."""
+    """Where systems stand beside each other on every panel along rates, scales or models, all corrected together.
+
+    The first one beside each other; of a study of ratios, these.
+    """
     about = shown.about
+    if about["layout"] in {"steps", "matrix"}:
+        every = crossings.claimed(shown.table, about)
+        return {(one.panel["condition"], one.claim["system"], one.claim["over"]): one.standing for one in every}
     first, *others = about["systems"]
+    pairs = [(first, name) for name in others]
     keys, found = [], []
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
-        for name in others if panel["axis"] != "gpus" and first in ran else ():
-            if name in ran and not any((gone := tidy.unfit(rows, one)) and gone.every for one in (first, name)):
-                keys.append((panel["condition"], name))
-                found.append(side_by_side(rows, panel, (first, name), about["definitions"][0], about["level"]))
+        for pair in pairs:
+            gone = any((lack := tidy.unfit(rows, name)) and lack.every for name in pair)
+            if panel["axis"] != "gpus" and ran.issuperset(pair) and not gone:
+                keys.append((panel["condition"], *pair))
+                found.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
     return dict(zip(keys, crossings.corrected(found), strict=True))
 
 
@@ -180,15 +193,19 @@ def standing_text(found: Standing) -> str:
     return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
 
 
+def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
+    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    return _legend(first, [(panels[key[0]], one) for key, one in standings.items()])
+
+
 def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    judged = [(panel, one) for panel, one in found if one.says != crossings.CASE]
+    judged = [one for _, one in found if one.says not in {crossings.CASE, crossings.NO_ROOM}]
     if judged:
-        signs = _signs({one.says for _, one in judged})
-        decided = sum(one.says != crossings.UNDECIDED for _, one in judged)
-        shared = sorted(max(0.0, one.shared) for _, one in judged)[len(judged) // 2]
+        decided = sum(one.says != crossings.UNDECIDED for one in judged)
+        shared = sorted(max(0.0, one.shared) for one in judged)[len(judged) // 2]
         of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
-        yield f"{first} is: {signs}; {of if len(judged) > 1 else 'one verdict'}"
+        yield f"{first} is: {_signs({one.says for one in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
     points = [(panel, one) for panel, one in found if one.differences and (one.flat or one.ratio is None)]
     if points:
@@ -317,31 +334,38 @@ def departures(rows: pa.Table) -> list[str]:
 
 
 def _matrix(shown: Shown) -> Iterator[str]:
-    about = shown.about
+    about, standings = shown.about, _standings(shown)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
-    yield f"rates (req/s) that hold {goal}, and their ratios: with 95 % intervals, {about['seeds']} windows pooled"
-    claimed = crossings.claimed(shown.table, about)
-    cells = {(_label(one), one.panel["condition"]): standing_text(one.standing) for one in claimed}
-    ratios = list(dict.fromkeys(map(_label, claimed)))
+    yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
+    pairs = list(dict.fromkeys(key[1:] for key in standings))
     steps = about["layout"] == "steps"
-    table = [["condition", *["origin"] * steps, *(f"{name} req/s" for name in about["systems"]), *ratios]]
+    rated = list(about["systems"]) if shown.every else []
+    first = about["systems"][0]
+    heads = [theirs if ours == first else f"{ours} / {theirs}" for ours, theirs in pairs]
+    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
+    table = [head]
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
-        rates = [_rate(rows, panel, name, about) for name in about["systems"]]
-        own = [cells.get((label, panel["condition"]), NONE) for label in ratios]
-        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps, *rates, *own])
+        cells = [_short(standings.get((panel["condition"], *pair)), spread=shown.every or steps) for pair in pairs]
+        table.append([f"{KINDS.get(panel['kind'], '')}{panel['name']}", *[panel["origin"]] * steps,
+                      *(_rate(rows, panel, name, about) for name in rated), *cells])  # fmt: skip
     yield from laid(table, markdown=shown.markdown)
-    for panel in (one for one in about["panels"] if one["source"] and one["kind"] != "alone"):
+    for panel in (one for one in about["panels"] if shown.every and one["source"] and one["kind"] != "alone"):
         origin = f"{panel['origin']}, " if panel["origin"] else ""
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
-    yield from sentences(claimed)
-    yield from _legend("the first", [(one.panel, one.standing) for one in claimed])
+    yield from sentences(shown, standings)
+    yield from _told_of(shown, "the first", standings)
     yield f"{len(about['runs'])} runs"
 
 
-def _label(one: Claimed) -> str:
-    return f"{one.claim['system']} / {one.claim['over']}"
+def _short(found: Standing | None, *, spread: bool) -> str:
+    """A standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
+    if found is None or found.says == crossings.NO_ROOM:
+        return NONE
+    if spread or found.ratio is None:
+        return standing_text(found)
+    return f"{STANDINGS[found.says][0]} {'flat' if found.flat else estimate.text(found.ratio, RATIO, spread=False)}"
 
 
 def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> str:
@@ -353,43 +377,30 @@ def _rate(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) -> 
     return NONE if c is None else estimate.text(c.at, spread=False)
 
 
-def sentences(claimed: Sequence[Claimed]) -> Iterator[str]:
-    """Where a claim of the paper holds; without one where the first system is ahead."""
-    for k in dict.fromkeys((_label(one), str(one.claim["paper"])) for one in claimed):
-        own = [one for one in claimed if (_label(one), str(one.claim["paper"])) == k]
-        yield _ahead(own) if own[0].claim["paper"] is None else _reached(own)
-
-
-def _reached(own: Sequence[Claimed]) -> str:
-    """Under which conditions a ratio is the paper's: beyond its interval, by its mean, or not excluded by it."""
-    stated = own[0].claim["paper"]
-    paper = stated[0] if isinstance(stated, list | tuple) else float(stated)
-    kinds: dict[str, list[str]] = {"beyond the interval": [], "by the mean": [], "not excluded by the interval": []}
-    beyond, mean, covers = kinds.values()
-    for one in own:
-        here, panel = one.standing.ratio, one.panel
-        if here is None or one.standing.says == crossings.UNDECIDED:
-            continue
-        name = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
-        if here.low is not None and here.low >= paper:
-            beyond.append(name)
-        elif here.mean >= paper:
-            mean.append(name)
-        elif here.high is None or here.high >= paper:
-            covers.append(name)
-    under = "; ".join(f"{words}: {', '.join(names)}" for words, names in kinds.items() if names)
-    return f"{_label(own[0])}, {paper:g} in the paper, of {len(own)} conditions: " + (under or "under none") + "."
-
-
-def _ahead(own: Sequence[Claimed]) -> str:
-    """Where the first system is ahead, behind, or neither."""
-    by: dict[str, list[str]] = {words: [] for _, words in STANDINGS.values()}
-    for _, panel, found in own:
-        none = found.ratio is None and "does not fit" in found.note
-        says = f"not compared ({found.note})" if none else STANDINGS[found.says][1]
-        by.setdefault(says, []).append(str(panel["name"]))
-    told = (f"{words} under {_listed(names)}" for words, names in by.items() if names)
-    return f"{_label(own[0])}: {'; '.join(told)}."
+def sentences(shown: Shown, standings: Standings) -> Iterator[str]:
+    """Where the first system of each pair is ahead, behind, or neither, and where by a paper's number."""
+    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    papers = {(one.system, one.over): one.paper for one in claims.claims_of(shown.about)
+              if one.what == "ratio" and isinstance(one.paper, float | int)}  # fmt: skip
+    for pair in dict.fromkeys(key[1:] for key in standings):
+        own = {key[0]: found for key, found in standings.items() if key[1:] == pair}
+        by: dict[str, list[str]] = {word: [] for word in STANDINGS}
+        for key, found in own.items():
+            panel = panels[key]
+            named = START if panel["kind"] == "base" else f"{KINDS.get(panel['kind'], '')}{panel['name']}"
+            by.setdefault(found.note if "does not fit" in found.note else found.says, []).append(named)
+        told = "; ".join(f"{word} under {_listed(names)}" for word, names in by.items() if names)
+        sides = {word.split(",")[0].split()[0] for word, names in by.items() if names and word in STANDINGS}
+        turns = "depends on the condition: " if len(sides & {"ahead", "behind", "equal", "turns"}) > 1 else ""
+        yield f"{' / '.join(pair)}: {turns}{told}."
+        if (paper := papers.get(pair)) is not None:
+            ratios = {key: one.ratio for key, one in own.items() if one.ratio is not None and not one.flat}
+            there = sum(e.low is not None and e.low >= paper for e in ratios.values())
+            may = sum((e.low is None or e.low < paper) and (e.high is None or e.high >= paper) for e in ratios.values())
+            yield (
+                f"{' / '.join(pair)}, {paper:g} in the paper: as much under {there} of {len(own)}, not excluded under "
+                f"{may}."
+            )
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -463,19 +474,20 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _claims(shown: Shown) -> Iterator[str]:
+    """How many claims have which class; with `every` each of them. `bench claims` has them by statement."""
     every = [v for v in claims.verdicts(shown.table, shown.about) if v.claim.paper is not None and v.says in SAYS]
     if not every:
         return
-    yield ""
-    table = [[f"claim ({shown.about['paper']})", "on", "paper", "here", "verdict", "agrees if"]]
-    for v in every:
-        what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
-        table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
-    yield from laid(table, markdown=shown.markdown)
-    for says, words in (("differs", "where it differs"), ("not comparable", "not comparable")):
-        yield from (f"{words}: {why}" for why in dict.fromkeys(v.claim.why for v in every if v.says == says) if why)
+    if shown.every:
+        yield ""
+        table = [[f"claim ({shown.about['paper']})", "on", "paper", "here", "class", "holds if"]]
+        for v in every:
+            what = claims.claim_text(v.claim, shown.about, v.panel["axis"] if v.panel else "")
+            table.append([what, on_text(v), claims.paper_text(v.claim), v.text, v.says, v.rule])
+        yield from laid(table, markdown=shown.markdown)
+        yield from (f"{v.says}: {why}" for v in every if (why := v.claim.why))
     counts = {says: sum(v.says == says for v in every) for says in SAYS}
-    yield "; ".join(f"{n} {says}: {SAYS[says]}" for says, n in counts.items() if n)
+    yield "the paper's claims, a panel each: " + "; ".join(f"{n} {says}" for says, n in counts.items() if n)
 
 
 def on_text(verdict: Verdict) -> str:

@@ -1,0 +1,218 @@
+"""The rule by which a claim has its class: pure functions of a paper's number and an estimate.
+
+    input         the paper's number is a constant of ours, so nothing is tested
+    size          the point lies within a factor 1.25 of the paper's number and the interval within 1.5; of what is
+                  above or below no difference (of the excess over 1 of a ratio), and of the nearer end of a range.
+                  "Up to" and "at least" leave the other side open, on which the direction has to hold
+    direction     the interval excludes no difference on the paper's side; where seeds count (reached, never, met,
+                  missed), all of them do as the paper says
+    contradicted  the interval excludes no difference on the other side, or no seed does as the paper says; where the
+                  paper gives no direction, what one window would show lies beyond the factor 1.25 and does not touch it
+    open          everything else
+
+That nothing differs (`equal`) is of size where the interval lies within 0.8 to 1.25 (two one-sided tests) and
+contradicted where it lies beyond. A statement about several systems is contradicted by one of them. Where a paper
+leaves open what it means (which of two systems, which workload), each is a reading, and a statement has the class that
+all readings give it: size and direction together are direction, and whatever else is mixed is open (`of_statement`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+from harness.rows.crossings import UNDECIDED, Standing
+from harness.rows.statistics import Estimate
+from harness.study.study import Claim
+
+CLASSES = {
+    "size": "the paper's number, within a factor 1.25 (the interval within 1.5); of an 'up to', no more than it says",
+    "direction": "the paper's direction, not shown to be its size",
+    "contradicted": "the opposite, or another size where there is no direction",
+    "open": "not decided",
+    "input": "the number is a constant of ours, so nothing is tested",
+}
+REASONS = {  # why a statement has no class
+    "not comparable": "the paper leaves out what a comparison needs",
+    "not testable": "a datum is missing, which is named",
+    "does not fit": "a system finds no room for the models here",
+    "not run": "nothing ran that tells",
+}
+SAYS = {**CLASSES, **REASONS}
+DECIDED = ("size", "direction", "contradicted")
+SEEDS = {  # what the paper says of every run, and when a statement holds
+    "reached": "every seed reaches it",
+    "never": "no seed reaches it",
+    "met": "every seed meets it",
+    "missed": "no seed meets it",
+}
+NEAR, WIDE = 1.25, 1.5  # factors within which the point and the interval are of the paper's size
+Reading = frozenset[tuple[str, str]]  # which of several that a paper leaves open: the choice, and what is taken
+
+
+class Goal(NamedTuple):
+    """What a paper says: a value lies between two ends, and there may be one that means no difference."""
+
+    least: float
+    most: float
+    even: float | None
+
+    @property
+    def side(self) -> int:
+        """On which side of no difference it lies; 0: on none."""
+        if self.even is None or self.least < self.even < self.most or self.least == self.most == self.even:
+            return 0
+        return 1 if self.least >= self.even else -1
+
+    def within(self, factor: float) -> tuple[float, float]:
+        """Widen both ends by a factor of what they exceed no difference by; of all of it where there is no side."""
+        base = (self.even or 0.0) if self.side else 0.0
+        low, high = self.least - base, self.most - base
+        return base + min(low / factor, low * factor), base + max(high / factor, high * factor)
+
+
+def even(claim: Claim) -> float | None:
+    """The value of a claim's quantity at which nothing differs, if there is one."""
+    if claim.even is not None:
+        return claim.even
+    return 0.0 if claim.what == "difference" else 1.0 if claim.over else None
+
+
+def goal(claim: Claim) -> Goal:
+    """What a claim's paper says, as a range."""
+    none, paper = even(claim), claim.paper
+    start = none or 0.0
+    match paper:
+        case "ahead":
+            return Goal(start, math.inf, none)
+        case "behind":
+            return Goal(-math.inf, start, none)
+        case (least, most):
+            return Goal(float(least), float(most), none)
+    assert isinstance(paper, float | int)
+    far = math.inf if paper >= start else -math.inf
+    other = {"": float(paper), "up to": start, "at least": far}[claim.bound]
+    return Goal(min(paper, other), max(paper, other), none)
+
+
+def judged(claim: Claim, here: Estimate | None, windows: int | None = None) -> str:
+    """The class of a claim about a number, or about who is ahead, by what came out; see above.
+
+    `windows`: how many of the paper's windows the estimate has; None: its own count.
+    """
+    if known := untried(claim):
+        return known
+    if here is None:
+        return "not run"
+    if here.sign == "~" or math.isnan(here.mean):
+        return "open"
+    low, high = ends(here)
+    if claim.paper == "equal":
+        near = ((even(claim) or 1.0) / NEAR, (even(claim) or 1.0) * NEAR)
+        return "size" if _inside((low, high), near) else "contradicted" if _apart((low, high), near) else "open"
+    said = goal(claim)
+    none = said.even or 0.0
+    if said.side and (high < none if said.side > 0 else low > none):
+        return "contradicted"
+    holds = bool(said.side) and (low > none if said.side > 0 else high < none)
+    point = (-math.inf if here.sign == "<" else here.mean, math.inf if here.sign == ">" else here.mean)
+    sized = _inside(point, said.within(NEAR)) and _inside((low, high), said.within(WIDE))
+    if sized and not isinstance(claim.paper, str) and (holds or not said.side):
+        return "size"
+    if holds:
+        return "direction"
+    if not said.side and _apart(predicted(here, windows), said.within(NEAR)):
+        return "contradicted"
+    return "open"
+
+
+def judged_order(claim: Claim, one: Standing) -> str:
+    """The class of a claim by who is ahead, of a ratio that says nothing where its curve is flat."""
+    if not one.flat and one.ratio is not None:
+        found = judged(claim, one.ratio)
+        return "direction" if found == "size" else found
+    if known := untried(claim):
+        return known
+    if claim.paper == "equal":
+        return "size" if one.says == "equal within 25 %" else "open"
+    side = goal(claim).side
+    ours, theirs = ("ahead", "behind") if side > 0 else ("behind", "ahead")
+    if not side or one.says == UNDECIDED:
+        return "open"
+    return "direction" if one.says.startswith(ours) else "contradicted" if one.says.startswith(theirs) else "open"
+
+
+def untried(claim: Claim) -> str:
+    """What a claim is whatever came out; empty where that decides."""
+    if claim.input:
+        return "input"
+    return "not testable" if claim.lacks else "" if claim.comparable else "not comparable"
+
+
+def judged_seeds(paper: str, n: int, of: int) -> str:
+    """The class of a claim about every seed (of SEEDS), `n` of which reach or meet the level."""
+    as_stated = n if paper in {"reached", "met"} else of - n
+    return "not run" if not of else "direction" if as_stated == of else "open" if as_stated else "contradicted"
+
+
+def together(words: Sequence[str]) -> str:
+    """The class that several readings give a statement."""
+    kinds = set(words)
+    if len(kinds) == 1:
+        return words[0]
+    if lacks := next((why for why in REASONS if why in kinds), ""):
+        return lacks
+    return "direction" if kinds and kinds <= {"size", "direction"} else "open" if kinds else "not run"
+
+
+def all_of(words: Sequence[str]) -> str:
+    """The class of a statement about several: one that contradicts it is enough."""
+    return "contradicted" if "contradicted" in words else together(words)
+
+
+def of_statement(parts: Sequence[tuple[str, Reading]]) -> str:
+    """The class of a statement by those of its parts: of all parts of a reading, then of all readings."""
+    choices = dict[str, dict[str, None]]()
+    for _, reading in parts:
+        for choice, taken in sorted(reading):
+            choices.setdefault(choice, {})[taken] = None
+    each = product(*([(choice, taken) for taken in every] for choice, every in choices.items()))
+    found = [[says for says, reading in parts if reading <= {*one}] for one in each]
+    return together([all_of(words) for words in found if words])
+
+
+def ends(here: Estimate) -> tuple[float, float]:
+    """The interval of an estimate; infinite where it has no end."""
+    return (-math.inf if here.low is None else here.low, math.inf if here.high is None else here.high)
+
+
+def predicted(here: Estimate, windows: int | None = None) -> tuple[float, float]:
+    """Where one more window would lie in 95 of 100 cases: what a paper's single run is compared with.
+
+    The interval of a mean of n windows, each of its ends sqrt(n + 1) times as far away, in logarithms where all is
+    above 0: of a t interval over n runs this is the usual prediction interval.
+    """
+    low, high = ends(here)
+    far = math.sqrt((here.n if windows is None else windows) + 1)
+    if low > 0 and here.mean > 0:
+        ratios = (here.mean * (x / here.mean) ** far if math.isfinite(x) else x for x in (low, high))
+        return next(ratios), next(ratios)
+    return here.mean - far * (here.mean - low), here.mean + far * (high - here.mean)
+
+
+def _inside(inner: tuple[float, float], outer: tuple[float, float]) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def _apart(one: tuple[float, float], other: tuple[float, float]) -> bool:
+    return one[1] < other[0] or other[1] < one[0]
+
+
+def rule(claim: Claim) -> str:
+    """When a claim of its kind holds, in few words."""
+    if isinstance(claim.paper, str):
+        words = {"ahead": "the interval lies above", "behind": "the interval lies below", "equal": "within 0.8 to 1.25"}
+        return {**SEEDS, **words}[claim.paper]
+    return "within a factor 1.25, its interval within 1.5"
