@@ -8,6 +8,7 @@ import pytest
 
 from harness.engines.costs import shapes
 from harness.policy.types import GIB, UserError
+from harness.rows.tidy import BLOCK_S
 from harness.study import grid, load
 from harness.study.load import study
 from harness.study.study import AA, CONTROLS, ORIGINS, START, Claim, Condition, Scope
@@ -21,13 +22,14 @@ POOL = round(67.28 * GIB)
 
 def test_every_file_is_a_study_with_claims() -> None:
     assert load.names() == [
-        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-bridge", "prism-regimes",
+        "aegaeon", "fig12", "fig7", "pdmux", "pdmux-70b", "prism-ablations", "prism-assumptions", "prism-bridge",
+        "prism-regimes", "replicas",
     ]  # fmt: skip
     for name in load.names():
         asked = study(name)
         assert asked.name == name
-        assert asked.claim
-        assert asked.paper
+        if asked.paper:
+            assert asked.claim
         assert asked.of(full=True) == asked
 
 
@@ -42,23 +44,28 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert have == [
         ("light8", 1, "released", POOL),
         ("heavy8", 2, "released", POOL),
-        ("heavy8", 2, "shuffled", POOL),
-        ("prism18", (2, 3), "released", POOL),
-        ("heavy8", 2, "released", None),  # processes inside the engines' share
     ]
-    assert [(fig7.axis(one), one.spec["models"]) for one in fig7.condition if one.extra] == [
-        ("rate_scale", "light8"), ("rate_scale", "heavy8"), ("gpus", "prism18"),
-    ]  # fmt: skip
-    drift = next(one for one in fig7.condition if one.name == "drift")
-    assert drift.window_s >= 1800
+    extra = [(fig7.axis(one), one.spec["models"], one.spec.get("assign"), one.spec.get("pool_bytes"))
+             for one in fig7.condition if one.extra]  # fmt: skip
+    assert extra == [
+        ("rate_scale", "heavy8", "square", POOL),
+        ("rate_scale", "prism18", None, POOL),
+        ("rate_scale", "heavy8", None, None),  # processes inside the engines' share
+        ("rate_scale", "light8", None, POOL),
+        ("rate_scale", "heavy8", None, POOL),
+        ("gpus", "prism18", None, POOL),
+    ]
+    assert fig7.full is not None
+    for scope in (fig7.quick, fig7.full):  # enough blocks for a verdict, and more seeds where it is none
+        assert scope.seeds * scope.window_s / BLOCK_S >= 30
+        assert scope.budget
     assert next(one for one in fig7.condition if fig7.axis(one) == "gpus").at == tuple(range(2, 9))
     rated = [one for one in fig7.condition if fig7.axis(one) == "rate_scale"]
     assert all(len(one.at_rps) == 3 for one in rated)
     assert all(min(one.at_rps) < 1 for one in rated if not one.extra)
     assert fig7.requests >= 700
-    assert fig7.full is not None
-    assert (fig7.quick.seeds, fig7.full.seeds) == (5, 12)
-    assert (fig7.quick.points, fig7.full.points) >= (5, 8)
+    assert fig7.full.seeds > fig7.quick.seeds >= 5
+    assert fig7.full.points > fig7.quick.points >= 6
     judged = {claim.on.get("condition"): claim for claim in fig7.claim}
     assert set(judged) == {"heavy8", "SLO scale", "GPUs", None}  # None: nobody measures it
     assert [c.paper for c in fig7.claim if c.on.get("condition") == "heavy8"] == [2.3, 3.5, "ahead", "never"]
@@ -161,7 +168,7 @@ def test_aegaeon_is_compared_where_the_paper_does() -> None:
 
 def test_figure_12_and_the_ablations_of_prism_as_data() -> None:
     fleet, parts = study("fig12"), study("prism-ablations")
-    assert list(fleet.systems)[:2] == ["prism", "muxserve:plusplus"]
+    assert list(fleet.systems)[:4] == ["prism", "prism:osdi26", "prism_released", "muxserve:plusplus"]
     assert (fleet.at, fleet.level, fleet.definitions, fleet.sample.rule) == ((4, 32), 0.99, ("ttft",), "bracket")
     assert [one.paper for one in fleet.claim] == [16, 32, 20, "ahead", "equal", 2.0]
     assert {(one.paper, one.bound, bool(one.input)) for one in parts.claim if one.what == "value"} == {
@@ -183,7 +190,7 @@ def test_prisms_bridge_names_the_origin_of_each_step() -> None:
     assert min(prism.at) < 1.0
     steps = prism.steps()
     specs = {name: prism.spec_of(steps[0], name) for name in prism.systems}
-    assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "shuffled", "rotate")}
+    assert {(spec.plan, spec.assign, spec.scaling) for spec in specs.values()} == {("held-out", "square", "rotate")}
     last = [one for one in steps if one.kind == "cumulative"][-1]
     specs = {name: prism.spec_of(last, name) for name in prism.systems}
     assert {(spec.plan, spec.assign, spec.scaling, spec.sharing, spec.host) for spec in specs.values()} == {
@@ -234,8 +241,7 @@ def test_a_part_of_a_study_keeps_the_claims_that_are_about_it() -> None:
     part = study("fig7").only(systems=("static",), traces=("sample",), models=("heavy8",), seeds=1)
     quick = part.of(full=False)
     assert [(one.name, quick.axis(one), quick.sets(one)) for one in quick.condition] == [
-        ("heavy8", "rate_scale", ("heavy8",)), ("heavy8, streams shuffled", "rate_scale", ("heavy8",)),
-        ("SLO scale", "slo_scale", ("heavy8",)), ("processes inside 0.90", "rate_scale", ("heavy8",)),
+        ("heavy8", "rate_scale", ("heavy8",)), ("SLO scale", "slo_scale", ("heavy8",)),
     ]  # fmt: skip
     assert {quick.varied(one)["trace"] for one in quick.condition} == {("sample",)}
     assert {claim.on.get("condition") for claim in part.claim} == {"heavy8", "SLO scale", None}  # the third row went
