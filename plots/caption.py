@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
 Panel = Mapping[str, Any]
+WORDS = 60  # of the caption of a picture
+CORRECTED = "Verdicts are corrected together (Holm)."
 
 
 def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
@@ -38,6 +40,45 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
         style.TAILS if simulated else "",
     ]
     return " ".join(part for part in parts if part)
+
+
+def brief(table: pa.Table, facts: Facts, *told: str) -> str:
+    """What a picture says in at most `WORDS` words: the setting, and of what else is told what fits, in order.
+
+    The setting: simulated or real, checked or not, GPUs, SLO and windows. All of `caption` stands in the CSV beside it.
+    """
+    runs = table.filter(table.column("skipped").is_null()).to_pandas()
+    own = runs[~runs["label"].isin(facts["controls"])]
+    kinds = _each(own["fidelity"].unique()).capitalize()
+    setting = [
+        ", ".join(filter(None, [kinds, style.unchecked(own)])),
+        f"{span(own['gpus'].unique())} x {_each(own['gpu'].unique())}",
+        f"SLO {slos(own['slo'].unique())}",
+        windows(own, facts["panels"]),
+        "preliminary (--full has more)" if facts.get("fuller") else "",
+    ]
+    return within(WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(own), *told)
+
+
+def within(words: int, *parts: str) -> str:
+    """Join the parts that fit in so many words, in order; what is too long is left out."""
+    kept: list[str] = []
+    for part in parts:
+        if part and len(" ".join([*kept, part]).split()) <= words:
+            kept.append(part)
+    return " ".join(kept)
+
+
+def windows(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
+    """How many windows a point has, of how many seconds; halves of a real trace are one each."""
+    whole = [panel for panel in panels if not panel.get("half")]
+    mine = own[own["condition"].isin([panel["condition"] for panel in whole])]
+    if not len(mine):
+        return "one window a half, no interval"
+    counts = mine.groupby(["condition", "label"], observed=True)["seed"].nunique()
+    lengths = sorted({panel["window_s"] for panel in whole if panel.get("window_s")})
+    of = f" of {lengths[0]:,.0f}{f' to {lengths[-1]:,.0f}' * (len(lengths) > 1)} s" if lengths else ""
+    return f"{span(counts)} window{'s' * (int(counts.max()) > 1)}{of}"
 
 
 def _setting(own: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
@@ -86,7 +127,7 @@ def slos(rules: Iterable[str]) -> str:
     of: dict[str, list[float]] = {}
     for scale, base in map(scale_base, sorted(rules, key=lambda rule: (len(rule), rule))):
         of.setdefault(base, []).append(scale)
-    return _each(f"{span(scales)} x {base}" if any(scales) else base for base, scales in of.items())
+    return _each(f"{span(x or 1.0 for x in scales)} x {base}" if any(scales) else base for base, scales in of.items())
 
 
 def scale_base(rule: str) -> tuple[float, str]:

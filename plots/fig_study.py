@@ -1,4 +1,4 @@
-"""A study in its layout: curves over x, steps of ratios, a matrix of ratios, fewest GPUs, or parts switched off."""
+"""A study in its layout: crossings and curves, steps of ratios, a matrix of ratios, fewest GPUs, or parts switched off."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from harness.rows import record, tidy
 from harness.rows.record import SWEEP
 from plots import fleet, lines, matrix, parts, steps, style
 
-DRAWERS: Mapping[str, ModuleType] = {  # by layout: points(table, facts) and draw(table, facts, note)
+# by layout: points(table, facts), draw(table, facts, note), told(table, facts, note), the caption in full; and, where
+# there are several, pages(table, facts, note)
+DRAWERS: Mapping[str, ModuleType] = {
     "lines": lines,
     "steps": steps,
     "matrix": matrix,
@@ -45,5 +47,7 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     if facts["layout"] not in DRAWERS:
         return []
     table, drawer = tidy.stored(sweep / SWEEP), DRAWERS[facts["layout"]]
+    pages = drawer.pages if hasattr(drawer, "pages") else drawer.draw
     with style.theme():
-        return style.save(drawer.draw(table, facts, note), stem, drawer.points(table, facts), command)
+        drawn = pages(table, facts, note)
+        return style.save(drawn, stem, drawer.points(table, facts), command, drawer.told(table, facts, note))

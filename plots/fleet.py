@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -12,7 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from harness.policy.types import UserError
 from harness.rows import crossings
 from plots import style
-from plots.caption import Facts, Panel, caption
+from plots.caption import Facts, Panel, brief, caption
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -57,7 +57,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = [style.handle(label, looks[label]) for label in series]
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
-    text, below = style.foot(_caption(table, facts, note), 165)
+    text, below = style.foot(brief(table, facts, note, *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
     figure.set_size_inches(style.PAGE_IN, height)
     grid = figure.add_gridspec(len(lines), len(slos), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
@@ -112,7 +112,11 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
     axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{100 * y:g}"))
 
 
-def _caption(table: pa.Table, facts: Facts, note: str) -> str:
-    dotted = f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
-    shown = f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."
-    return caption(table, facts, "mean, least and most", dotted, shown, note=note)
+def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+    """Say all that a reader must know of the runs."""
+    return caption(table, facts, "mean, least and most", *_shown(facts), note=note)
+
+
+def _shown(facts: Facts) -> Iterator[str]:
+    yield f"Dotted: the fewest GPUs that reach {100 * facts['level']:g} %, by bracketing."
+    yield f"Only counts with a marker were run; below {100 * NEAR[0]:g} % none is shown."

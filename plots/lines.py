@@ -1,4 +1,7 @@
-"""Attainment over rates, SLO scales, GPUs or models: a line of panels a condition, a column a trace and definition."""
+"""Attainment over rates, SLO scales, GPUs or models: a line of panels a condition, a column a trace and definition.
+
+A study's first page is what it found (overview.py); these curves are the pages behind it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
@@ -19,14 +24,14 @@ from matplotlib.transforms import offset_copy
 from harness.policy.types import UserError
 from harness.rows import crossings, tidy
 from harness.rows.statistics import Estimate
-from plots import style
-from plots.caption import Facts, Panel, asked, caption, seen
+from plots import overview, style
+from plots.caption import CORRECTED, Facts, Panel, asked, caption, seen
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from matplotlib.axes import Axes
     from matplotlib.transforms import Transform
 
+MOST = 12  # panels of a page
 LINE_IN = 0.84  # height of a line of panels, with what stands below it
 TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
 NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
@@ -75,7 +80,13 @@ class Drawn(NamedTuple):
 
 
 def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
-    """Return what is drawn: one row a (panel, system, x), each definition's mean, low and high, and weights moved."""
+    """Return what is drawn: one row a (panel, system, x), with what the overview has of the panel's system."""
+    frame, found = curves(table, facts), overview.points(table, facts)
+    return frame.merge(found, how="left", on=["condition", "label"]) if len(found) and len(frame) else frame
+
+
+def curves(table: pa.Table, facts: Facts) -> pd.DataFrame:
+    """One row a (panel, system, x): each definition's mean, low and high, and weights moved."""
     names = [*dict.fromkeys([*facts["definitions"], "both"])]
     frame = tidy.summary(table, [*names, *tidy.WEIGHTS], by=["condition", "x", *tidy.POINT])
     panels = {panel["condition"]: panel for panel in facts["panels"]}
@@ -111,10 +122,20 @@ def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: fl
     return c.at.mean if c is not None and c.at.sign == "=" else None
 
 
+def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
+    """A panel, or both halves of its real trace, which are drawn in one."""
+    same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
+    halves = [one for one in panels if one.get("half") and all(one[key] == panel[key] for key in same)]
+    return halves if panel.get("half") else [panel]
+
+
 def arranged(panels: Sequence[Panel]) -> list[Line]:
-    """Panels by line; two of the same condition, models, GPUs and trace, which differ in other fields, share none."""
+    """Panels by line; two of the same condition, models, GPUs and trace, which differ in other fields, share none.
+
+    Of the halves of a real trace the first stands for both.
+    """
     lines: dict[tuple[Any, ...], dict[int, Panel]] = {}
-    for panel in panels:
+    for panel in (one for one in panels if together(one, panels)[0] == one):
         key = (panel["row"], panel["models"], panel["gpus"], panel["slo_scale"], panel["slo"])
         again = next(k for k in range(len(panels)) if panel["column"] not in lines.get((*key, k), {}))
         lines.setdefault((*key, again), {})[panel["column"]] = panel
@@ -124,18 +145,74 @@ def arranged(panels: Sequence[Panel]) -> list[Line]:
 # ------------------------------------------------------------------ the figure
 
 
+def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
+    """Draw what was found, and then the curves, `MOST` panels or fewer a page; call within `style.theme()`.
+
+    Curves that are 100 % for everyone are left out, and named below the first of them. Raises UserError if nothing is
+    there.
+    """
+    first = overview.draw(table, facts, note)
+    kept, gone = list[tuple[str, list[Panel]]](), list[str]()
+    for definition in facts["definitions"]:
+        same = {panel["condition"] for panel in facts["panels"]
+                if overview.alike(table, panel, definition, facts["systems"])}  # fmt: skip
+        gone += [f"{definition.upper()} of {condition}" for condition in same]
+        left = [panel for panel in facts["panels"]
+                if not {one["condition"] for one in together(panel, facts["panels"])} <= same]  # fmt: skip
+        kept += [(definition, part) for part in _parted(left)]
+    if not kept:
+        return [draw(table, facts, note)]
+    least = f"Attainment below {_floor(facts):g} % is not drawn." if _floor(facts) else ""
+    whole = f"Left out, as everyone is at 100 %: {', '.join(sorted(gone))}." if gone else ""
+    found = [first] if first else []
+    for k, (definition, panels) in enumerate(kept):
+        rows = table.filter(pc.is_in(table["condition"].cast(pa.string()), pa.array([p["condition"] for p in panels])))
+        part = {**facts, "panels": panels, "definitions": [definition]}
+        text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
+        if len(rows.filter(pc.is_null(rows["skipped"]))):
+            found.append(_drawn(rows, part, text))
+    return found or [draw(table, facts, note)]
+
+
+def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
+    """Panels by page, lines whole."""
+    page, count = list[Panel](), 0
+    for line in arranged(panels):
+        if page and count + len(line) > MOST:
+            yield page
+            page, count = [], 0
+        page += [one for panel in line.values() for one in together(panel, panels)]
+        count += len(line)
+    if page:
+        yield page
+
+
+def _floor(facts: Facts) -> float:
+    """Where axes of attainment begin, in percent: at ten times the misses that the level leaves, 90 for 99 %."""
+    return max(0.0, 100.0 - 1000.0 * (1.0 - facts["level"]))
+
+
 def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
-    """Draw the figure, a column or a page wide; call within `style.theme()`. Raises UserError if nothing is there."""
-    frame = points(table, facts)
-    if not len(frame):
-        raise UserError("nothing to draw: every run of this study was skipped (bench list tells why)")
+    """Draw all curves on one page, a column or a page wide, under all that is told of them; within `style.theme()`.
+
+    Raises UserError if nothing is there.
+    """
+    return _drawn(table, facts, told(table, facts, note)) if len(curves(table, facts)) else _nothing()
+
+
+def _nothing() -> Figure:
+    raise UserError("nothing to draw: every run of this study was skipped (bench list tells why)")
+
+
+def _drawn(table: pa.Table, facts: Facts, text: str) -> Figure:
+    frame = curves(table, facts)
     drawn = Drawn(table, facts, frame, _looks(frame, facts))
     lines, definitions = arranged(facts["panels"]), facts["definitions"]
     traces = sorted({panel["column"] for panel in facts["panels"]})
     columns = [(trace, definition) for trace in traces for definition in definitions]
-    titles = facts["titles"] or [_title(trace, lines) for trace in traces]
+    titles = [facts["titles"][trace] if facts["titles"] else _title(trace, lines) for trace in traces]
     width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
-    text, below = style.foot(_caption(drawn, note), CAPTION[width], 4.6)
+    text, below = style.foot(text, CAPTION[width], 4.6)
 
     figure = Figure(figsize=(width, LINE_IN))
     top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
@@ -260,17 +337,33 @@ def _legend(figure: Figure, drawn: Drawn, columns: int) -> float:
 # ------------------------------------------------------------------ a panel
 
 
-def _marks(look: style.Look, *, hollow: bool = False) -> dict[str, Any]:
-    size = MARKER * (1.4 if look.marker == "*" else 1.0)
+def _marks(look: style.Look, *, hollow: bool = False, thin: bool = False) -> dict[str, Any]:
+    size = MARKER * (0.6 if thin else 1.0) * (1.4 if look.marker == "*" else 1.0)
     return look.marks(hollow=hollow) | {"markersize": size, "markeredgewidth": 0.7 if hollow else 0.3}
 
 
 def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
     """Curves with their intervals and crossings; controls are markers alone."""
-    facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
-    rows = crossings.of_panel(drawn.table, panel)
+    facts, shown = drawn.facts, together(panel, drawn.facts["panels"])
+    frame = drawn.frame[drawn.frame["condition"].isin([one["condition"] for one in shown])]
     axis.axhline(100 * facts["level"], color="#808080", linewidth=0.5, zorder=1.5)
-    places = _places(frame, panel["axis"])
+    places, floor = _places(frame, panel["axis"]), _floor(facts)
+    for one in shown:
+        _curves(axis, one, definition, drawn, places, thin=len(shown) > 1)
+    axis.set_ylim(floor, 100)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100] if floor < 50 else [90, 92, 94, 96, 98, 99, 100]))
+    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
+    _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
+    _break(axis, {x: place for x, place in places.items() if x != place})
+
+
+def _curves(
+    axis: Axes, panel: Panel, definition: str, drawn: Drawn, places: Mapping[float, float], *, thin: bool
+) -> None:
+    """A line a system with its interval and its crossing; thin for one half of a real trace."""
+    facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
+    rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
         own, z = frame[frame["label"] == label].sort_values("x"), 3 + 0.1 * depth
         x = np.array([places[at] for at in own["shown_x"]], np.float64)
@@ -279,22 +372,16 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
         if label not in facts["controls"]:
             sure = np.isfinite(low) & ~hollow
             axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.15, linewidth=0)
-            axis.plot(x, np.where(hollow, np.nan, y), color=look.color, linestyle=look.line, linewidth=0.9, zorder=z)
+            axis.plot(x, np.where(hollow, np.nan, y), color=look.color, linestyle=look.line, linewidth=wide, zorder=z)
             at = crossed(rows, panel, label, definition, facts["level"])
             if at is not None and not hollow.all():
-                axis.axvline(at, color=look.color, linewidth=0.7, linestyle=CROSSES, zorder=2)
+                axis.axvline(at, color=look.color, linewidth=0.8 * wide, linestyle=CROSSES, zorder=2)
                 axis.plot(at, 0, transform=axis.get_xaxis_transform(), clip_on=False, zorder=z, **_marks(look))
+        y = np.where(hollow, _floor(facts), y)
         for which in (False, True):
-            some = hollow == which
-            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which),
+            some = (hollow == which) & (y >= _floor(facts))
+            axis.plot(x[some], y[some], linestyle="", zorder=z, clip_on=False, **_marks(look, hollow=which, thin=thin),
                       transform=_beside(axis, label, facts["controls"], frame))  # fmt: skip
-    lowest = float(np.nanmin(frame[f"{definition}_mean"].to_numpy(np.float64), initial=1.0)) * 100
-    axis.set_ylim(50.0 if lowest >= 55 else 0.0, 100)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100]))
-    axis.tick_params(labelsize=5.5, length=2, pad=1.5)
-    _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
-    _break(axis, {x: place for x, place in places.items() if x != place})
 
 
 def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
@@ -352,10 +439,12 @@ def _ticks(axis: Axes, xs: Sequence[float], kind: str) -> None:
 # ------------------------------------------------------------------ the caption
 
 
-def _caption(drawn: Drawn, note: str) -> str:
-    table, facts = drawn.table, drawn.facts
-    told = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
-    return caption(table, facts, "mean and 95 % interval", *told, note=note)
+def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+    """Say all that a reader must know of the runs and of how rates were chosen."""
+    halves = any(panel.get("half") for panel in facts["panels"])
+    own = [*seen(facts["panels"]), *asked(table, facts), *_rates(facts["panels"]), *_bounds(facts)]
+    own += ["Two thin lines: the halves of a real trace, case studies without interval."] * halves
+    return caption(table, facts, "mean and 95 % interval", *own, CORRECTED, note=note)
 
 
 def _rates(panels: Sequence[Panel]) -> Iterator[str]:

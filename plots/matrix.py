@@ -16,13 +16,13 @@ from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts
-from plots.steps import caption_of_ratios, points, ratios
+from plots.steps import caption_of_ratios, points, ratios, told
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "points"]  # what is drawn are the ratios that steps have
+__all__ = ["draw", "points", "told"]  # what is drawn are the ratios that steps have
 
 CORRECTED = "Verdicts are corrected together (Holm)."
 ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names

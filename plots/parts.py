@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from harness.policy.types import UserError
 from harness.rows import crossings
 from plots import style
-from plots.caption import Facts, asked, caption
+from plots.caption import Facts, asked, brief, caption
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -63,7 +63,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         raise UserError("nothing to draw: no part of a system was switched off")
     parts = list(dict.fromkeys(frame["part"]))
     places = list(frame.groupby(["condition", "x"], sort=False))
-    text, foot = style.foot(_caption(table, facts, note), 178)
+    said = "Above each panel: what the whole system attains. Intervals are 95 %, paired."
+    text, foot = style.foot(brief(table, facts, note, said), 178)
     lines = -(-len(places) // ACROSS)
     body = HEAD_IN + ROW_IN * len(parts)
     height = lines * body + 0.45 + foot
@@ -109,6 +110,7 @@ def _panel(axis: Axes, own: pd.DataFrame) -> None:
         axis.plot([most], [k], "D", color=MOST, markersize=2.6, zorder=3)
 
 
-def _caption(table: pa.Table, facts: Facts, note: str) -> str:
+def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+    """Say all that a reader must know of the runs."""
     above = "Above each panel: what the whole system attains."
     return caption(table, facts, "mean and 95 % interval, paired,", above, *asked(table, facts), note=note)

@@ -14,7 +14,7 @@ from harness.policy.types import UserError
 from harness.rows import crossings
 from harness.rows.statistics import Estimate
 from plots import style
-from plots.caption import Facts, asked, caption
+from plots.caption import CORRECTED, Facts, asked, brief, caption
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -142,7 +142,15 @@ def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float,
             axis.plot([end], [y], marker=arrow, markersize=3.2, color=color, clip_on=False, zorder=3)
 
 
+def told(table: pa.Table, facts: Facts, note: str = "") -> str:
+    """Say all that a reader must know of the runs, and how rates were chosen."""
+    return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
+
+
 def caption_of_ratios(table: pa.Table, facts: Facts, note: str) -> str:
-    """Say what a reader must know of the runs, and how rates were chosen."""
-    what = f"Ratios of the rates at which {100 * facts['level']:g} % {facts['definitions'][0].upper()} is held."
-    return caption(table, facts, "mean and 95 % interval", what, *asked(table, facts), note=note)
+    """Say in few words what is drawn."""
+    return brief(table, facts, _what(facts), CORRECTED, note, "Intervals are 95 %.")
+
+
+def _what(facts: Facts) -> str:
+    return f"Ratios of the rates at which {100 * facts['level']:g} % {facts['definitions'][0].upper()} is held."

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import matplotlib as mpl
 import numpy as np
 import seaborn as sns
+from matplotlib.backends.backend_pdf import PdfPages
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -309,22 +310,23 @@ def caps(table: pa.Table) -> str:
     return " ".join(said)
 
 
-def save(figure: Figure, stem: Path, points: pd.DataFrame, command: str) -> list[Path]:
-    """Write `stem`.pdf, .png and .csv (the points, after the command that made them); equal points, equal bytes.
+def save(pages: Figure | Sequence[Figure], stem: Path, points: pd.DataFrame, command: str, told: str = "") -> list[Path]:
+    """Write `stem`.pdf, .png and .csv; equal points, equal bytes. Returns their paths.
 
-    Call within `theme()`. Raises UserError where the disk refuses.
+    The .pdf has all pages, the .png the first one. The .csv has the points, after the command that made them and before
+    `told`, what a reader must know of them, in lines that begin with "#". Call within `theme()`. Raises UserError where
+    the disk refuses.
     """
-    fixed: dict[str, dict[str, str | None]] = {
-        "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
-        "png": {"Software": None},
-    }
-    paths = []
-    for kind, metadata in fixed.items():
-        out = io.BytesIO()
-        figure.savefig(out, format=kind, metadata=metadata)
-        paths.append(stem.with_name(f"{stem.name}.{kind}"))
-        write_bytes(paths[-1], out.getvalue())
-    text = f"# {command}\n" + points.to_csv(index=False, lineterminator="\n")
-    paths.append(stem.with_name(f"{stem.name}.csv"))
-    write_bytes(paths[-1], text.encode())
+    pages = pages if isinstance(pages, Sequence) else [pages]
+    pdf, png = io.BytesIO(), io.BytesIO()
+    with PdfPages(pdf, metadata={"Creator": None, "Producer": None, "CreationDate": None}) as file:
+        for page in pages:
+            file.savefig(page)
+    pages[0].savefig(png, format="png", metadata={"Software": None})
+    lines = "".join(f"# {line}\n" for line in textwrap.wrap(told, 160))
+    csv = f"# {command}\n{points.to_csv(index=False, lineterminator=chr(10))}{lines}"
+    files = {"pdf": pdf.getvalue(), "png": png.getvalue(), "csv": csv.encode()}
+    paths = [stem.with_name(f"{stem.name}.{kind}") for kind in files]
+    for path, data in zip(paths, files.values(), strict=True):
+        write_bytes(path, data)
     return paths

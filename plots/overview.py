@@ -1,0 +1,395 @@
+"""What a study found: where each system crosses the level, a panel a condition and trace, and who is ahead by how much."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from harness.rows import crossings, estimate, tidy
+from harness.rows.crossings import STANDINGS, Standing
+from harness.rows.estimate import POINTS, RATIO
+from harness.rows.statistics import Crossing, Estimate
+from plots import style
+from plots.caption import CORRECTED, Facts, Panel, brief
+from plots.matrix import FILLS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from matplotlib.axes import Axes
+
+MOST = 6  # panels of a picture
+ACROSS = 2  # panels in a line
+WHOLE = 0.9995  # of attainment: what prints as 100.0 %
+ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.24, 0.36  # heights of a system's row, and above and below a panel
+NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
+HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
+PAPER = "#202020"
+UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
+         "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
+FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A condition on a trace: a panel of fitted windows, beside it the halves of the real trace, or these alone."""
+
+    panels: tuple[Panel, ...]  # the fitted one, if any
+    halves: Mapping[str, Panel]
+    definition: str
+
+    @property
+    def any(self) -> Panel:
+        """The panel whose facts stand for the cell."""
+        return next(iter((*self.panels, *self.halves.values())))
+
+
+@dataclass
+class Row:
+    """What is drawn of one system in a cell."""
+
+    label: str
+    at: Crossing | None  # None: it was not run on fitted windows
+    halves: dict[str, Crossing]
+    gone: str  # "does not fit", where it does not at all
+    standing: Standing | None = None  # the study's first system beside it
+    paper: list[tuple[float, float]] = field(default_factory=list)  # x that the paper states, from and to
+
+
+# ------------------------------------------------------------------ what is shown
+
+
+def cells(facts: Facts) -> list[Cell]:
+    """Every cell of a study, by its first claim's definition (none: the study's first), in the study's order.
+
+    Halves of a real trace stand beside the trace that was fitted to it: hyperbolic beside hyperbolic-like.
+    """
+    whole = [panel for panel in facts["panels"] if not panel.get("half")]
+    halves: dict[tuple[Any, ...], dict[str, Panel]] = {}
+    for panel in facts["panels"]:
+        if panel.get("half"):
+            halves.setdefault((*_place(panel), panel["trace"]), {})[panel["half"]] = panel
+    found = []
+    for panel in whole:
+        own = next((key for key in halves if key[:-1] == _place(panel) and _fitted(panel["trace"], key[-1])), None)
+        found.append(Cell((panel,), halves.pop(own) if own else {}, _definition(panel, facts)))
+    found += [Cell((), own, _definition(next(iter(own.values())), facts)) for own in halves.values()]
+    return sorted(found, key=lambda cell: (cell.any["row"], cell.any["column"]))
+
+
+def _place(panel: Panel) -> tuple[Any, ...]:
+    return tuple(panel[key] for key in ("row", "axis", "models", "gpus", "slo", "slo_scale"))
+
+
+def _fitted(trace: str, real: str) -> bool:
+    """Whether a generator's streams are fitted to a real trace."""
+    name, like, _ = trace.partition("-like")
+    return bool(like) and re.split(r"[+-]", real)[0] == name
+
+
+def _definition(panel: Panel, facts: Facts) -> str:
+    own = (claim["definition"] for claim in _claims(panel, facts) if claim["definition"])
+    return str(next(own, facts["definitions"][0]))
+
+
+def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
+    """What a paper states of a panel in numbers."""
+    return [claim for claim in facts["claims"]
+            if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
+            and claim.get("comparable", True) and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
+
+
+def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
+    """Whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
+    rows = crossings.of_panel(table, panel)
+    found = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
+    return all(share >= WHOLE for share in found)
+
+
+def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
+    """At most `MOST` cells, in the study's order: of fitted windows before halves alone, and claimed before others.
+
+    What is 100 % for everyone is left out; so is, while there is another, the same condition with the trace's parameters
+    changed.
+    """
+    kept = [cell for cell in cells(facts)
+            if not all(alike(table, panel, cell.definition, facts["systems"])
+                       for panel in (*cell.panels, *cell.halves.values()))]  # fmt: skip
+    kin: dict[tuple[str, str], int] = {}
+    ranks = []
+    for cell in kept:
+        key = (cell.any["name"], cell.any["trace"].partition("+")[0])
+        kin[key] = kin.get(key, -1) + 1
+        ranks.append((not cell.panels, not _claims(cell.any, facts), kin[key], len(ranks)))
+    return [kept[k] for *_, k in sorted(sorted(ranks)[:MOST], key=lambda rank: rank[-1])]
+
+
+def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
+    """The systems' rows of each cell; standings are corrected together (Holm)."""
+    found = [list(_rows(table, facts, cell)) for cell in shown]
+    judged = [row for own in found for row in own if row.standing is not None]
+    standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
+    for row, standing in zip(judged, standings, strict=True):
+        row.standing = standing
+    return found
+
+
+def _rows(table: pa.Table, facts: Facts, cell: Cell) -> Iterator[Row]:
+    level, first = facts["level"], facts["systems"][0]
+    parts = [crossings.of_panel(table, panel) for panel in cell.panels]
+    sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
+    at: dict[str, Crossing] = {}
+    for label in facts["systems"]:
+        every = [*parts, *(part for part, _ in sides.values())]
+        if not any(label in part["label"].unique().to_pylist() for part in every):
+            continue
+        gone = all((lost := tidy.unfit(part, label)) is not None and lost.every for part in every)
+        own = crossings.crossing(parts[0], cell.panels[0], label, cell.definition, level) if parts else None
+        halves = {half: c for half, (part, panel) in sides.items()
+                  if (c := crossings.crossing(part, panel, label, cell.definition, level)) is not None}  # fmt: skip
+        row = Row(label, None if gone else own, {} if gone else halves, "does not fit" if gone else "")
+        if parts and label != first and not gone and cell.panels[0]["axis"] != "gpus" and first in at:
+            row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
+        if row.at is not None:
+            at[label] = row.at
+        row.paper = list(_papers(label, cell, at, facts))
+        yield row
+
+
+def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
+    """The x at which the paper's numbers put a system: its crossing, or ours of another system over its ratio."""
+    for claim in _claims(cell.any, facts):
+        ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
+        if (claim["definition"] or facts["definitions"][0]) != cell.definition:
+            continue
+        if not claim["over"] and claim["system"] == label:
+            yield min(ends), max(ends)
+        elif claim["over"] == label and claim["system"] in at and min(ends) > 0:
+            ours = at[claim["system"]].at.mean
+            yield ours / max(ends), ours / min(ends)
+
+
+# ------------------------------------------------------------------ as a table
+
+
+def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
+    """Return what is drawn: one row a (condition, system), with crossings, ratios and differences in points."""
+    shown = chosen(table, facts)
+    return pd.DataFrame([line for cell, own in zip(shown, rows(table, facts, shown), strict=True)
+                         for row in own for line in _lines(cell, row, facts["systems"][0])])  # fmt: skip
+
+
+def _lines(cell: Cell, row: Row, first: str) -> Iterator[dict[str, Any]]:
+    sides = {cell.panels[0]["condition"]: row.at} if cell.panels else {}
+    sides |= {panel["condition"]: row.halves.get(half) for half, panel in cell.halves.items()}
+    for condition, c in sides.items():
+        line: dict[str, Any] = {"condition": condition, "label": row.label, "crossing_of": cell.definition,
+                                "note": row.gone}  # fmt: skip
+        line |= {f"crossing{name}": value for name, value in _named(c.at if c else None).items()}
+        found = row.standing if cell.panels and condition == cell.panels[0]["condition"] else None
+        if found is not None:
+            line |= {"over_it": first, "standing": found.says, "p": found.p, "flat": found.flat}
+            line |= {f"ratio{name}": value for name, value in _named(found.ratio).items()}
+            for k, (x, gap) in enumerate(found.differences, 1):
+                line |= {f"at_{k}": x}
+                line |= {f"points_{k}{name}": value for name, value in _named(gap.times(100)).items() if name != "_is"}
+        yield line
+
+
+def _named(e: Estimate | None) -> dict[str, Any]:
+    return {} if e is None else {"": e.mean, "_low": e.low, "_high": e.high, "_is": e.sign}
+
+
+# ------------------------------------------------------------------ the figure
+
+
+def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
+    """Draw the picture, a page wide; None where every system is at 100 % everywhere. Call within `style.theme()`."""
+    shown = chosen(table, facts)
+    if not shown:
+        return None
+    found = rows(table, facts, shown)
+    looks = style.looks(facts["systems"])
+    lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
+    most = [max(len(found[k]) for k in line) for line in lines]
+    figure = Figure(figsize=(style.PAGE_IN, 1))
+    text, foot = style.foot(_caption(table, facts, note), 178)
+    top = style.legend(figure, _handles(found, shown, facts), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
+                       labelspacing=0.3)  # fmt: skip
+    height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
+    figure.set_size_inches(style.PAGE_IN, height)
+    wide = (style.PAGE_IN - NAMES_IN) / ACROSS if len(shown) > 1 else style.PAGE_IN - NAMES_IN
+    below = height - top
+    for line, count in zip(lines, most, strict=True):
+        below -= HEAD_IN + ROW_IN * count
+        names = list(dict.fromkeys(row.label for label in facts["systems"] for k in line for row in found[k]
+                                   if row.label == label))  # fmt: skip
+        for j, k in enumerate(line):
+            axis = figure.add_axes(((NAMES_IN + j * wide) / style.PAGE_IN, below / height,
+                                    (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
+            style.name_rows(axis, [_called(name) for name in names], fontsize=6)
+            axis.tick_params(labelleft=not j, labelsize=6)
+            _panel(axis, shown[k], {row.label: row for row in found[k]}, names, looks, facts)
+            _title(axis, chr(ord("a") + k), shown[k], shown, facts)
+        below -= FOOT_IN
+    style.write_foot(figure, text)
+    return figure
+
+
+def _called(label: str) -> str:
+    return re.sub(r"\+(?=\w+=)", " ", label).replace(":plusplus", "++")
+
+
+def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Facts) -> None:
+    panel, first = cell.any, _called(facts["systems"][0])
+    name = f"({letter}) {_name(cell, facts)}"
+    if sum(_name(other, facts) == _name(cell, facts) for other in shown) > 1 and panel["gpus"]:
+        name += f", {panel['gpus']} GPU{'s' * (panel['gpus'] > 1)}"
+    wide = axis.get_position().width * style.PAGE_IN + (0.0 if _judged(cell) else WORDS_IN)
+    axis.set_title(name, loc="left", pad=3, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
+    if _judged(cell):
+        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
+                      fontsize=5.5, color="#404040", va="bottom")  # fmt: skip
+    unit = UNITS[panel["axis"]]
+    axis.set_xlabel(f"{unit} at {100 * facts['level']:g} % {cell.definition.upper()}", fontsize=6, labelpad=1)
+
+
+def _name(cell: Cell, facts: Facts) -> str:
+    panel = cell.any
+    trace = facts["titles"][panel["column"]] if facts["titles"] else panel["trace"].partition("+")[0]
+    return f"{panel['name']} · {trace}" + ("" if cell.panels else ", each half")
+
+
+def _judged(cell: Cell) -> bool:
+    return bool(cell.panels) and cell.panels[0]["axis"] != "gpus"
+
+
+def _panel(
+    axis: Axes, cell: Cell, own: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look], facts: Facts
+) -> None:
+    """A row a system: its crossing with its interval, the halves' crossings, the paper's mark, and words beside it."""
+    low, high = _ends(cell.any["axis"], own.values())
+    _scale(axis, cell.any["axis"], low, high)
+    for k, name in enumerate(names):
+        if k % 2 == 0:
+            axis.axhspan(k - 0.5, k + 0.5, color="#f6f6f6", linewidth=0, zorder=0)
+        if name not in own:
+            continue
+        row, look = own[name], looks[name]
+        for start, end in row.paper:
+            ends = [x for x in (start, end) if low <= x <= high]
+            axis.plot(np.clip([start, end], low, high), [k, k], color=PAPER, linewidth=0.6, zorder=1.4)
+            axis.plot(ends, [k] * len(ends), "D", markersize=3.2, markerfacecolor="white", markeredgecolor=PAPER,
+                      markeredgewidth=0.7, linestyle="none", zorder=2.5)  # fmt: skip
+        for half, c in row.halves.items():
+            mark = {"=": "|", "<": 4, ">": 5}.get(c.at.sign, "|")  # carets point to where a bound may go
+            axis.plot([c.at.mean], [k - HALVES[half]], marker=mark, color=look.color, markersize=3.6,
+                      markeredgewidth=0.9, linestyle="none", zorder=2)  # fmt: skip
+        if row.at is not None:
+            _mark(axis, k, row.at.at, look, (low, high))
+        if row.gone:
+            axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), fontsize=5.2, color="#606060",
+                      va="center", style="italic")  # fmt: skip
+        if row.standing is not None:
+            _words(axis, k, row.standing)
+
+
+def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
+    """A crossing with its interval; hollow, with an arrow, where it is but a bound."""
+    low, high = within
+    left = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
+    right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high
+    ends = [e.mean if left is None else max(left, low), e.mean if right is None else min(right, high)]
+    style.interval(axis, y, (ends[0], ends[1]), look.color, 1.0)
+    for end, edge, arrow in ((ends[0], low, "<"), (ends[1], high, ">")):
+        if end == edge:
+            axis.plot([end], [y], marker=arrow, markersize=2.6, color=look.color, clip_on=False, zorder=3)
+    marks = look.marks(hollow=e.sign != "=") | {"markersize": 3.6 * (1.4 if look.marker == "*" else 1.0)}
+    axis.plot([e.mean], [y], linestyle="none", zorder=3, **marks)
+
+
+def _words(axis: Axes, y: float, found: Standing) -> None:
+    """Who is ahead, on its colour: by the ratio, or where that says nothing by differences at three rates."""
+    fill = FILLS[found.says]
+    axis.text(1.04, y, f"{STANDINGS[found.says][0]} {told(found)}".strip(), transform=axis.get_yaxis_transform(),
+              va="center", fontsize=5.2,
+              bbox={"facecolor": fill.color, "edgecolor": "none", "pad": 0.9})  # fmt: skip
+
+
+def told(found: Standing) -> str:
+    """A standing in numbers: the ratio with its interval; where it is flat, differences in points at three rates."""
+    if (found.flat or found.ratio is None) and found.differences:
+        gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences)
+        return f"{', '.join(gaps)} points"
+    return found.note if found.ratio is None else estimate.text(found.ratio, RATIO)
+
+
+def _ends(axis: str, own: Any) -> tuple[float, float]:
+    """The ends of a panel's axis: all crossings, and intervals and papers near them."""
+    listed = list(own)
+    at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
+    means = [e.mean for e in at if e.mean > 0] or [1.0]
+    others = [x for e in at for x in (e.low, e.high) if x]
+    others += [x for row in listed for pair in row.paper for x in pair]
+    few, many = min(means), max(means)
+    near = [x for x in others if few / FAR < x < many * FAR and x > 0]
+    low, high = min([few, *near]), max([many, *near])
+    if axis in {"gpus", "models"}:
+        space = 0.08 * (high - low) or 1.0
+        return low - space, high + space
+    space = max((high / low) ** 0.08, 1.15)
+    return low / space, high * space
+
+
+def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
+    if kind not in {"gpus", "models"}:
+        axis.set_xscale("log")
+        decades = math.log10(high / low)
+        subs = (1.0,) if decades > 2 else (1.0, 3.0) if decades > 1.2 else (1.0, 2.0, 5.0)
+        axis.xaxis.set_major_locator(MaxNLocator(4) if decades < 0.7 else LogLocator(subs=subs))
+        axis.xaxis.set_minor_locator(NullLocator() if decades < 0.7 else LogLocator(subs=range(1, 10)))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_xlim(low, high)
+
+
+def _handles(found: Sequence[Sequence[Row]], shown: Sequence[Cell], facts: Facts) -> list[Line2D | Patch]:
+    """What is said, and nothing else."""
+    every = [row for own in found for row in own]
+    grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
+    handles: list[Line2D | Patch] = []
+    if any(row.at for row in every):
+        sure = any(row.at.at.low is not None or row.at.at.high is not None for row in every if row.at is not None)
+        handles.append(Line2D([], [], marker="o", linewidth=1.0, label="crossing" + ", 95 % interval" * sure, **grey))
+    bounds = [row.at.at.sign for row in every if row.at is not None]
+    if any(sign != "=" for sign in bounds):
+        handles.append(Line2D([], [], marker="o", markerfacecolor="white", linewidth=1.0,
+                              label="beyond what was run", **grey))  # fmt: skip
+    if any(row.halves for row in every):
+        handles.append(Line2D([], [], marker="|", linestyle="none", markeredgewidth=0.9,
+                              label="real trace: first half above, second below", **grey))  # fmt: skip
+    if any(row.paper for row in every):
+        handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2, linestyle="none",
+                              label="where the paper has it"))  # fmt: skip
+    said = {row.standing.says for row in every if row.standing is not None}
+    handles += [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]).strip())
+                for says, fill in FILLS.items() if says in said and STANDINGS[says][0]]  # fmt: skip
+    return handles
+
+
+def _caption(table: pa.Table, facts: Facts, note: str) -> str:
+    flat = "points: differences of attainment at three rates, where curves are flat."
+    cases = "Halves of a real trace are case studies, without interval or verdict."
+    halves = any(panel.get("half") for panel in facts["panels"])
+    return brief(table, facts, CORRECTED, note, cases * halves, flat.capitalize())
