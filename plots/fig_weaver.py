@@ -32,15 +32,15 @@ PAPER: Mapping[str, Mapping[str, float]] = {  # 5.1: highest rates; 5.3: 175 ms,
 TITLES: Mapping[str, tuple[str, str, str]] = {  # panel: title, x, y
     "hot": ("hot model (fig. 4)", "requests/s of the hot model", "TPOT (ms)"),
     "cold": ("cold model (fig. 4)", "requests/s of the hot model", "TPOT (ms)"),
-    "muxserve": ("on two GPUs (fig. 5a)", "requests/s of the hot model", "TPOT (ms)"),
+    "muxserve": ("hot model (fig. 5a)", "requests/s of the hot model", "TPOT (ms)"),
     "share": ("15 requests/s (fig. 5b)", "offloaded (%)", "TPOT (ms)"),
     "highest": ("highest rate (figs. 4, 6)", "requests/s finished", ""),
-    "control": ("5 requests/s (fig. 7a)", "TPOT (ms)", ""),
+    "control": ("2 requests/s, L40S (fig. 7a)", "TPOT (ms)", ""),
 }
 CAPTION = (
-    "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, A100-40G, vLLM 0.6; mean of {n} "
-    "seeds, bands from the least to the most. Diamonds: the paper, where its text has a number. Prefill is not what "
-    "binds, here as there."
+    "Simulated: two llama-3.1-8b, lengths of Azure-Conv, cold model at 1 request/s, four A100-40G (the last panel: "
+    "L40S), vLLM 0.6; mean of {n} seeds, bands from the least to the most; lines end where requests pile up. Diamonds: "
+    "the paper, where its text has a number."
 )
 
 

@@ -13,7 +13,6 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.policy.types import UserError
 from harness.rows import crossings
-from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
 from plots import style, verdicts
 from plots.caption import CORRECTED, Facts, asked, brief, caption
@@ -51,27 +50,15 @@ def _gaps(gaps: Sequence[tuple[float, Estimate]]) -> dict[str, float | None]:
 def ratios(table: pa.Table, facts: Facts) -> list[dict[str, Any]]:
     """Every ratio that the study claims, on each panel that it is about; `mean` is None where `note` says why."""
     names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
-    rows, every = list[dict[str, Any]](), list[Standing]()
-    for claim in facts["claims"]:
-        pair = (claim["system"], claim["over"])
-        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
-            continue
-        definition = claim["definition"] or facts["definitions"][0]
-        for panel in crossings.concerned(facts["panels"], claim["on"]):
-            here = crossings.of_panel(table, panel)
-            if not {*pair} <= {*here["label"].unique().to_pylist()}:
-                continue
-            found = crossings.side_by_side(here, panel, pair, definition, facts["level"])
-            every.append(found)
-            e = found.ratio
-            rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
-                         "step": names.index(panel["name"]), "ratio": " / ".join(pair), "paper": claim["paper"],
-                         "other_end": panel.get("other_end", False),  # none in facts of before
-                         "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
-                         "sign": e.sign if e else "=", "standing": found.says, "p": found.p, "flat": found.flat,
-                         "gaps": found.differences, "note": found.note})  # fmt: skip
-    for row, found in zip(rows, crossings.corrected(every), strict=True):
-        row |= {"standing": found.says, "p": found.p}
+    rows = []
+    for claim, panel, found in crossings.claimed(table, facts):
+        e = found.ratio
+        rows.append({**{key: panel[key] for key in ("condition", "name", "kind", "origin")},
+                     "step": names.index(panel["name"]), "ratio": f"{claim['system']} / {claim['over']}",
+                     "paper": claim["paper"], "other_end": panel.get("other_end", False),  # none in facts of before
+                     "mean": e and e.mean, "low": e and e.low, "high": e and e.high, "n": facts["seeds"],
+                     "sign": e.sign if e else "=", "standing": found.says, "p": found.p, "flat": found.flat,
+                     "gaps": found.differences, "note": found.note})  # fmt: skip
     return rows
 
 

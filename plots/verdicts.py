@@ -28,8 +28,6 @@ FILLS: Mapping[str, Fill] = {
     "equal within 25 %": Fill("#f2f2f2", ""),
     "behind, by less than 25 %": Fill("#fae0cc", "//"),
     "behind": Fill("#f4b183", "////"),
-    "ahead in part": Fill("#cfe3ee", "\\\\"),
-    "behind in part": Fill("#f7d3b0", "//\\\\"),
     "turns": Fill("#e3d4ec", "xx"),
     "not decided": Fill("#ffffff", "...."),
     "one case": Fill("#ffffff", ""),

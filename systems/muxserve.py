@@ -29,18 +29,24 @@ back while a prefill lacks SMs, not memory; lanes here compete for SMs and never
 turns, and SGLang's schedulers own their steps. Preset `turns` keeps the round robin, so that both can be measured.
 Preset `temporal` is MuxServe without MPS (MuxServe-Temporal of Weaver, ATC 2025, section 5): the models of a mesh step
 one at a time, and no quotas (ours: where a model waits for its turn, ADBS' mean batches say little).
+
+`prefill=apart` is how Weaver's paper runs it ("1p1d", and "we only multiplex the workload between decoding GPUs"): the
+second half of the GPUs prefills, each model on GPUs of its own where there are as many, the first half is shared for
+decodes, and a prompt's KV goes over. A prompt that is preempted is prefilled anew where it decodes. `decode_share` is
+what its artifact sets by hand (gswxp2/weaver 2598e04, ae_exps/figure-4/driver_muxserve.py: mps_percentage [100, 50]),
+where lanes are the engine's; preset `weaver` is both.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import ClassVar, NamedTuple
 
-from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded, Woke
+from harness.policy.actions import Action, Admit, Limit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
 from harness.policy.fields import choice, number
 from harness.policy.placement import footprint, searched, shares, spread
 from harness.policy.types import FRAGMENTED, Batch, Cluster, Gpus, Infeasible, Inst, Option
@@ -82,6 +88,7 @@ class Estimator:
     """Throughput of models that share GPUs, by the profile (placement.py, CostEstimator)."""
 
     cluster: Cluster
+    prefills: bool = True  # on the same GPUs
     known: dict[tuple[Llm, int], tuple[float, float]] = field(default_factory=dict)
     units: dict[tuple[Llm, ...], Lacks] = field(default_factory=dict)
 
@@ -91,6 +98,7 @@ class Estimator:
             inst, profile = Inst(m.name, tuple(range(m.tp))), self.cluster.profile
             full, rest = divmod(round(B * m.l_p), STEP_TOKENS)
             t_p = full * profile.prefill_s(inst, STEP_TOKENS) + (profile.prefill_s(inst, rest) if rest else 0.0)
+            t_p *= self.prefills
             self.known[m, B] = t_p, m.l_o * profile.step_s(inst, B, round(B * (m.l_p + m.l_o / 2)), m.dec_sms)
         return self.known[m, B]
 
@@ -189,9 +197,12 @@ def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> t
     return unserved, max(d / f for d, f in zip(demand, free, strict=True)), homes
 
 
-def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False) -> dict[str, Gpus]:
-    """Algorithm 1: the best greedy placement over all partitions. Raises Infeasible when no order finds room in any."""
-    estimator = Estimator(cluster)
+def place(cluster: Cluster, llms: Sequence[Llm], elastic: bool = False, *, prefills: bool = True) -> dict[str, Gpus]:
+    """Algorithm 1: the best greedy placement over all partitions; `prefills` run on the same GPUs, or elsewhere.
+
+    Raises Infeasible when no order finds room in any.
+    """
+    estimator = Estimator(cluster, prefills)
     popular = sorted(llms, key=lambda m: -m.W * m.weight * m.tp)
     heavy = sorted(llms, key=lambda m: -m.weight - m.floor)
     tried = (
@@ -223,6 +234,8 @@ class MuxServe:
     quotas: str = choice("none", "sequences", "bytes", tuned=True)  # none: whoever asks first is served
     lanes: str = choice("engine", "turns", "shares")  # who batches: see above
     sharing: str = choice("fluid", "turns")  # models of a mesh step side by side under MPS, or one at a time
+    prefill: str = choice("beside", "apart")  # on the GPUs where a model decodes, or on others (Weaver, section 5)
+    decode_share: int = number(0, 0, 100)  # per cent of the SMs that each model's decodes have, set by hand; 0: none is
     hears: frozenset[type] = field(default=frozenset({Woke}), init=False)
     uses: frozenset[str] = field(default=frozenset({"Load", "Run", "Admit", "Cluster.homes"}), init=False)
     options: Mapping[str, Option] = field(default_factory=dict, init=False)
@@ -239,6 +252,7 @@ class MuxServe:
         "turns": {"quotas": "sequences", "lanes": "turns"},
         "temporal": {"quotas": "none", "sharing": "turns"},
         "original": {"quotas": "sequences", "kv": "paged", "lanes": "shares"},
+        "weaver": {"quotas": "none", "kv": "paged", "prefill": "apart", "decode_share": 50},
     }
 
     def __post_init__(self) -> None:
@@ -247,11 +261,19 @@ class MuxServe:
         if self.quotas == "none":
             self.adapt_s = 0.0
         self.uses |= {"sequences": {"Run.seqs"}, "bytes": {"Limit"}, "none": set()}[self.quotas]
+        if self.apart:
+            self.hears |= {Prefilled}
+            self.uses |= {"Run.phase:prefill", "Move", "Move.to:gpu"}
         if self.lanes != "engine":
             self.hears |= {Arrived, TurnEnded, Finished, Preempted}
             self.uses |= {"Run.phase:prefill", "Run.phase:decode", "Run.steps"}
-        if self.lanes == "shares":
+        if self.lanes == "shares" or self.decode_share:
             self.uses |= {"Run.sms"}
+
+    @property
+    def apart(self) -> bool:
+        """Whether prompts have GPUs of their own: a lone GPU has no second half."""
+        return self.prefill == "apart" and len(self.cluster.gpus) > 1
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Place and share at the start, adapt on the clock, hand out turns."""
@@ -263,6 +285,9 @@ class MuxServe:
                 yield from self.retry(view)
             case Arrived(request):
                 yield from self.next(self.home[request.model], view)
+            case Prefilled(rid, Batch(Inst(m)) as batch):
+                if batch != self.batch(m):
+                    yield from (Admit(rid, self.batch(m)), Move(rid, self.home[m]))
             case TurnEnded(Batch(Inst(m)), "prefill", why, steps):
                 tokens = self.seen.get(m, (0, 0))
                 self.seen[m] = tokens[0] + steps, tokens[1]
@@ -275,13 +300,16 @@ class MuxServe:
     def start(self) -> Iterable[Action]:
         """Weights in place for ever, lanes open, requests on their way, the first quotas."""
         self.llms.update({m: self.llm(m) for m in self.cluster.models})
-        given = spread(self.cluster, self.kv == "elastic") if self.cluster.homes else None
-        self.home.update(given or place(self.cluster, list(self.llms.values()), self.kv == "elastic"))
+        n = len(self.cluster.gpus) // (1 + self.apart)
+        shared, elastic = replace(self.cluster, gpus=self.cluster.gpus[:n]), self.kv == "elastic"
+        given = spread(shared, elastic) if self.cluster.homes else None
+        self.home.update(given or place(shared, list(self.llms.values()), elastic, prefills=not self.apart))
         for m in self.home:
             yield Load(self.batch(m).inst)
-            yield Admit(m, self.batch(m))
             yield from self.open(m) if self.quotas == "bytes" else ()
-        for g, gpu in enumerate(self.cluster.gpus):
+            yield from () if self.apart else (Admit(m, self.batch(m)),)
+        yield from self.prefilling(n) if self.apart else ()
+        for g, gpu in enumerate(shared.gpus):
             here = [self.llms[m] for m, at in self.home.items() if g in at]
             F = gpu.mem_bytes - sum(m.weight for m in here)
             least = [self.least(m) for m in here]
@@ -289,10 +317,21 @@ class MuxServe:
             self.Q[g] = {m.name: int(part) for m, part in zip(here, parts, strict=True)}
         yield from (action for m in self.home for action in self.grant(m))
 
+    def prefilling(self, n: int) -> Iterable[Action]:
+        """Instances for prompts on the GPUs from the n-th on, of the largest degree that leaves each model its own."""
+        models, rest = dict(self.cluster.models), self.cluster.gpus[n:]
+        each = max(1, len(rest) // len(models))
+        for m, model in models.items():
+            models[m] = model.at(max((tp for tp in model.degrees if tp <= min(each, model.tp)), default=model.tp))
+        there = replace(self.cluster, gpus=rest, models=models, homes={})
+        for m, at in spread(there, self.kv == "elastic").items():
+            batch = Batch(Inst(m, tuple(g + n for g in at)))
+            yield from (Load(batch.inst), Run(batch, "prefill"), Admit(m, batch))
+
     def open(self, m: str, seqs: int | None = None) -> Iterable[Action]:
         """Open the lane that stands open: all of a model's, or its decode lane."""
         if self.lanes == "engine":
-            yield Run(self.batch(m), seqs=seqs)
+            yield Run(self.batch(m), seqs=seqs, sms=self.partition(self.decode_share) if self.decode_share else None)
         else:
             yield Run(self.batch(m), "decode", seqs=seqs, sms=self.llms[m].dec_sms if self.lanes == "shares" else None)
 
@@ -320,18 +359,20 @@ class MuxServe:
         weight, floor = footprint(model, self.kv == "elastic"), page * (1 + ceil(held * model.max_tokens * s / page))
         m = Llm(name, model.tp, W, l_p, l_o, weight, floor, min(floor, held * s * (l_p + l_o)), W * s)
 
-        def sms(share: int) -> int | None:  # up to a partition that exists
-            return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
-
         size = model.weight_bytes * model.tp
-        m = m._replace(pre_sms=sms(next((share for top, share in PREFILL_SHARES if size < top), 100)))
+        m = m._replace(pre_sms=self.partition(next((share for top, share in PREFILL_SHARES if size < top), 100)))
         estimator, most = Estimator(self.cluster), max(1, min(MOST_SEQS, int((gpu.mem_bytes - weight) // m.seq)))
         for share in DECODE_SHARES:
-            m = m._replace(dec_sms=sms(share), share=share if self.lanes == "shares" else 0)
+            m = m._replace(dec_sms=self.partition(share), share=share if self.lanes == "shares" else 0)
             B = estimator.alone(m, most)
             if meets(B / sum(estimator.times(m, B)), W):
                 break
         return m
+
+    def partition(self, share: int) -> int | None:
+        """The smallest partition of at least a share of the SMs, in per cent; None: all of them."""
+        gpu = self.cluster.gpus[0]
+        return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
 
     def adapt(self, view: View) -> Iterable[Action]:
         """ADBS: needy models, the fullest first, take quota from the others in proportion to what those can spare."""

@@ -1,23 +1,33 @@
 """PD-multiplexing (MuxWise): prefill and decode of a model run side by side on a GPU, each on SMs of its own.
 
-Cui et al., "Towards High-Goodput LLM Serving with Prefill-decode Multiplexing", arXiv 2504.14489v3 (ASPLOS 2026), by
-its authors' summary of the dispatcher and what they released in SGLang (python/sglang/srt/multiplex):
+Chen, Cui et al., "Towards High-Goodput LLM Serving with Prefill-decode Multiplexing", ASPLOS 2026 (arXiv 2504.14489v3),
+sections and formulas; what its authors released is in SGLang (python/sglang/srt/multiplex), without the paper's
+estimator and dispatcher:
 
     b, c         sequences and tokens of context of a decode step       n      tokens of a prefill
     S; s_d, s_p  SMs of the GPU; those of decode and of prefill         L      layers of the model
     T_d(b, c, s) = alpha c + beta b + gamma                             predicted seconds of a decode step
     T_p(n, s)    = alpha n^2 + beta n + gamma                           and of a prefill, n at least 512
     guard        a decode step may take so much longer beside a prefill, which shares its bandwidth
-    N_PL         layers of a slice of a prefill: ceil(T_d L / T_p), about a decode step
+    N_PL         layers of a slice of a prefill: ceil(T_d L / T_p), about a decode step (3.4.2)
 
     s_d = the least with (1 + guard) T_d <= ITL SLO, s_p = S - s_d      while both phases have work; else either has S
 
-Both formulas are those of predictor.py (56f74d2), a fit for each count of SMs (multiples of 8) and range of n and c. It
-is fitted to the profile here. Its term in n and reused tokens is left out: no policy is told what a prompt will find.
+Partitions are 16 SMs apart, six on an A100 and seven on an H100 (3.3.2). Both formulas (equations 1 and 2) are those of
+predictor.py (56f74d2), a fit for each partition and range of n and c, to the profile here. The term in n and reused
+tokens is left out: no policy is told what a prompt will find, and T_p sets the length of slices, never a partition.
 
-`sglang` is what SGLang serves by, which predicts nothing: the division of S with index clamp(6 b // 36, 1, 6), or
-(`sglang-h200`) the last whose least batch b reaches, is chosen when a prefill begins and kept until it ends or decode
-runs dry; N_PL = max(1, 65536 // n). A server has its GPUs to itself, and takes prompts whole.
+The paper's guard is the largest slow-down of a grid cell of prefill and decode, profiled in pairs and refined while it
+serves; no cell is published (figure 11 is a picture), nor does a profile here tell of pairs. So `guard` is in multiples
+of the largest of all cells, 20 % on A100 and 30 % on H100 (3.3.2); other GPUs have the latter.
+
+`preempt` (3.4.2, which calls it optional, and switches it on in 4.4.3 alone) lets a prompt that would miss its TTFT SLO
+behind the prefill in flight go first, if that one still meets its own; who goes first is not preempted in turn.
+
+`windserve` has both phases side by side without a partition, as section 6 describes WindServe. `sglang` is what SGLang
+serves by, which predicts nothing: the division of S with index clamp(6 b // 36, 1, 6), or (`sglang-h200`) the last of
+those whose least batch b reaches, is chosen when a prefill begins and kept until it ends or decode runs dry; N_PL =
+max(1, 65536 // n). A server has its GPUs to itself, and takes prompts whole.
 """
 
 from __future__ import annotations
@@ -37,7 +47,8 @@ from harness.policy.types import Batch, Cluster, Gpu, Gpus, Infeasible, Inst, Mo
 from harness.policy.view import BatchState, View
 
 DECISION_S = 2e-5  # mean of 90,000 at 80 % load of one A100; 2 busy x86-64 cores, CPython 3.11, 2026-11-22
-GRAIN = 8  # SMs: predictor.py has tables for multiples of 8; green contexts of compute capability 9 come in as many
+GRAIN = 16  # SMs (3.3.2); predictor.py has tables for multiples of 8
+GUARD, WORST = {"a100": 0.2}, 0.3  # largest slow-down of a decode beside a prefill, on A100 and on H100 (3.3.2)
 LEAST_TOKENS = 512  # of a prefill that is predicted (predictor.py, Predictor.predict_prefill_latency)
 PREFILL_RANGES = ((512, 2048), (2048, 8192), (8192, 32768))  # tokens, a fit each (SEQLEN_LT_2K, BT_2K_8K, GT_8K)
 DECODE_RANGES = ((1024, 131072), (131072, 524288))  # tokens of context (SEQLEN_LT_128K, GT_128K); the last end is ours
@@ -125,12 +136,22 @@ class Tenant:
     near: list[Tenant] = field(default_factory=list)  # it, and all that share GPUs with it or with those that do
     waiting: dict[int, int] = field(default_factory=dict)  # prompt tokens of requests without a first token, in order
     prompts: dict[int, int] = field(default_factory=dict)  # of all requests
+    due_s: dict[int, float] = field(default_factory=dict)  # of those that wait, by their TTFT SLO
     told: dict[Phase, Run] = field(default_factory=dict)
+    begun_s: float = 0.0  # when the prefill in flight began, later by what preempted it took
+    ahead: int | None = None  # who preempted it
+    since_s: float = 0.0  # and when
+
+    @property
+    def fast(self) -> Batch:
+        """The batch of who goes first."""
+        return self.batch._replace(tag=1)
 
     def order(self, phase: Phase, sms: int | None = None, layers: int | None = None) -> Iterator[Run]:
         """Tell a lane its SMs and slices, if they are new."""
         some = None if layers is None or layers >= self.model.layers else max(1, layers)
-        run = Run(self.batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
+        batch = self.fast if phase == "prefill" and self.ahead is not None else self.batch
+        run = Run(batch, phase, chunk_tokens=0 if phase == "prefill" else None, slice_layers=some, sms=sms)
         if self.told.get(phase) != run:
             self.told[phase] = run
             yield run
@@ -143,14 +164,17 @@ class Tenant:
     def close(self) -> Iterator[Run]:
         """Start no prefill before the next order: it is to begin on SMs of its own."""
         if not self.closed:
-            del self.told["prefill"]
-            yield Run(self.batch, "prefill", steps=0)
+            yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
         """Whether a prefill is under way, or the next one's KV has room; `alone`: nobody who decodes could make any."""
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
-        need = (next(iter(self.waiting.values())) + 1) * self.model.kv_token_bytes + self.model.page_bytes
+        return self.room(next(iter(self.waiting)), view)
+
+    def room(self, rid: int, view: View) -> bool:
+        """Whether a prompt's KV has room."""
+        need = (self.waiting[rid] + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
 
 
@@ -159,9 +183,10 @@ class PDMux:
     """Least SMs that meet the ITL SLO go to decode, the rest to prefill, in slices of layers."""
 
     cluster: Cluster
-    rule: str = choice("predict", "table", "h200")
+    rule: str = choice("predict", "table", "h200", "none")
     itl_s: float = number(0.0, 0, 10)  # SLO of the time between tokens; 0: each model's own TPOT SLO
-    guard: float = number(0.3, 0, 2)  # the most that the paper measured on H100; on A100 0.2
+    guard: float = number(1.0, 0, 4)  # times the most that the paper measured on the GPU
+    preempt: bool = choice(False, True)  # short prompts before long ones, by their TTFT SLO
     ahead: int = number(64, 0, 4096)  # steps: a division is to meet the SLO with the context that it has by then
     hears: frozenset[type] = field(default=frozenset({Woke, Arrived, Prefilled, Finished, Preempted}), init=False)
     uses: frozenset[str] = field(init=False)
@@ -169,6 +194,8 @@ class PDMux:
     tenants: dict[str, Tenant] = field(default_factory=dict, init=False)
 
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {
+        "preemptive": {"preempt": True},
+        "windserve": {"rule": "none"},
         "sglang": {"rule": "table"},
         "sglang-h200": {"rule": "h200"},
     }
@@ -176,7 +203,8 @@ class PDMux:
     def __post_init__(self) -> None:
         uses = {"Load", "Admit", "Run", "Run.phase:prefill", "Run.phase:decode", "Run.chunk_tokens", "Run.slice_layers"}
         uses |= {"Run.sms", "Run.steps:0"}
-        slo = {"Request.slo"} if self.rule == "predict" and not self.itl_s else set()
+        self.preempt = self.preempt and self.rule == "predict"  # who predicts nothing knows of nobody who is late
+        slo = {"Request.slo"} if self.rule == "predict" and (not self.itl_s or self.preempt) else set()
         self.uses = frozenset(uses | slo)
         gpu, models = self.cluster.gpus[0], self.cluster.models
         if self.rule == "h200" and gpu.sms != sum(H200[0][:2]):
@@ -194,7 +222,7 @@ class PDMux:
             itl_s = self.itl_s or model.tpot_slo_s
             self.tenants[name] = Tenant(Batch(inst), model, itl_s if itl_s < inf else LOOSE_ITL_S, predict)
         for here in neighbours({name: t.batch.inst.place for name, t in self.tenants.items()}):  # type: ignore[misc]
-            if len(here) > 1 and self.rule != "predict":
+            if len(here) > 1 and self.rule in {"table", "h200"}:
                 raise Infeasible(f"an SGLang server divides all SMs of its GPUs: {', '.join(here)} cannot share any")
             for name in here:
                 self.tenants[name].near = [self.tenants[other] for other in here]
@@ -209,16 +237,25 @@ class PDMux:
             case Arrived(r):
                 t = self.tenants[r.model]
                 t.waiting[r.id] = t.prompts[r.id] = r.prompt_tokens
+                t.due_s[r.id] = r.arrival_s + r.ttft_slo_s
                 if len(t.waiting) == view.batch(t.batch).waiting:  # none of its own is under way
+                    yield from self.divide(t, view)
+                elif self.preempt and self.first(t, r.id, view):
+                    t.ahead, t.since_s = r.id, view.now_s
+                    yield from t.close()
+                    yield Admit(r.id, t.fast)
                     yield from self.divide(t, view)
             case Prefilled(rid, batch):
                 t = self.tenants[batch.inst.model]
                 t.waiting.pop(rid, None)
+                yield from self.passed(t, rid, view)
+                yield from (Admit(rid, t.batch),) if batch != t.batch else ()
                 yield from self.divide(t, view)
             case Finished(rid, Batch(inst)):
                 t = self.tenants[inst.model]
                 ended = t.waiting.pop(rid, None) is not None
                 t.prompts.pop(rid, None)
+                yield from self.passed(t, rid, view)
                 look = self.rule == "predict" or t.closed or view.batch(t.batch).decoding == 0
                 if ended or (look and any(x.waiting for x in t.near)):
                     yield from self.divide(t, view)
@@ -229,6 +266,30 @@ class PDMux:
                 t.waiting.clear()
                 t.waiting.update(after)
 
+    # ------------------------------------------------------------ preemption, section 3.4.2
+
+    def first(self, t: Tenant, rid: int, view: View) -> bool:
+        """Whether a new prompt goes before the prefill in flight: it is late behind it, and not the other way round."""
+        run, s = t.told.get("prefill"), view.batch(t.batch)
+        if t.ahead is not None or t.predict is None or run is None:
+            return False
+        flying = list(t.waiting)[: len(t.waiting) - s.waiting]
+        s_p = self.fitted(run.sms)
+        own_s = t.predict.prefill_s(t.waiting[rid], s_p)
+        rest_s = t.predict.prefill_s(sum(t.waiting[r] for r in flying), s_p) - (view.now_s - t.begun_s)
+        last_s = view.now_s + own_s + max(rest_s, 0.0)
+        # Who was preempted has had its first token, and no limit any more.
+        return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
+
+    def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
+        """A prompt has its first token, or is gone: if it went first, the prefill that it preempted goes on."""
+        t.due_s.pop(rid, None)
+        if rid == t.ahead:
+            yield from t.close()
+            t.ahead, t.begun_s = None, t.begun_s + view.now_s - t.since_s
+
+    # ------------------------------------------------------------ partitions
+
     def divide(self, tenant: Tenant, view: View) -> Iterator[Action]:
         """Divide the SMs among the phases of a tenant and of those that share its GPUs."""
         states = [(t, view.batch(t.batch)) for t in tenant.near]
@@ -237,7 +298,10 @@ class PDMux:
         for t in tenant.near:
             if all(t is not x for x, _ in prefills):
                 yield from t.close()
-        if not decodes or not prefills:
+        for t, s in prefills:
+            if len(t.waiting) == s.waiting:  # it begins now
+                t.begun_s = view.now_s
+        if not decodes or not prefills or self.rule == "none":
             for t, _ in decodes:
                 yield from t.order("decode")
             for t, s in prefills:  # in slices, where another model's decodes may begin meanwhile
@@ -255,12 +319,12 @@ class PDMux:
     ) -> Iterator[Action]:
         """Give each decode the least s_d that meets its SLO, and the prefills what is left, in equal parts."""
         gpu = self.cluster.gpus[0]
-        counts = decode_counts(gpu)
+        counts, guard = decode_counts(gpu), self.guard * worst(gpu)
         s_d, slice_s = [], inf
         for t, s in decodes:
             assert t.predict is not None
             b, c = s.decoding, s.ctx_tokens + self.ahead * s.decoding
-            guarded = ((1 + self.guard) * t.predict.decode_s(b, c, n) for n in counts)
+            guarded = ((1 + guard) * t.predict.decode_s(b, c, n) for n in counts)
             k = next((k for k, seconds in enumerate(guarded) if seconds <= t.itl_s), len(counts) - 1)
             s_d.append(counts[k])
             slice_s = min(slice_s, t.predict.decode_s(b, c, counts[k]))
@@ -275,11 +339,15 @@ class PDMux:
 
     def layers(self, t: Tenant, s: BatchState, slice_s: float, s_p: int | None) -> int:
         """N_PL, so that a slice takes about `slice_s`."""
+        n = min(s.prefill_tokens, STEP_TOKENS) if t.ahead is None else t.waiting[t.ahead]
         if t.predict is None:
-            return forward_count(min(s.prefill_tokens, STEP_TOKENS))
+            return forward_count(n)
+        return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, self.fitted(s_p)))
+
+    def fitted(self, s_p: int | None) -> int:
+        """The count of SMs, at most s_p, for which prefills are predicted; None: all of them."""
         counts = prefill_counts(self.cluster.gpus[0])
-        at = counts[-1] if s_p is None else max((n for n in counts if n <= s_p), default=counts[0])
-        return ceil(slice_s * t.model.layers / t.predict.prefill_s(min(s.prefill_tokens, STEP_TOKENS), at))
+        return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
     def division(self, b: int, gpu: Gpu) -> tuple[int, int]:
         """(s_p, s_d) of SGLang at a decode batch of b (adjust_stream_groups)."""
@@ -289,14 +357,19 @@ class PDMux:
         return there[max(1, min(len(there), b * len(there) // DECODE_BS_DIVISOR)) - 1]
 
 
+def worst(gpu: Gpu) -> float:
+    """The largest slow-down of a decode step beside a prefill that the paper measured on a GPU, or on any."""
+    return next((most for kind, most in GUARD.items() if gpu.kind.startswith(kind)), WORST)
+
+
 def prefill_counts(gpu: Gpu) -> list[int]:
     """Counts of SMs that a prefill may have, in ascending order."""
     return [n for n in gpu.sm_choices if n % GRAIN == 0]
 
 
 def decode_counts(gpu: Gpu) -> list[int]:
-    """What a prefill leaves to decode, in ascending order; at least a grain."""
-    return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN]
+    """What a prefill leaves to decode, in ascending order; at least half a grain."""
+    return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN // 2]
 
 
 def neighbours(places: Mapping[str, Gpus]) -> list[list[str]]:

@@ -1,7 +1,7 @@
 """Weaver: a hot model's attention runs on the GPUs of cold models, whose memory holds a share of its KV.
 
 Gao et al., "Weaver: Efficient Multi-LLM Serving with Attention Offloading", USENIX ATC 2025; sections and algorithm
-are the paper's. Its artifact was not at hand.
+are the paper's. Of its artifact (gswxp2/weaver 2598e04) the scripts of the experiments were read, not its vLLM.
 
     sender, receiver   decode GPUs of the hot model and of a cold one
     ratio              of the hot model's requests, drawn once a request after its prefill, whose KV lies at the
@@ -17,6 +17,10 @@ of the sender's iteration, or no kernel exceeds K - N. The engine takes one grai
 kernels of equal length are halved together. W is of one kernel, an iteration has one wait a layer: their sum is held
 against the 5 %, for one alone is always below. Where K < N the sender is blocked whatever is split, and the formula
 does not hold: K - N counts as 0. `period_s` is ours: the paper says that K and N are measured "regularly".
+
+A hot instance "distributes the task of processing input sequences to itself and the cold instance, using a fixed
+offload ratio" (4.3). That is the assignment after prefill, of which the next sentence tells: a cold GPU has no weights
+of the hot model to prefill with, and no other rule for prompts is given.
 
 Each model has GPUs for prefill and others for decode (section 5, "1p1d"): the second half of the GPUs prefills for the
 first. `prefill=beside` does both on one GPU, and so does a cluster that has no two sets (ours). The paper has one hot

@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from harness.rows.definitions import DEFINITIONS
 from harness.study import measure
 from harness.study.study import Claim, Sample
 
@@ -17,7 +18,8 @@ TRACE = "hyperbolic-like"
 def panel(key: str, row: int, axis: str, **facts: Any) -> dict[str, Any]:
     """Facts of a panel as `grid.facts` has them."""
     usual = {"kind": "", "origin": "", "source": "", "column": 0, "tier": "synthetic", "note": "", "models": "heavy8",
-             "own": {}, "given": True, "plan": "trace", "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
+             "own": {}, "given": True, "plan": "trace", "half": "", "halves": [],
+             "count": 8, "gpus": 2, "gpu": "h100", "host": "vllm",
              "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5, "rates_rps": (), "xs": (), "at": None,
              "window_s": 600.0, "seen": [], "trace": TRACE, "name": key}  # fmt: skip
     return {"condition": key, "row": row, "axis": axis} | usual | facts
@@ -56,20 +58,25 @@ def about(
     return usual | stored | facts
 
 
+def met(x: float, knee: float, slope: float = 4.0) -> float:
+    """Attainment at a rate of a system that crosses 99 % at the knee; its misses grow by this power of the rate."""
+    return 1.0 - min(0.5, 0.01 * (x / knee) ** slope)
+
+
 def cells() -> Iterator[dict[str, Any]]:
-    """Made-up scores: prism holds 4 x the rate of static, 99 % from SLO scale 2, 4 GPUs; static neither."""
-    for label, knee, infeasible in (("prism", 8.0, None), ("static", 2.0, "no room")):
+    """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 on 4 GPUs; static never."""
+    for label, knee, infeasible in (("prism", 10.0, None), ("static", 2.5, "no room")):
         for seed in range(3):
             for x in (1.0, 2.0, 4.0, 8.0, 16.0):
-                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0 if x <= knee else 0.5}
+                yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": met(x, knee)}
             for x in (1.0, 2.0, 5.0):
-                met = label == "prism" and x >= 2
-                yield {"condition": "SLOs", "x": x, "label": label, "seed": seed, "ttft": 1.0 if met else 0.8}
+                share = met(2.0, x) if label == "prism" else 0.8
+                yield {"condition": "SLOs", "x": x, "label": label, "seed": seed, "ttft": share}
             for x in (2.0, 3.0, 4.0, 5.0):
-                met = label == "prism" and x >= 4
+                holds = label == "prism" and x >= 4
                 none = infeasible if x == 2 else None
                 yield {"condition": "counts", "x": x, "label": label, "seed": seed, "infeasible": none, "gpus": int(x),
-                       "ttft": 1.0 if met else 0.0 if none else 0.8}  # fmt: skip
+                       "ttft": 1.0 if holds else 0.0 if none else 0.8}  # fmt: skip
     for seed in range(3):  # a GPU a model, whatever is asked
         yield {"condition": "rates", "x": 1.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
         yield {"condition": "counts", "x": 8.0, "label": "dedicated", "seed": seed, "gpus": 8, "ttft": 1.0}
@@ -79,16 +86,28 @@ def cells() -> Iterator[dict[str, Any]]:
                 yield {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0}
 
 
+def blocks(name: str, value: float | None, base: Mapping[str, Any], count: int = 4) -> dict[str, Any]:
+    """What a run missed and was offered, in so many blocks alike; nothing of what is no attainment."""
+    if name not in DEFINITIONS or value is None or base.get("infeasible") or base["over"] not in {"pooled", "model"}:
+        return {}
+    each = base["n"] / count
+    return {"missed": [each * (1.0 - value)] * count, "offered": [each] * count}
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of a study's table, as `measure.table_of` makes them; `ttft` is a point's attainment."""
+    """Rows of a study's table, as `measure.table_of` makes them; `ttft` is a point's attainment.
+
+    Windows have 900 requests in four blocks, which miss alike.
+    """
     schema = measure.schema()
     plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
     out = []
     for row in rows:
         base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
-                "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 9,
+                "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "synthetic", "n": 900,
                 "fidelity": "simulated", "plan_origin": "trace", "over": "pooled"}  # fmt: skip
         base |= {key: value for key, value in row.items() if key != "ttft"}
         values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
-        out += [base | {"definition": name, "value": value} for name, value in values.items()]
+        out += [base | {"definition": name, "value": value} | blocks(name, value, base)
+                for name, value in values.items()]  # fmt: skip
     return pa.Table.from_pylist(out, schema=plain).cast(schema)

@@ -16,6 +16,7 @@ import plots
 from harness.policy.types import UserError
 from harness.rows import crossings, record, tidy
 from plots import caption, fig_study, fleet, lines, matrix, parts, steps, style
+from tests.study_table import met
 from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
 
@@ -32,7 +33,8 @@ def panel(condition: str, **facts: Any) -> dict[str, Any]:
     """Facts of a panel, as `grid.facts` has them."""
     usual = {"condition": condition, "name": condition, "kind": "", "origin": "", "row": 0, "column": 0,
              "axis": "rate_scale", "trace": "hyperbolic-like", "tier": "synthetic", "models": "heavy8", "own": {},
-             "plan": "trace", "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
+             "plan": "trace", "half": "", "halves": [],
+             "count": 8, "gpus": 2, "slo": "P95", "slo_scale": 5.0, "rate_rps": None, "unit_rps": 1.5,
              "rates_rps": [], "xs": [], "seen": []}  # fmt: skip
     return usual | facts
 
@@ -64,22 +66,22 @@ def written(figure: Figure) -> str:
 
 
 def cells() -> Iterator[dict[str, Any]]:
-    """Made-up scores: prism holds 4 x the rate of static, 99 % from SLO scale 2, 4 GPUs; static neither."""
+    """Made-up scores: prism crosses 99 % at 4 x the rate of static, from SLO scale 2 and 4 GPUs; static neither."""
 
     def cell(condition: str, x: float, label: str, seed: int, ttft: float, **more: Any) -> dict[str, Any]:
-        met = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
-        return {"condition": condition, "x": x, "label": label, "seed": seed, "values": met, **more}
+        shares = {"ttft": ttft, "tpot": 1.0, "both": ttft, "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
+        return {"condition": condition, "x": x, "label": label, "seed": seed, "values": shares, **more}
 
     for seed in range(3):
-        for label, knee in (("prism", 8.0), ("static", 2.0)):
+        for label, knee in (("prism", 10.0), ("static", 2.5)):
             for x in (1.0, 2.0, 4.0, 8.0, 16.0):
-                yield cell("rates", x, label, seed, 1.0 if x <= knee else 0.5)
+                yield cell("rates", x, label, seed, met(x, knee))
             for x in (1.0, 2.0, 5.0):
-                yield cell("scales", x, label, seed, 1.0 if label == "prism" and x >= 2 else 0.8)
+                yield cell("scales", x, label, seed, met(2.0, x) if label == "prism" else 0.8)
             for x in (2.0, 3.0, 4.0, 5.0):
                 no_room = "no room" if label == "static" and x == 2 else None
-                met = 1.0 if label == "prism" and x >= 4 else 0.0 if no_room else 0.8
-                yield cell("GPUs", x, label, seed, met, gpus=int(x), infeasible=no_room)
+                share = 1.0 if label == "prism" and x >= 4 else 0.0 if no_room else 0.8
+                yield cell("GPUs", x, label, seed, share, gpus=int(x), infeasible=no_room)
         yield cell("rates", 1.0, "dedicated", seed, 1.0, gpus=8)  # a GPU a model, whatever is asked
         yield cell("GPUs", 8.0, "dedicated", seed, 1.0, gpus=8)
         for label in ("ideal", "prism (A/A)"):
@@ -140,7 +142,7 @@ def test_curves_say_what_they_show() -> None:
         | mean and 95 % interval of 3 seeds | plans know the trace | at 6 (heavy8, hyperbolic-like)
         | windows cut to 600 of 7200 s | Hollow | 2 runs are stale | requests per second (8 models, 2 GPUs, SLO scale 5)
         | Markers without a line: bounds and the A/A copy, at the ends.
-        | At least 300 requests a point, over its seeds."""
+        | At least 2,700 requests a point, over its seeds."""
     said = written(drawn_lines())
     for fact in map(str.strip, facts.split("|")):
         assert " ".join(fact.split()) in said, fact
@@ -184,7 +186,7 @@ def test_crossings_are_dashed_and_what_does_not_fit_is_hollow() -> None:
         for line in axis.lines
         if list(np.asarray(line.get_ydata(), np.float64)) == [0, 1] and line.is_dashed()
     ]
-    assert sorted({round(x, 2) for x in upright}) == [1.95, 3.06, 4.0, 12.24]
+    assert sorted({round(x, 2) for x in upright}) == [2.0, 3.75, 4.0, 15.0]
     assert "white" in {line.get_markerfacecolor() for line in figure.axes[4].lines}
 
 
@@ -219,13 +221,13 @@ def test_what_planners_saw_is_told_of_both_halves() -> None:
 
 
 def ratio_rows(condition: str, prism: float, static: float, **more: Any) -> Iterator[dict[str, Any]]:
-    """Runs of which two systems hold 99 % up to these rates."""
+    """Runs of which two systems cross 99 % at these rates."""
     for label, knee in (("prism", prism), ("static", static)):
         for x in (1.0, 2.0, 4.0, 8.0, 16.0):
             for seed in range(3):
-                met = {"ttft": 1.0 if x <= knee else 0.0, "both": 1.0}
+                shares = {"ttft": met(x, knee), "both": 1.0}
                 gone = more if label == "static" else {}
-                yield {"condition": condition, "x": x, "label": label, "seed": seed, "values": met, **gone}
+                yield {"condition": condition, "x": x, "label": label, "seed": seed, "values": shares, **gone}
 
 
 def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
@@ -236,7 +238,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
         panel("most (cumulative)", name="most", kind="cumulative", origin="unknown", axis="rate_rps", other_end=True),
         panel("more (alone)", name="more", kind="alone", origin="unknown", axis="rate_rps", row=2),
         claims=[claim("ratio", "prism", "static", paper=2.0), claim("ratio", "prism", "gone")],
-        sample={"rule": "bisect", "each": "seed"},
+        sample={"rule": "bisect", "each": "system"},
     )
     knees = {"fair default": (4.0, 4.0), "more (cumulative)": (8.0, 2.0), "most (cumulative)": (8.0, 1.0),
              "more (alone)": (8.0, 4.0)}  # fmt: skip
@@ -244,14 +246,18 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     points = steps.points(table, facts)
     assert list(points["ratio"].unique()) == ["prism / static"]  # of systems that take part
     assert list(points["step"]) == [0, 1, 2, 1]
-    assert list(points["standing"]) == ["even", "ahead", "ahead", "ahead"]
+    assert list(points["standing"]) == ["equal within 25 %", "ahead", "ahead", "ahead"]
+    assert list(points["mean"]) == pytest.approx([1.0, 4.0, 8.0, 2.0])
+    assert points.loc[1, ["at_1", "at_2", "at_3"]].tolist() == [1.0, 4.0, 16.0]  # differences stand in the CSV
+    assert points.loc[1, "gap_2"] == pytest.approx(100 * (met(4.0, 8.0) - met(4.0, 2.0)))
     with style.theme():
         figure = steps.draw(table, facts)
     (axis,) = figure.axes
     assert [label.get_text() for label in axis.get_yticklabels()] == ["fair default", "+ more", "+ most"]
     walks = [xs(line) for line in axis.get_lines() if line.get_drawstyle() == "steps-post"]
     assert [len(walk) for walk in walks] == [2]  # a corner a step; beside it what stands alone, and a band's other end
-    for fact in ("Rates: 1, 16 req/s, then by bisection of each seed's crossing.", "At least 100 requests a run.",
+    for fact in ("Rates: 1, 16 req/s, then by bisection of each system's crossing.",
+                 "At least 2,700 requests a point, over its seeds.",
                  "Ratios of the rates at which 99 % TTFT is held."):  # fmt: skip
         assert fact in written(figure)
     assert len(fig_study.render(stored(tmp_path / "s", table, facts), tmp_path / "f", "x")) == 3
@@ -263,14 +269,16 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     facts = about("matrix", panel("open field", axis="rate_rps"), panel("narrow", axis="rate_rps", row=1),
                   panel("wide", axis="rate_rps", row=2, xs=[16.0]),
                   claims=[claim("ratio", "prism", "static")])  # fmt: skip
-    table = measured(*ratio_rows("open field", 8.0, 2.0), *ratio_rows("narrow", 8.0, 0.0, infeasible="no room"),
-                     *ratio_rows("wide", 16.0, 16.0))  # fmt: skip
+    table = measured(*ratio_rows("open field", 8.0, 2.0), *ratio_rows("narrow", 8.0, 1.0, infeasible="no room"),
+                     *ratio_rows("wide", 90.0, 90.0))  # fmt: skip
     with style.theme():
-        (axis,) = matrix.draw(table, facts).axes
+        figure = matrix.draw(table, facts)
+    (axis,) = figure.axes
+    assert "Verdicts are corrected together (Holm)." in written(figure)
     said = [text.get_text() for text in axis.texts]
-    assert said == ["+ 4.00x", "[4.00, 4.00]", "? static does not fit", "? both hold 99 % at 16\nreq/s"]
+    assert said[:1] + said[2:] == ["+ 4.00x", "? static does not fit", "= 0.0 0.0 0.0", "points"]
     filled = [patch.get_facecolor() for patch in axis.patches]
-    assert filled[0] != filled[1] == filled[2]  # what has no room leaves nobody ahead
+    assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
         matrix.draw(table, facts | {"claims": []})
 
@@ -309,8 +317,8 @@ def part_rows(label: str, small: float, large: float) -> Iterator[dict[str, Any]
         run = {"condition": "busy", "x": 4.0, "label": label, "seed": seed}
         pooled = (small + large) / 2 - seed / 1000
         yield {**run, "values": {"ttft": pooled, "offered_rps": 6.0}}
-        for model, met in (("small", small), ("large", large)):
-            yield {**run, "over": "model", "model": model, "values": {"ttft": met}}
+        for model, share in (("small", small), ("large", large)):
+            yield {**run, "over": "model", "model": model, "values": {"ttft": share}}
 
 
 def test_parts_lose_points_and_name_the_model_that_loses_most() -> None:

@@ -290,7 +290,6 @@ def test_weavers_claims_as_statements_and_what_is_measured_is_kept(
     assert (value.paper, value.section) == ("Weaver, USENIX ATC 2025", "2.3")
     assert (value.verdict, between.verdict, between.why) == ("size", "size", "")
     assert (lacks.verdict, lacks.why, lacks.lines[0].here) == ("not testable", "lacks OpenRouter's token counts", "-")
-    monkeypatch.setattr(weaving, "MEASURES", {})  # nothing is measured again
     assert ledger.of_weaver(tmp_path / "out", 1, Silent()) == held
 
 

@@ -1,4 +1,4 @@
-"""Ratios of rates on the sample in the simulator: bisected seed by seed, side by side and step by step."""
+"""Ratios of rates on the sample in the simulator: bisected over windows together, side by side and step by step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from harness.study.measure import Measured, measure
 from harness.study.study import Study
 from tests.test_measure import study, told
 
-# Serves all while the forecast is at most `most_rps` for all models together, and drops all beyond: so it holds any
-# level up to that rate and none above.
+# Drops every so manieth request: 1 % of them at a forecast of `most_rps` for all models together, and 16 times that at
+# twice the rate. So it crosses 99 % at that rate, whatever the window.
 CAPPED = '''
-"""Serves up to a rate of the forecast."""
+"""Drops more, the higher the rate of the forecast is."""
 
 from dataclasses import dataclass
 
@@ -44,7 +44,9 @@ class Capped:
                 yield Run(batch)
         if isinstance(event, Arrived):
             rid = event.request.id
-            over = sum(one.rate_rps for one in self.cluster.plan.values()) > self.most_rps
+            rate = sum(one.rate_rps for one in self.cluster.plan.values())
+            share = min(1.0, 0.01 * (rate / self.most_rps) ** 4)
+            over = int(share * (rid + 1)) > int(share * rid)
             yield Drop(rid) if over else Admit(rid, Batch(Inst(event.request.model, (0,))))
 '''
 RATIO = """
@@ -53,16 +55,16 @@ definitions = ["both"]
 slo = "absolute:ttft=10,tpot=1"
 along = "rate_rps"
 at = [1.0, 8.0]
-sample = { rule = "bisect", each = "seed", points = 7, digits = 3, below = 4.0 }
+sample = { rule = "bisect", points = 7, digits = 3, below = 4.0 }
 layout = "matrix"
-quick = { seeds = 2 }
+quick = { seeds = 5 }
 
 [spec]
 trace = "sample"
 models = "llama-3.2-1b*4"
 gpus = 1
 plan = "trace"
-window_s = 30.0
+window_s = 60.0
 warmup_s = 5.0
 
 [systems]
@@ -105,7 +107,8 @@ def rate(measured: Measured, name: str) -> Estimate:
 
 def test_a_system_against_itself_is_1(tmp_path: Path, capped: Path) -> None:
     twins = beside(measure(pair(tmp_path, f"{capped}+most_rps=4.0", f"{capped}+most_rps=4"), tmp_path / "out"))
-    assert (twins.here, twins.says) == (Estimate(1.0, 1.0, 1.0, 2), "even")
+    assert twins.here is not None
+    assert (twins.here.mean, twins.here.n, twins.says) == (1.0, 5, "equal within 25 %")
 
 
 def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
@@ -117,8 +120,8 @@ def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
     assert ours.here is not None
     assert ours.here.mean == pytest.approx(3.0, rel=0.1)
     assert ours.says == "ahead"
-    assert rate(found, "ours").mean == pytest.approx(6.0, rel=0.07)
-    assert rate(found, "theirs").mean == pytest.approx(2.0, rel=0.07)
+    assert rate(found, "ours").mean == pytest.approx(6.0, rel=0.1)
+    assert rate(found, "theirs").mean == pytest.approx(2.0, rel=0.1)
     assert ours.here.mean == pytest.approx(rate(found, "ours").mean / rate(found, "theirs").mean)
     said = told(found)
     assert said[1] == "condition ours req/s theirs req/s ours / theirs"
@@ -136,7 +139,7 @@ def test_a_known_factor_is_found_and_stored_runs_are_not_made_again(
 def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: Path, capped: Path) -> None:
     found = measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.6"), tmp_path / "out")
     below = rate(found, "theirs")
-    assert below.mean == pytest.approx(0.6, rel=0.07)
+    assert below.mean == pytest.approx(0.6, rel=0.25)  # of 200 requests, or two misses
     assert below.sign == "="
     bound = beside(measure(pair(tmp_path, f"{capped}+most_rps=6.0", f"{capped}+most_rps=0.1"), tmp_path / "out"))
     assert bound.here is not None
@@ -148,9 +151,13 @@ def test_a_search_goes_a_quarter_below_the_lowest_rate_and_no_further(tmp_path: 
 
 def test_beyond_the_rates_is_said(tmp_path: Path, capped: Path) -> None:
     above = beside(measure(pair(tmp_path, f"{capped}+most_rps=90.0", f"{capped}+most_rps=80.0"), tmp_path / "out"))
-    assert (above.here, above.says, above.text) == (None, "open", "both hold 99 % at 8 req/s")
-    below = beside(measure(pair(tmp_path, f"{capped}+most_rps=0.2", f"{capped}+most_rps=0.1"), tmp_path / "out"))
-    assert (below.here, below.says, below.text) == (None, "open", "neither holds 99 % at 0.25 req/s")
+    assert (above.here, above.says, above.text) == (
+        None,
+        "equal within 25 %",  # by attainment at three rates
+        "both hold 99 % at 8 req/s",
+    )
+    below = beside(measure(pair(tmp_path, f"{capped}+most_rps=0.15", f"{capped}+most_rps=0.08"), tmp_path / "out"))
+    assert (below.here, below.text) == (None, "neither holds 99 % at 0.25 req/s")
 
 
 def test_what_has_no_room_is_said(tmp_path: Path) -> None:
@@ -159,10 +166,10 @@ def test_what_has_no_room_is_said(tmp_path: Path) -> None:
         return measure(asked, tmp_path / "out", workers=1)
 
     found = measured("dedicated", "static")
-    assert (beside(found).here, beside(found).says, beside(found).text) == (None, "open", "theirs does not fit")
+    assert (beside(found).here, beside(found).says, beside(found).text) == (None, "not decided", "theirs does not fit")
     assert "ours / theirs: not compared (theirs does not fit) under alone." in told(found)
-    assert beside(measured("static", "dedicated"))[3:5] == ("ours does not fit", "open")
-    assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "open")
+    assert beside(measured("static", "dedicated"))[3:5] == ("ours does not fit", "not decided")
+    assert beside(measured("static", "static:equal"))[3:5] == ("ours does not fit, theirs does not fit", "not decided")
 
 
 def test_conditions_side_by_side(tmp_path: Path, capped: Path) -> None:

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from harness.check import cases as workloads
 from harness.check.trial import run, subject
 from harness.engines.wallclock import NoProfile
-from harness.policy.actions import Action, Admit, Limit, Load, Run, Wake
-from harness.policy.events import Arrived, Event, Finished, Preempted, TurnEnded, Woke
-from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request
+from harness.policy.actions import Action, Admit, Limit, Load, Move, Run, Wake
+from harness.policy.events import Arrived, Event, Finished, Preempted, Prefilled, TurnEnded, Woke
+from harness.policy.types import Batch, Cluster, Gpu, Infeasible, Inst, Model, Plan, Request, Sizes
 from harness.policy.view import BatchState
 from systems.muxserve import Estimator, Llm, MuxServe, greedy, meets, meshes, partitions, place
 from tests.cases import cases
@@ -392,6 +392,47 @@ def test_groups_take_turns_on_all_their_gpus() -> None:
     told(policy, arrived("a"), waits("a"))
     assert told(policy, arrived("big"), waits("big")) == []
     assert told(policy, ended(policy, "a"), waits("big")) == turn(policy, "big")
+
+
+# ---------------------------------------------------------------- prompts on GPUs of their own (Weaver, section 5)
+
+
+def two_by_two(**fields: Any) -> tuple[MuxServe, list[Action]]:
+    """Two models over two GPUs each, which engines also serve on one, on four GPUs."""
+    world = cluster({"a": 1.0, "hot": 9.0}, gpus=4, weight=100 * KB, tp={"a": 2, "hot": 2})
+    sizes = (Sizes(1, 200 * KB, 2 * KB, 10 * KB), Sizes(2, 100 * KB, KB, 10 * KB))
+    models = {m: model._replace(sizes=sizes) for m, model in world.models.items()}
+    return started(Cluster(world.gpus, models, world.plan, world.profile), **fields)
+
+
+def test_each_model_prefills_on_a_gpu_of_its_own_and_decodes_where_all_do() -> None:
+    policy, said = two_by_two(**MuxServe.presets["weaver"])
+    assert policy.home == {"a": (0, 1), "hot": (0, 1)}
+    there = {a.batch.inst.model: a.batch for a in said if isinstance(a, Run) and a.phase == "prefill"}
+    assert {m: at.inst.place for m, at in there.items()} == {"a": (2,), "hot": (3,)}
+    assert {a.who: a.batch for a in said if isinstance(a, Admit)} == there
+    here = [a for a in said if isinstance(a, Run) and a.phase == "mixed"]
+    assert [(a.batch.inst, a.sms) for a in here] == [(Inst("a", (0, 1)), 50), (Inst("hot", (0, 1)), 50)]
+    hot = batch(policy, "hot")
+    assert told(policy, Prefilled(7, there["hot"])) == [Admit(7, hot), Move(7, (0, 1))]
+    assert not told(policy, Prefilled(7, hot))  # prefilled anew, where it decodes
+    assert set(policy.Q) == {0, 1}
+
+
+def test_a_gpu_alone_has_no_second_half() -> None:
+    world = cluster({"a": 1.0, "b": 1.0})
+    beside, apart = (started(world, prefill=where)[1] for where in ("beside", "apart"))
+    assert beside == apart
+    with pytest.raises(Infeasible):  # one GPU for the weights of both
+        started(cluster({"a": 1.0, "b": 1.0}, gpus=2, mem=300 * KB, weight=100 * KB), prefill="apart")
+
+
+def test_prefills_elsewhere_take_no_time_of_a_mesh() -> None:
+    world = cluster({"a": 1.0})
+    (m,) = llms(world)
+    assert Estimator(world).times(m, 10)[0] == pytest.approx(10 * 60 * 1e-4)
+    assert Estimator(world, prefills=False).times(m, 10)[0] == 0.0
+    assert Estimator(world, prefills=False).times(m, 10)[1] == Estimator(world).times(m, 10)[1]
 
 
 # ---------------------------------------------------------------- in the simulator

@@ -23,6 +23,7 @@ from harness.policy.types import UserError
 from harness.rows import record, tidy
 from plots import fig_compare, style
 from tests.cases import cases
+from tests.study_table import blocks
 
 PLAIN = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in tidy.TABLE_SCHEMA])
 
@@ -33,13 +34,15 @@ def sweep(*runs: dict[str, Any]) -> pa.Table:
 
 
 def rows(*runs: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of runs of 900 requests in four blocks, which miss alike."""
     lines: list[dict[str, Any]] = []
     for run in runs:
         about = {"run": "r", "label": "static", "trace": "t", "models": "heavy8", "gpu": "h100", "gpus": 2, "seed": 0,
                  "scaling": "rotate", "rate_scale": 1.0, "slo": "5xP95", "tier": "replayed", "fidelity": "simulated",
                  "plan_origin": "trace"} | {k: v for k, v in run.items() if k != "values"}  # fmt: skip
-        about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 100}
-        lines += [{**about, "definition": name, "value": value} for name, value in run["values"].items()]
+        about |= {"system": about["label"], "over": run.get("over", "pooled"), "n": 900}
+        lines += [about | {"definition": name, "value": value} | blocks(name, value, about)
+                  for name, value in run["values"].items()]  # fmt: skip
     return lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,10 +19,12 @@ from harness.rows.pooled import (
     difference,
     flat,
     holm,
+    mean,
     ratio,
     shares,
     slope,
     verdict,
+    worst,
 )
 from harness.rows.statistics import Estimate
 from tests.bursts import BLOCK_S, LEVEL, worlds
@@ -100,13 +103,14 @@ def test_a_slope_is_that_of_logarithms() -> None:
 
 
 def test_a_difference_is_paired_by_block() -> None:
-    """Where both miss in the same blocks, what differs is certain; where they take turns, it is not."""
+    """Where both miss in the same blocks, what differs is as certain as 40 misses are; where they take turns, less."""
     n = 40
     hits = np.tile([4.0, 0.0], n // 2)
     offered = np.full((1, n), 100.0)
     a, b, c = (Counts(np.array([3.0]), x[None], offered) for x in (hits, hits + 1.0, 4.0 - hits))
     same, turned = difference(a, b, 3.0), difference(a, c, 3.0)
-    assert (same.mean, same.low, same.high) == pytest.approx((0.01, 0.01, 0.01))
+    half = 2.0227 * math.sqrt(40) / 4000  # t of 39, and a Poisson count
+    assert (same.mean, same.low, same.high) == pytest.approx((0.01, 0.01 - half, 0.01 + half), rel=1e-4)
     assert turned.mean == pytest.approx(0.0)
     assert turned.low is not None
     assert turned.low < -0.01
@@ -114,6 +118,13 @@ def test_a_difference_is_paired_by_block() -> None:
     assert correlation(a, c, LEVEL) == pytest.approx(-1.0)
     with pytest.raises(ValueError, match="nothing ran at 4 req/s"):
         difference(a, b, 4.0)
+
+
+def test_where_nothing_was_missed_equals_need_many_requests() -> None:
+    """0 of 100 and 0 of 100 may differ by two points; 0 of 10,000 each do not differ by half a point."""
+    few, many = (even([3.0], [0.0], offered=offered) for offered in (100.0, 10_000.0))
+    assert apart(difference(few, few, 3.0), 0.005) == ""
+    assert apart(difference(many, many, 3.0), 0.005) == "equal"
 
 
 @cases(
@@ -154,6 +165,54 @@ def test_holm_multiplies_the_least_by_all() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([0.9, 0.8]) == [1.0, 1.0]
     assert holm([]) == []
+
+
+# ------------------------------------------------------------------ over models
+
+
+def test_the_mean_weighs_models_alike_whatever_they_are_asked() -> None:
+    """1 % of 100 requests and 3 % of 1,900: 2 % in the mean, where the pooled share is 2.9 %."""
+    small, large = even([1.0], [1.0], offered=100.0), even([1.0], [57.0], offered=1900.0)
+    assert shares(mean([small, large])).share[0] == pytest.approx(0.02)
+    assert shares(worst([small, large])).share[0] == pytest.approx(0.03)
+    with pytest.raises(ValueError, match="mean over models"):
+        mean([])
+    with pytest.raises(ValueError, match="worst model"):
+        worst([])
+
+
+def test_the_worst_model_is_another_at_each_rate() -> None:
+    a, b = even([1.0, 2.0], [1.0, 30.0]), even([1.0, 2.0], [5.0, 10.0])
+    assert shares(worst([a, b])).share.tolist() == [0.005, 0.03]
+
+
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_the_mean_of_equal_models_is_one_of_them(seed: int, models: int) -> None:
+    """They miss together: as many models tell no more than one."""
+    (one,) = worlds((3.0,), 3.0, BLOCKS, np.random.default_rng(seed))
+    every = mean([one] * models)
+    assert shares(every).share == pytest.approx(shares(one).share)
+    assert crossing(every, LEVEL).mean == pytest.approx(crossing(one, LEVEL).mean)
+    spread = (every.missed - one.missed * models).ravel()
+    assert spread == pytest.approx(np.zeros_like(spread), abs=1e-9 * one.offered.max())
+
+
+@given(st.integers(0, 999), st.lists(st.floats(1.0, 9.0), min_size=1, max_size=4))
+def test_the_share_of_the_mean_is_the_mean_of_shares(seed: int, sizes: list[float]) -> None:
+    rng = np.random.default_rng(seed)
+    offered = [rng.poisson(50 * size, (3, 12)) + 1.0 for size in sizes]
+    models = [Counts(np.array([1.0, 2.0, 4.0]), np.minimum(rng.poisson(2.0, (3, 12)), n), n) for n in offered]
+    each = np.array([shares(one).share for one in models])
+    assert shares(mean(models)).share == pytest.approx(each.mean(axis=0))
+    assert shares(worst(models)).share == pytest.approx(each.max(axis=0))
+
+
+@cases("blocks", [1, 4, 5])
+def test_few_blocks_give_no_interval(blocks: int) -> None:
+    c = even([1.0, 2.0, 4.0, 8.0], [1.0, 8.0, 64.0, 512.0], blocks=blocks)
+    found = [crossing(c, LEVEL), ratio(c, c, LEVEL), difference(c, c, 2.0), slope(c, LEVEL)]
+    assert {one is not None and one.low is not None for one in found} == {blocks == 5}
+    assert {one is not None and one.high is not None for one in found} == {blocks == 5}
 
 
 @given(st.integers(0, 999), st.sampled_from(SIZES), st.sampled_from(SLOPES))
@@ -224,12 +283,21 @@ def test_intervals_cover_closely() -> None:
     calibrated(1000, least=0.92, off=0.03, off_flat=0.05, wrong=0.05)
 
 
+def alone(curve: dict[float, float]) -> float:
+    """Where one window crosses the level, linear between its rates: the last or first one where it does not."""
+    points = statistics.fitted(curve)
+    for a, b in pairwise(points):
+        if a.fitted >= LEVEL > b.fitted:
+            return a.x + (b.x - a.x) * (a.fitted - LEVEL) / (a.fitted - b.fitted)
+    return points[0 if points[0].fitted < LEVEL else -1].x
+
+
 def test_crossings_by_seed_do_not_cover() -> None:
     """What stood before: means over five windows of five minutes, each with a crossing of its own."""
     rng, found = np.random.default_rng(3), Tally()
     for _ in range(60):
         (world,) = worlds((1.0,), 1.5, 5, rng, block_s=300.0)
         attained = 1.0 - world.missed / np.maximum(world.offered, 1.0)
-        curves = {k: dict(zip(world.rates_rps.tolist(), attained[:, k].tolist(), strict=True)) for k in range(5)}
-        found.add(statistics.crossing(curves, LEVEL).at, 1.0)
+        curves = [dict(zip(world.rates_rps.tolist(), attained[:, k].tolist(), strict=True)) for k in range(5)]
+        found.add(statistics.interval([alone(curve) for curve in curves]), 1.0)
     assert found.coverage < 0.92 or abs(found.bias) > 0.05

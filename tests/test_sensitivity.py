@@ -21,7 +21,7 @@ from harness.loop.replay import replay
 from harness.loop.system import find
 from harness.policy.placement import footprint
 from harness.policy.types import KEPT_PAGES, Jobs, Plan, UserError
-from harness.rows import record, statistics, tidy
+from harness.rows import crossings, record
 from harness.rows.statistics import Estimate
 from harness.run.resolve import _timed as timed
 from harness.run.resolve import resolve
@@ -32,6 +32,7 @@ from harness.study.bases import slo_target
 from harness.study.constants import MEANS, Constant, Setting, constants, settings
 from harness.study.sensitivity import Found, Row, read
 from harness.study.varying import lead_of
+from tests.study_table import met, panel, table
 from tests.test_cli import bench, ok
 from tests.test_sweep import files
 
@@ -220,7 +221,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
         (folder / f"{name}.py").write_text(source)
     systems = f"{folder / 'half.py'},{folder / 'loads.py'}"
     trace = "closed+clients=1+requests=9+prompt=64+output=4+think_s=5"
-    words = ["--systems", systems, "--trace", trace, "--models", "llama-3.2-1b", "--gpus", "1", "--seeds", "2",
+    words = ["--systems", systems, "--trace", trace, "--models", "llama-3.2-1b", "--gpus", "1", "--seeds", "5",
              "--rate-scale", "1", "--slo", "absolute:ttft=1,tpot=1", "-o", str(folder / "out")]  # fmt: skip
     return folder / "out", words
 
@@ -235,7 +236,7 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     assert found is not None
     leads = {(row.constant.name, row.setting): row.lead for row in found.rows if row.lead}
     assert (found.first, found.second, found.many) == ("loads", "half", False)
-    assert found.base.mean == found.base.low == found.base.high == 0.5  # 8 requests in the window, all of 4
+    assert found.base.mean == 0.5  # 8 requests in a window, all of 4
     assert {key: lead.mean for key, lead in leads.items()} == {
         ("pcie", "x 0.5"): 0.5, ("pcie", "x 2"): 0.5, ("swap", "x 0.5"): 0.5, ("swap", "x 2"): -0.5,
     }  # fmt: skip
@@ -243,12 +244,12 @@ def test_the_constant_that_must_turn_an_order_turns_it(planted: tuple[Path, list
     assert [one.name for one in found.ranked][:2] == ["swap", "pcie"]
     last = sensitivity_text.sentence(found)
     assert last == (
-        "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+50.0, +50.0] "
-        "points, is turned by swap x 2 (-50.0 [-50.0, -50.0]). Largest swing: swap, 100.0 points."
+        "Sensitivity (pcie, swap, one at a time): the lead of loads over half at rate scale 1, +50.0 [+19.0, +81.0] "
+        "points, is turned by swap x 2 (-50.0 [-81.0, -19.0]). Largest swing: swap, 100.0 points."
     )
     lines = said.splitlines()
     assert last in lines
-    assert any(line.split()[-2:] == ["-50.0]", "turned"] for line in lines)
+    assert any(line.split()[-2:] == ["-19.0]", "turned"] for line in lines)
     assert "net: not varied, not asked for" in lines
     assert any(line.startswith("swap: fixed seconds of a load") and "pool 0.7 s (" in line for line in lines)
     assert lines[-1].count("tornado-") == 2
@@ -278,11 +279,9 @@ def test_as_it_is_is_the_comparison(planted: tuple[Path, list[str]]) -> None:
     out, words = planted
     ok("sensitivity", *words, "--constants", "pcie", "--no-plot")
     folder = next(out.glob("closed-*"))
-    table, found = pq.read_table(folder / record.SWEEP), read(folder)
-    ours, theirs = ({seed: curve[1.0] for seed, curve in tidy.curves(table, label, "both", "rate_scale").items()}
-                    for label in ("loads", "half"))  # fmt: skip
+    swept, found = pq.read_table(folder / record.SWEEP), read(folder)
     assert found is not None
-    assert found.base == statistics.paired(ours, theirs)
+    assert found.base == crossings.difference(swept, "rate_scale", ("loads", "half"), "both", 1.0)
 
 
 def test_what_is_kept_of_other_runs_is_not_said(planted: tuple[Path, list[str]], tmp_path: Path) -> None:
@@ -323,16 +322,39 @@ def test_the_ratio_of_knees(tmp_path: Path) -> None:
     assert list(tmp_path.glob("tornado-*.pdf"))
 
 
-def test_alead_of_over_rates_is_the_ratio_of_crossings_of_each_seed() -> None:
-    """By seed, ours cross 0.99 at 2 and 4 of the rates 1, 2, 4; theirs at 1 and 2."""
-    ours = {0: {1.0: 1.0, 2.0: 0.99, 4.0: 0.5}, 1: {1.0: 1.0, 2.0: 1.0, 4.0: 0.99}}
-    theirs = {0: {1.0: 0.99, 2.0: 0.5, 4.0: 0.2}, 1: {1.0: 1.0, 2.0: 0.99, 4.0: 0.2}}
-    assert lead_of(ours, theirs).mean == pytest.approx(2.0)
+PANEL = panel("rates", 0, "rate_rps", unit_rps=1.0)
 
 
-def test_a_lead_at_one_rate_is_a_difference_paired_by_seed() -> None:
-    lead = lead_of({0: {2.0: 0.9}, 1: {2.0: 0.7}}, {0: {2.0: 0.4}, 1: {2.0: math.nan}})
-    assert lead == statistics.paired({0: 0.9, 1: 0.7}, {0: 0.4, 1: 0.0})
+def by_rate(attained: dict[str, dict[float, float | None]]) -> Any:
+    """A panel's table: attainment by system and rate; None where it has no room."""
+    return table([
+        {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 0.0 if share is None else share,
+         "infeasible": "no room" if share is None else None}
+        for label, curve in attained.items() for x, share in curve.items() for seed in range(2)
+    ])  # fmt: skip
+
+
+def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
+    rates = (1.0, 2.0, 4.0, 8.0)
+    rows = by_rate({"a": {x: met(x, 4.0) for x in rates}, "b": {x: met(x, 2.0) for x in rates}})
+    lead = lead_of(rows, PANEL, ("a", "b"), "ttft")
+    assert lead is not None
+    assert lead.mean == pytest.approx(2.0)
+
+
+def test_a_lead_at_one_rate_is_a_difference_paired_by_block() -> None:
+    lead = lead_of(by_rate({"a": {2.0: 0.9}, "b": {2.0: 0.4}}), PANEL, ("a", "b"), "ttft")
+    assert lead is not None
+    assert (lead.mean, lead.n) == (pytest.approx(0.5), 8)  # two windows of four blocks
+    assert lead.low == pytest.approx(0.5 - 2.3646 * math.sqrt(0.5 / 1800), rel=1e-4)  # t of 7, of 900 misses more
+
+
+def test_what_has_no_room_meets_nothing() -> None:
+    def lead(ours: float | None, theirs: float | None) -> Estimate | None:
+        return lead_of(by_rate({"a": {2.0: ours}, "b": {2.0: theirs}}), PANEL, ("a", "b"), "ttft")
+
+    assert lead(0.9, None) == Estimate(pytest.approx(0.9), None, None, 1)
+    assert lead(None, None) == Estimate(0.0, None, None, 1)
 
 
 # ------------------------------------------------------------------ which are varied

@@ -1,4 +1,4 @@
-"""Intervals, crossings of a level, and ratios paired by seed: by hand, and against other implementations."""
+"""Intervals, fits of curves, and the fewest that hold: by hand, and against other implementations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.optimize import isotonic_regression
 
 from harness.rows import statistics
+from harness.rows.statistics import Estimate
 from tests.cases import cases
 
 
@@ -70,89 +71,59 @@ def test_the_fit_is_isotonic_regression(values: list[float]) -> None:
     assert statistics.falling(values) == pytest.approx(list(isotonic_regression(values, increasing=False).x), abs=1e-12)
 
 
-@cases(("attained", "expected"), [
-    ([1.0, 1.0, 0.98, 0.5], (3.0, "=")),  # halfway from 1.0 at rate 2 to .98 at 4
-    ([1.0, 0.99, 0.98, 0.5], (2.0, "=")),
-    ([0.985, 1.0, 1.0, 0.5], (4.0 + 4.0 / 99, "=")),  # .995 up to rate 4: a first dip is no capacity
-    ([1.0, 0.96, 0.995, 0.5], (1.0 + 10.0 / 22.5, "=")),  # .9775 at rates 2 and 4: a late success is none either
-    ([0.97, 0.995, 0.9, 0.5], (1.0, "<")),  # .9825 at the lowest two
-    ([0.98, 1.0, 1.0, 1.0], (8.0, ">")),
-    ([1.0, 1.0, 1.0, 0.99], (8.0, ">")),
-    ([1.0, 1.0, 1.0, math.nan], (4.04, "=")),
-])  # fmt: skip
-def test_rate_at_by_hand(attained: list[float], expected: tuple[float, str]) -> None:
-    rate, sign = statistics.rate_at(dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True)), 0.99)
-    assert rate == pytest.approx(expected[0])
-    assert sign == expected[1]
-    assert statistics.rate_at(dict(zip([8.0, 4.0, 2.0, 1.0], attained[::-1], strict=True)), 0.99) == (rate, sign)
-
-
 @given(CURVES)
-def test_a_crossing_lies_between_a_rate_that_holds_and_the_next_that_fails(curve: dict[float, float]) -> None:
-    rate, sign = statistics.rate_at(curve, 0.5)
+def test_the_last_that_holds_holds_by_itself_and_the_next_fails(curve: dict[float, float]) -> None:
     rates, last = sorted(curve), statistics.held(curve, 0.5)
-    if sign == "<":
-        assert (rate, last) == (rates[0], None)
-        assert curve[rate] < 0.5
+    if last is None:
+        assert curve[rates[0]] < 0.5
         return
-    assert last is not None
     assert curve[last] >= 0.5 - 1e-12
-    if sign == ">":
-        assert rate == last == rates[-1]
-        return
-    after = rates[rates.index(last) + 1]
-    assert last <= rate <= after
-    assert curve[after] < 0.5 + 1e-12
+    after = rates[rates.index(last) + 1 :]
+    assert not after or curve[after[0]] < 0.5 + 1e-12
 
 
 @given(CURVES)
-def test_a_curve_that_falls_crosses_at_its_first_failure_and_has_no_dip(curve: dict[float, float]) -> None:
-    falling = dict(zip(sorted(curve), sorted(curve.values(), reverse=True), strict=True))
-    c = statistics.crossing({0: falling}, 0.5)
-    assert c.dip == 0.0
-    assert c.fails == min((x for x, y in falling.items() if y < 0.5), default=None)
-    assert c.at.mean <= (c.fails or max(curve))
-    assert statistics.held(falling, 0.5) == max((x for x, y in falling.items() if y >= 0.5), default=None)
+def test_a_curve_that_falls_is_its_own_fit(curve: dict[float, float]) -> None:
+    falls = dict(zip(sorted(curve), sorted(curve.values(), reverse=True), strict=True))
+    assert all(point.fitted == pytest.approx(point.attained) for point in statistics.fitted(falls))
+    assert statistics.held(falls, 0.5) == max((x for x, y in falls.items() if y >= 0.5), default=None)
 
 
-def test_what_the_fit_smooths_over_stands_beside_it() -> None:
-    """A system that dips to 98.4 to 99.3 % at the lowest rate and holds up to 12 requests a second."""
-    dips = {0.7: 0.984, 1.4: 0.996, 2.8: 0.995, 5.7: 0.996, 11.3: 0.993, 22.6: 0.9}
-    good = dict.fromkeys(dips, 1.0) | {0.7: 0.993, 22.6: 0.9}
-    c = statistics.crossing({0: dips, 1: good}, 0.99)
-    assert 11.3 < c.at.mean < 13.0
-    assert c.fails == 0.7  # of any seed
-    assert c.dip == pytest.approx((0.984 + 0.996 + 0.995 + 0.996 + 0.993) / 5 - 0.984)  # the fit is flat up to 11.3
-    assert c.times(2.0).fails == 1.4
-    assert statistics.crossing({0: {1.0: 1.0}}, 0.99).fails is None
+@cases(("attained", "holds"), [
+    ([1.0, 1.0, 0.98, 0.5], 2.0),
+    ([0.985, 1.0, 1.0, 0.5], 4.0),  # .995 up to rate 4: a first dip is no capacity
+    ([1.0, 0.96, 0.995, 0.5], 1.0),  # .9775 at rates 2 and 4: a late success is none either
+    ([0.97, 0.995, 0.9, 0.5], None),  # .9825 at the lowest two
+    ([1.0, 1.0, 1.0, math.nan], 4.0),  # what is not defined is missed
+])  # fmt: skip
+def test_what_holds_by_hand(attained: list[float], holds: float | None) -> None:
+    curve = dict(zip([1.0, 2.0, 4.0, 8.0], attained, strict=True))
+    assert statistics.held(curve, 0.99) == holds
+    assert statistics.held(dict(reversed(curve.items())), 0.99) == holds
 
 
-def test_crossings_over_seeds() -> None:
-    def curve(*y: float) -> dict[float, float]:
-        return dict(zip([1.0, 2.0, 4.0], y, strict=True))
-
-    both = statistics.crossing({0: curve(1, 1, 0.98), 1: curve(1, 0.98, 0.5)}, 0.99).at
-    assert both.mean == pytest.approx(2.25)
-    assert (both.sign, both.n, both.cut) == ("=", 2, 0)
-    above = statistics.crossing({0: curve(1, 1, 1), 1: curve(1, 1, 0.98)}, 0.99).at
-    assert (above.mean, above.sign, above.high) == (3.5, ">", None)
-    assert (above.cut, above.edge) == (1, 4.0)  # one seed beyond 4
-    assert statistics.crossing({0: curve(0, 0, 0)}, 0.99).at == statistics.Estimate(1.0, None, 1.0, 1, "<", 1, 1.0)
-    mixed = statistics.crossing({0: curve(0, 0, 0), 1: curve(1, 1, 1)}, 0.99).at
-    assert (mixed.sign, mixed.cut, mixed.edge) == ("~", 2, None)
+def test_a_curve_needs_a_point() -> None:
+    with pytest.raises(ValueError, match="at least one point"):
+        statistics.fitted({})
 
 
-def test_ratio_of_crossings_is_paired_by_seed() -> None:
-    def seeds(*crossings: float) -> dict[int, dict[float, float]]:
-        return {s: {x: 1.0, x + 1: 0.0, 0.5: 1.0} for s, x in enumerate(crossings)}
+# ------------------------------------------------------------------ the fewest of what is counted
 
-    ratio = statistics.crossing_ratio(seeds(4, 8, 12), seeds(2, 4, 6), 1.0)
-    assert ratio.mean == pytest.approx(2.0)
-    assert ratio.low == pytest.approx(2.0)
-    assert ratio.sign == "="
-    high = {0: {1.0: 1.0, 2.0: 1.0}}
-    low = {0: {1.0: 1.0, 2.0: 0.5}}
-    assert statistics.crossing_ratio(high, low, 1.0).sign == ">"
-    assert statistics.crossing_ratio(high | {1: low[0]}, low | {1: low[0]}, 1.0).cut == 1
-    assert statistics.crossing_ratio(low, high, 1.0).sign == "<"
-    assert statistics.crossing_ratio(high, high, 1.0).sign == "~"
+
+def test_the_fewest_gpus_that_hold() -> None:
+    curve = {1.0: 0.5, 2.0: 0.98, 4.0: 1.0, 8.0: 1.0}
+    few = statistics.fewest(curve, 0.99, 12)
+    assert (few.at, few.fails, few.dip) == (Estimate(4.0, None, None, 12), 2.0, 0.0)
+    dip = statistics.fewest(curve | {8.0: 0.98}, 0.985)  # 4 and 8 on average .99
+    assert (dip.at, dip.fails) == (Estimate(4.0, None, None, 1), 8.0)
+    assert dip.dip == pytest.approx(0.01)
+    assert dip.times(2.0).at.mean == 8.0
+    assert statistics.fewest(curve | {8.0: 0.9}, 0.99).at == Estimate(8.0, None, None, 1, ">")
+    assert statistics.fewest({2.0: 1.0, 3.0: 1.0}, 0.99).at == Estimate(2.0, None, None, 1, "<")
+
+
+@given(CURVES)
+def test_the_fewest_gpus_hold_by_themselves(curve: dict[float, float]) -> None:
+    at = statistics.fewest(curve, 0.9).at
+    assert at.mean in curve
+    assert (curve[at.mean] >= 0.9 - 1e-12) == (at.sign != ">")

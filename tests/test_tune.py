@@ -88,6 +88,16 @@ def test_the_draw_that_holds_most_is_chosen() -> None:
     assert tune.choose([of(0.7, 0.8), of(0.7, 0.8)]) == 0  # of equals the first
 
 
+def test_what_no_draw_holds_is_not_called_tuned() -> None:
+    assert not tune.Tuned("qlm", (of(0.0, 0.3), of(0.0, 0.5)), 1).tuned
+    assert tune.Tuned("qlm", (of(0.0, 0.5), of(0.03, 0.3)), 1).tuned
+    assert {name: one["tuned"] for name, one in TUNED.items()} == {
+        "prism": True, "muxserve": True, "static": True, "elastic": True, "qlm": False,
+    }  # fmt: skip
+    for one in TUNED.values():
+        assert one["tuned"] == any(draw["held"] > 0 for draw in one["draw"])
+
+
 def test_tuning_is_resumed_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "SEEDS", (1000, 1001))
     monkeypatch.setattr(tune, "RATE_SCALES", (1.0,))

@@ -108,6 +108,7 @@ def compare(
     from harness.study.compare import silent
     from harness.study.measure import measure
     from harness.study.search import LEVEL
+    from harness.study.study import UPPER
     from harness.study.text import unchecked
 
     words = click.get_current_context().meta.get(WORDS, ())
@@ -129,7 +130,7 @@ def compare(
     late = unchecked(measured.table)
     (panel,) = measured.about["panels"]
     shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late,
-                      halves=panel["halves"])  # fmt: skip
+                      halves=panel["halves"], upper=UPPER)  # fmt: skip
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and not all(system.infeasible for system in shown.systems)
     if form is None:
@@ -204,7 +205,7 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every:
         bold = tty and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks, every=every)))
     for note in sentences.notes(found, shown, rule):
-        click.echo(fill(note, ROOM, break_on_hyphens=False, break_long_words=False))
+        click.echo(note if "bench " in note else fill(note, ROOM, break_on_hyphens=False, break_long_words=False))
     if said := sensitivity.kept(found.folder):
         click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""

@@ -260,7 +260,8 @@ SLO = grouped(
                  help="Times the base.  [default: 5; of seconds 1]"),
 )  # fmt: skip
 SETTING = grouped(
-    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True, shell_complete=complete(trace_names),
+    click.option("--trace", default="hyperbolic-like+span_s=1800", show_default=True,
+                 shell_complete=complete(trace_names),
                  metavar="NAME|FILE", help="Trace by name, a generator's as NAME+FIELD=VALUE, or a canonical Parquet."),
     click.option("--models", default=WORLD["models"], show_default=True, metavar="SET|FILE|SHAPES",
                  shell_complete=complete(lambda: stems("workloads/sets")),

@@ -44,7 +44,7 @@ def columns(definition: str) -> tuple[Column, ...]:
         Column("half_0", "req/s at 99 %", "1st half", "req/s", 1, None, "", brief=True),
         Column("half_1", "req/s at 99 %", "2nd half", "req/s", 1, None, "", brief=True),
         Column("of_ideal", "req/s at 99 %", "of ideal %", "%", 100, None, "", brief=True),
-        Column("slope", "req/s at 99 %", "slope", "", 1, None, "", brief=True),
+        Column("slope", "req/s at 99 %", "slope", "power", 1, None, "", brief=True),
         Column("fails_99", "req/s at 99 %", "fails at", "req/s", 1, None, ""),
         Column("dip", "deepest", "dip %", "%", 1, None, ""),
         Column("ttft_p50_s", "TTFT s", "P50", "s", 1, False, "ttft_p50_s"),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.report.causes import CAUSES
 from harness.report.summary import Summary, SystemSummary, panel_of, scores
 from harness.rows import estimate, statistics, tidy
-from harness.rows.crossings import NEAR, STANDINGS, Standing, corrected, difference, side_by_side
+from harness.rows.crossings import CASE, NEAR, STANDINGS, Standing, corrected, difference, side_by_side
 from harness.rows.estimate import POINTS, RATIO
 from harness.rows.statistics import Estimate
 
@@ -58,18 +58,20 @@ def paired(ours: str, theirs: str, found: Standing, level: float) -> str:
     """Say what the standing of two systems is, in one clause."""
     goal = f"{100 * level:g} %"
     if found.flat or found.ratio is None:
-        why = found.note if found.ratio is None else f"no rate at {goal} tells {ours} and {theirs} apart"
-        gaps = "; ".join(f"at {estimate.number(x)} req/s {estimate.text(gap.times(100), FINE)} points"
-                         for x, gap in found.differences)  # fmt: skip
-        return f"{why}: {ours} less {theirs} {gaps}, {FLAT[found.says]}" if gaps else why
+        why = found.note if found.ratio is None else f"rates at {goal} do not rank {ours} and {theirs}"
+        points = [f"{estimate.text(gap.times(100), FINE)} at {estimate.number(x)}" for x, gap in found.differences]
+        gaps = f"; points of SLOs met, {ours} less {theirs}, by req/s: {', '.join(points)}: {FLAT[found.says]}"
+        return why + gaps * bool(points)
     text = f"{ours} serves {estimate.text(found.ratio, RATIO)} the rate of {theirs} at {goal}"
-    return text if found.says in {"ahead", "behind"} else f"{text}, {found.says}"
+    return text if found.says in {"ahead", "behind"} else f"{text}: {FEW if found.says == CASE else found.says}"
 
 
+FEW = "too few windows for an interval"
 FLAT = {  # of differences at three rates
     **{word: word for word in STANDINGS},
     "equal within 25 %": f"equal within {100 * NEAR:g} points",
     "turns": "ahead at one rate and behind at another",
+    CASE: FEW,
 }
 
 

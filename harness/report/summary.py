@@ -15,7 +15,6 @@ from harness.rows.crossings import Panel, of_counts
 from harness.rows.definitions import DEFINITIONS
 from harness.rows.statistics import Crossing, Estimate
 
-IDEAL = "ideal"
 OPTIONAL = {tidy.HITS, tidy.WAKES}  # columns of runs that have a prefix cache, or servers that sleep
 
 
@@ -84,11 +83,13 @@ def summarize(
     controls: Collection[str] = (),
     unchecked: Collection[str] = (),
     halves: Sequence[Collection[int]] = (),
+    upper: str = "",
 ) -> Summary:
     """Summarise a sweep at its most telling rate: the highest at which a contestant still meets `level`.
 
     `order` lists the labels; `controls` those that contend for nothing, `unchecked` those marked so. `halves` are the
-    seeds that replay either half of a real trace: two case studies, of which there is no interval.
+    seeds that replay either half of a real trace: two case studies, of which there is no interval. `upper` is the bound
+    above all.
     """
     wanted, panel = columns(definition), panel_of(table)
     points = _points(table, wanted)
@@ -111,7 +112,7 @@ def summarize(
         )
         for label in labels
     )
-    systems = tuple(_beside_ideal(systems))
+    systems = tuple(_beside(systems, upper))
     offered = [e.mean for label in labels if (e := points.at(label, shown, "offered_rps"))]
     undefined = [e.mean for label in labels if (e := points.at(label, shown, "undefined_tpot"))]
     gpus = [points.gpus[label] for label in contend]
@@ -126,12 +127,12 @@ def summarize(
     )
 
 
-def _beside_ideal(systems: Sequence[SystemSummary]) -> Iterator[SystemSummary]:
-    """The share of the rate of `ideal`, where that is among them, that each system serves at the level."""
-    ideal = next((one.values.get("rate_99") for one in systems if one.label == IDEAL), None)
+def _beside(systems: Sequence[SystemSummary], upper: str) -> Iterator[SystemSummary]:
+    """The share of the rate of the bound above all, where that is among them, that each system serves at the level."""
+    ideal = next((one.values.get("rate_99") for one in systems if one.label == upper), None)
     for one in systems:
         at, share = one.values.get("rate_99"), None
-        if ideal is not None and at is not None and one.label != IDEAL:
+        if ideal is not None and at is not None and one.label != upper:
             share = of_counts(replace(at, low=None, high=None), ideal)
         yield replace(one, values={**one.values, "of_ideal": share and share.times(100)})
 

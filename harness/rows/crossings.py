@@ -22,13 +22,11 @@ from harness.rows.tidy import Windows
 Panel = Mapping[str, Any]
 
 STANDINGS = {  # of two systems: the sign in tables, and what it means
-    "ahead": ("+", "the first holds a higher rate"),
-    "ahead, by less than 25 %": ("+<", "a higher rate, by less than 25 %"),
-    "equal within 25 %": ("=", "rates within 25 % of each other"),
-    "behind, by less than 25 %": ("-<", "a lower rate, by less than 25 %"),
-    "behind": ("-", "a lower rate"),
-    "ahead in part": ("(+)", "ahead at one of three rates, equal at another"),
-    "behind in part": ("(-)", "behind at one of three rates, equal at another"),
+    "ahead": ("+", "ahead"),
+    "ahead, by less than 25 %": ("+<", "ahead, by less than 25 %"),
+    "equal within 25 %": ("=", "equal within 25 %"),
+    "behind, by less than 25 %": ("-<", "behind, by less than 25 %"),
+    "behind": ("-", "behind"),
     "turns": ("+-", "ahead at one rate and behind at another"),
     "not decided": ("?", "not decided"),
     "one case": ("", "one window, of which no chance is known"),
@@ -130,7 +128,7 @@ def crossing(
     axis = panel["axis"]
     c = counts(rows, axis, system, definition, over)
     if c is None:
-        return _nowhere(rows, system)
+        return _nowhere(rows, system, axis)
     attained = {float(x): 1.0 - float(share) for x, share in zip(c.rates_rps, pooled.shares(c).share, strict=True)}
     points = statistics.fitted(attained)
     fails = min((point.x for point in points if point.attained < level), default=None)
@@ -146,16 +144,19 @@ def crossing(
     return Crossing(at, fails, dip).times(panel["unit_rps"] if axis == "rate_scale" else 1.0)
 
 
-def _nowhere(rows: pa.Table, system: str) -> Crossing | None:
+def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
     """The crossing of a system that had room at no x; None where it was not run, or skipped."""
-    xs = _unfit(rows, system)
-    return Crossing(Estimate(min(xs), None, None, 1, "<"), min(xs), 0.0) if xs else None
+    xs = [] if tidy.ran(rows, system) else _unfit(rows, system)
+    if not xs:
+        return None
+    easiest = max(xs) if axis in EASES else min(xs)
+    return Crossing(Estimate(easiest, None, None, 1, ">" if axis in EASES else "<"), easiest, 0.0)
 
 
 def _unfit(rows: pa.Table, system: str) -> list[float]:
     """Every x at which a system had no room."""
     mine = pc.and_(pc.equal(rows["label"].cast(pa.string()), system), pc.is_valid(rows["infeasible"]))
-    return [float(x) for x in pc.unique(rows.filter(mine)["x"]).to_pylist()]
+    return [float(x) for x in pc.unique(rows.filter(mine)[tidy.along(rows)]).to_pylist()]
 
 
 def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str = "pooled") -> dict[float, Estimate]:
@@ -247,6 +248,8 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
     told, p = _by_differences([gap for _, gap in differences])
+    if axis in EASES:
+        differences = tuple((_turned(x), gap) for x, gap in reversed(differences))
     few = pair[0].blocks < pooled.FEWEST
     shared = pooled.correlation(*pair, level)
     signs = {pooled.crossing(c, level).sign for c in pair}
@@ -269,23 +272,26 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
     """Three rates that both ran, fixed before anything was: the ends and the middle of what is given, else of all."""
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
-    xs = [x for x in both if x in panel["xs"]] if len(set(panel["xs"]) & set(both)) >= 3 else both
+    given = {_turned(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
+    xs = [x for x in both if x in given] if len(given & set(both)) >= 3 else both
     return xs if len(xs) < 4 else [xs[0], xs[len(xs) // 2], xs[-1]]
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """What differences at three rates say together: two of them decide, each by its sign or by being equal."""
+    """What differences at three rates say together, and its probability by chance: two of them decide.
+
+    Ahead at one rate and equal at another is ahead; of one sign alone the probability is that of any of the rates.
+    """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
-    sides = {word for word in told if word in {"ahead", "behind"}}
-    if len(told) - told.count("") < min(2, len(told)) or not told:
+    ahead, behind = (sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
+                     for side in ("ahead", "behind"))  # fmt: skip
+    if ahead and behind:
+        return "turns", max(ahead[0], behind[0])
+    if len(told) - told.count("") < 2:
         return UNDECIDED, 1.0
-    if not sides:
+    if not (one := ahead or behind):
         return "equal within 25 %", 1.0
-    least = max(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word in sides)
-    if len(sides) > 1:
-        return "turns", least
-    (side,) = sides
-    return side if told.count(side) == len(told) - told.count("") else f"{side} in part", least
+    return "ahead" if ahead else "behind", one[1] if len(one) > 1 else min(1.0, len(gaps) * one[0])
 
 
 def corrected(found: Sequence[Standing]) -> list[Standing]:
@@ -298,6 +304,33 @@ def corrected(found: Sequence[Standing]) -> list[Standing]:
 
 def _without_side(one: Standing) -> str:
     return "equal within 25 %" if "by less than" in one.says else UNDECIDED
+
+
+class Claimed(NamedTuple):
+    """A ratio that a study claims, on one of its panels."""
+
+    claim: Mapping[str, Any]  # as the study's facts have it
+    panel: Panel
+    standing: Standing
+
+
+def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
+    """Every ratio that a study claims, on each panel that it is about; corrected together."""
+    found = []
+    for claim in facts["claims"]:
+        pair = (claim["system"], claim["over"])
+        if claim["what"] != "ratio" or not {*pair} <= {*facts["systems"]}:
+            continue
+        definition = claim["definition"] or facts["definitions"][0]
+        for panel in concerned(facts["panels"], claim["on"]):
+            rows = of_panel(table, panel)
+            if not {*pair} <= {*rows["label"].unique().to_pylist()}:
+                continue
+            wrong = [name for name in pair if name in tidy.invalid(rows)]
+            found.append(Claimed(claim, panel, Standing(None, UNDECIDED, f"{' and '.join(wrong)} invalid") if wrong else
+                                 side_by_side(rows, panel, pair, definition, facts["level"])))  # fmt: skip
+    standings = corrected([one.standing for one in found])
+    return [one._replace(standing=standing) for one, standing in zip(found, standings, strict=True)]
 
 
 # ------------------------------------------------------------------ whole numbers, seeds

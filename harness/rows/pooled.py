@@ -178,7 +178,8 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
     """Correlate the blocks' misses of two systems, each at the rate nearest to its crossing."""
     mine, other = (_residuals(c)[nearest(c, 1.0 - level)] for c in (ours, theirs))
     norm = float(np.sqrt((mine**2).sum() * (other**2).sum()))
-    return float((mine * other).sum()) / norm if norm > 0 else 0.0
+    most = max(float(c.missed.sum(axis=1).max()) for c in (ours, theirs))  # rounding correlates with itself
+    return float((mine * other).sum()) / norm if norm > 1e-12 * most**2 else 0.0
 
 
 def nearest(c: Counts, share: float) -> int:
@@ -196,7 +197,9 @@ def difference(ours: Counts, theirs: Counts, rate_rps: float) -> Estimate:
     gap = float(theirs.missed[j].sum() / total[1] - ours.missed[i].sum() / total[0])
     if (n := ours.blocks) < FEWEST:
         return Estimate(gap, None, None, n)
-    half = _t(n) * float(np.sqrt(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()))
+    least = max(abs(gap), 1.0 / min(total)) / min(total)  # a miss is an event by itself, and one more may come
+    variance = max(float(((_residuals(theirs)[j] / total[1] - _residuals(ours)[i] / total[0]) ** 2).sum()), least)
+    half = _t(n) * math.sqrt(variance)
     return Estimate(gap, gap - half, gap + half, n)
 
 

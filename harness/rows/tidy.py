@@ -476,7 +476,7 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
     for name, word in words.items():
         which = pc.and_(which, pc.equal(table[name].cast(pa.string()), word))
     stored = [name for name in ("missed", "offered") if name in table.column_names]
-    x = "x" if "x" in table.column_names else "rate_scale"
+    x = along(table)
     own = table.filter(which).select(["model", "seed", x, "n", "value", *stored])
     found: dict[str, Windows] = {}
     for row in own.to_pylist():
@@ -488,6 +488,11 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
         if block.offered.sum() > 0:
             found.setdefault(row["model"] or "", {}).setdefault(row["seed"], {})[row[x]] = block
     return found
+
+
+def along(table: pa.Table) -> str:
+    """The column of what varies along a curve."""
+    return "x" if "x" in table.column_names else "rate_scale"
 
 
 def together(of: Windows, seeds: Collection[int]) -> Counts | None:

@@ -20,6 +20,7 @@ TOP, FLOOR = 64.0, 1 / 8  # rate scales between which the common knee of several
 FAR = 256.0  # multiples of the lowest rate, at which the search for the knee of one system gives up
 OCTAVE = 2.0
 QUARTER = 2.0**0.25 * (1 + 1e-9)  # of an octave: rates so near to a crossing give its place
+HALF_OCTAVE = 2.0**0.5
 OCTAVES = 2  # above the lowest rate that a system is run to, though it fell before
 
 Shares = Mapping[str, float]  # attainment by definition, the one that decides first
@@ -194,10 +195,13 @@ def highest(runs: Iterable[tuple[float, Shares]], level: float) -> float | None:
 
 
 def bisected(sample: Sample, bounds: Range, seeds: Mapping[int, Curve]) -> float | None:
-    """The x to sample next, by bisection of where the mean over seeds crosses the level; None if enough is sampled."""
+    """The x to sample next, by bisection of where the mean over seeds crosses the level; None if enough is sampled.
+
+    At last one beyond the crossing, where every x is near to it: an interval ends there.
+    """
     seen = deciding(mean(seeds))
     if len(seen) >= sample.points:
-        return None
+        return _beyond(seen, bounds.level, sample.digits)
     return between(seen, bounds.level, bounds.least, bounds.most, sample.digits)
 
 
@@ -220,6 +224,14 @@ def between(
         x = min(2 * last, max(most, last)) if fails is None else math.sqrt(last * fails)
     near = rounded(x, digits)
     return None if x in seen or near in seen else near
+
+
+def _beyond(seen: Mapping[float, float], level: float, digits: int) -> float | None:
+    """Half an octave above the highest x, unless that lies so far above the last one that holds the level."""
+    last, top = statistics.held(seen, level), max(seen)
+    if last is None or last == top or top >= last * HALF_OCTAVE:
+        return None
+    return rounded(top * HALF_OCTAVE, digits)
 
 
 def rounded(x: float, digits: int = 6) -> float:

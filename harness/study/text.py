@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +69,7 @@ def _blocks(shown: Shown) -> Iterator[str]:
     yield from lines[:most]
     if lines[most:]:
         yield f"... {len(lines) - most} more lines: --all"
-    yield from _legend(standings)
+    yield from _told_of(shown, shown.about["systems"][0], standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
         yield "CPU seconds of all runs: " + ", ".join(f"{name} {spent[name]:.0f}" for name in spent)
@@ -164,19 +164,21 @@ def _cells(shown: Shown, rows: pa.Table, panel: Panel, name: str, standings: Sta
 def _standings(shown: Shown) -> Standings:
     """Where systems stand beside each other on every panel along rates, scales or models, all corrected together.
 
-    The first one beside each other; of ratios as the study has them, these.
+    The first one beside each other; of a study of ratios, these.
     """
     about = shown.about
+    if about["layout"] in {"steps", "matrix"}:
+        every = crossings.claimed(shown.table, about)
+        return {(one.panel["condition"], one.claim["system"], one.claim["over"]): one.standing for one in every}
     first, *others = about["systems"]
     pairs = [(first, name) for name in others]
-    if about["layout"] in {"steps", "matrix"}:
-        pairs = [(one.system, one.over) for one in claims.claims_of(about) if one.what == "ratio"]
     keys, found = [], []
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
         ran = set(rows["label"].unique().to_pylist())
         for pair in pairs:
-            if panel["axis"] != "gpus" and ran.issuperset(pair):
+            gone = any((lack := tidy.unfit(rows, name)) and lack.every for name in pair)
+            if panel["axis"] != "gpus" and ran.issuperset(pair) and not gone:
                 keys.append((panel["condition"], *pair))
                 found.append(side_by_side(rows, panel, pair, about["definitions"][0], about["level"]))
     return dict(zip(keys, crossings.corrected(found), strict=True))
@@ -191,20 +193,36 @@ def standing_text(found: Standing) -> str:
     return f"{sign} {estimate.text(found.ratio, RATIO)}".strip()
 
 
-def _legend(standings: Standings) -> Iterator[str]:
+def _told_of(shown: Shown, first: str, standings: Standings) -> Iterator[str]:
+    panels = {panel["condition"]: panel for panel in shown.about["panels"]}
+    return _legend(first, [(panels[key[0]], one) for key, one in standings.items()])
+
+
+def _legend(first: str, found: Sequence[tuple[Panel, Standing]]) -> Iterator[str]:
     """What the signs say that were printed, and what stands beside them."""
-    judged = [one for one in standings.values() if one.says not in {crossings.CASE, crossings.NO_ROOM}]
-    said = {one.says for one in judged}
-    if said:
-        meant = ", ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+    judged = [one for _, one in found if one.says not in {crossings.CASE, crossings.NO_ROOM}]
+    if judged:
         decided = sum(one.says != crossings.UNDECIDED for one in judged)
         shared = sorted(max(0.0, one.shared) for one in judged)[len(judged) // 2]
-        yield f"{meant}; {decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
+        of = f"{decided} of {len(judged)} verdicts are decided, corrected together (Holm)"
+        yield f"{first} is: {_signs({one.says for one in judged})}; {of if len(judged) > 1 else 'one verdict'}"
         yield f"common random numbers save {100 * shared:.0f} % of a difference's variance (median)"
-    if flat := [one for one in standings.values() if one.flat and one.differences]:
-        xs = dict.fromkeys(tuple(f"{x:.3g}" for x, _ in one.differences) for one in flat)
-        at = " req/s, or ".join(", ".join(rates) for rates in xs)
-        yield f"points: differences of attainment at {at} req/s, where misses hardly grow with the rate"
+    points = [(panel, one) for panel, one in found if one.differences and (one.flat or one.ratio is None)]
+    if points:
+        at = dict.fromkeys(_at([x for x, _ in one.differences], panel["axis"]) for panel, one in points)
+        yield f"points: its attainment less the other's at {', or '.join(at)}, where no ratio tells them apart"
+        if any(one.says == "equal within 25 %" for _, one in points):
+            yield f"= of points: equal within {100 * crossings.NEAR:g}"
+
+
+def _signs(said: Collection[str]) -> str:
+    return "; ".join(f"{sign} {words}" for word, (sign, words) in STANDINGS.items() if word in said)
+
+
+def _at(xs: Sequence[float], axis: str) -> str:
+    """Several x of an axis, with its unit."""
+    shown = _listed([f"{x:.3g}" for x in xs])
+    return f"{shown} req/s" if axis in crossings.RATED else f"{AXES[axis]} {shown}"
 
 
 def _title(about: Mapping[str, Any], panels: Sequence[Panel]) -> str:
@@ -318,11 +336,13 @@ def departures(rows: pa.Table) -> list[str]:
 def _matrix(shown: Shown) -> Iterator[str]:
     about, standings = shown.about, _standings(shown)
     goal = f"{100 * about['level']:g} % {about['definitions'][0].upper()} attainment at {about['slo']}"
-    yield f"ratios of the rates that hold {goal}"
+    yield f"{about['systems'][0]} over each: ratios of the rates that hold {goal}"
     pairs = list(dict.fromkeys(key[1:] for key in standings))
     steps = about["layout"] == "steps"
     rated = list(about["systems"]) if shown.every else []
-    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *map(" / ".join, pairs)]
+    first = about["systems"][0]
+    heads = [theirs if ours == first else f"{ours} / {theirs}" for ours, theirs in pairs]
+    head = ["condition", *["origin"] * steps, *(f"{name} req/s" for name in rated), *heads]
     table = [head]
     for panel in about["panels"]:
         rows = crossings.of_panel(shown.table, panel)
@@ -335,13 +355,13 @@ def _matrix(shown: Shown) -> Iterator[str]:
         slo = f"{panel['slo']}, " if panel["slo"] != about["slo"] else ""
         yield f"{panel['name']}: {origin}{slo}{panel['source']}"
     yield from sentences(shown, standings)
-    yield from _legend(standings)
+    yield from _told_of(shown, "the first", standings)
     yield f"{len(about['runs'])} runs"
 
 
 def _short(found: Standing | None, *, spread: bool) -> str:
-    """A standing in a few letters; with its interval, or its differences, where there is room."""
-    if found is None:
+    """A standing in a few letters, "-" where one does not fit; `spread` shows intervals and differences."""
+    if found is None or found.says == crossings.NO_ROOM:
         return NONE
     if spread or found.ratio is None:
         return standing_text(found)

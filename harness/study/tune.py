@@ -7,7 +7,8 @@
 
 Draws are stratified (Latin hypercube): n draws of a number take one from each nth of its range, in logarithm where the
 range exceeds a decade; the values of a choice come about equally often. Draw 0 is the defaults. Chosen is the draw that
-holds most cells, of equals the one with the highest score, of equals the first.
+holds most cells, of equals the one with the highest score, of equals the first. Where no draw holds any, the objective
+is out of reach: the system is not tuned, and the record says so (`tuned`); its fields are those of the best score.
 """
 
 from __future__ import annotations
@@ -62,6 +63,11 @@ class Tuned:
     system: str
     draws: tuple[Draw, ...]
     chosen: int
+
+    @property
+    def tuned(self) -> bool:
+        """Whether some draw holds a cell: else the choice says nothing of what figures compare systems by."""
+        return any(draw.held > 0 for draw in self.draws)
 
 
 def open_fields(name: str) -> dict[str, Domain]:
@@ -160,7 +166,7 @@ HEAD = """\
 # Written by the command below. Each draw: its values; held, the share of (trace, rate, seed) in which 99 %
 # of both SLOs are met; its score, the mean attainment of both; the gain of held over draw 0, the defaults
 # before tuning, with a 95 % interval over (trace, seed). Chosen: the most held, then the best score, then
-# the first.
+# the first. `tuned` is false where no draw holds any: the choice is by its score alone, and no tuning.
 """
 
 
@@ -180,7 +186,10 @@ def as_toml(found: Sequence[Tuned], day: str, command: str) -> str:
         "assign": BASE.assign,
         "slo": RULE,
     }
-    systems = {one.system: {"chosen": one.chosen, "draw": [_recorded(draw) for draw in one.draws]} for one in found}
+    systems = {
+        one.system: {"chosen": one.chosen, "tuned": one.tuned, "draw": [_recorded(draw) for draw in one.draws]}
+        for one in found
+    }
     return HEAD + tomli_w.dumps(about | systems)
 
 

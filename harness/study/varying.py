@@ -144,8 +144,15 @@ def _line(change: Setting, lead: Estimate | None = None, note: str = "") -> dict
 
 
 def lead_of(rows: pa.Table, panel: Panel, pair: tuple[str, str], definition: str) -> Estimate | None:
-    """The lead at the only x of a panel, in shares of 1; over several the ratio of crossings."""
+    """The lead at the only x of a panel, in shares of 1; over several the ratio of crossings.
+
+    None where neither ran, or no seed with both.
+    """
     xs = rows["x"].unique().to_pylist()
     if len(xs) > 1:
         return crossings.ratio(rows, panel["axis"], pair, definition, LEVEL)
-    return crossings.difference(rows, panel["axis"], pair, definition, xs[0])
+    if (gap := crossings.difference(rows, panel["axis"], pair, definition, xs[0])) is not None:
+        return gap
+    shares = [crossings.attained(rows, panel["axis"], name, definition).get(xs[0]) for name in pair]
+    ours, theirs = (0.0 if e is None else e.mean for e in shares)  # without room nothing is attained
+    return Estimate(ours - theirs, None, None, 1) if any(shares) else None

@@ -1,121 +1,120 @@
 """Weaver's figures 4 to 7: rates, TPOT, batches and KV of a hot and a cold model, beside what the paper says.
 
 `python -m harness.study.weaving` prints a line a claim (`weaving.toml`), with its verdict; `-o` writes them, and
-the points of the figures, which plots/fig_weaver.py draws.
+the points of the figures, which plots/fig_weaver.py draws. Runs are those of any sweep, kept in `results/`.
 
 As section 5: two Llama-3-8B, lengths of Azure-Conv without sequences beyond 2,048 tokens (TRACES_DIR, azure2023/),
-Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`), decode GPUs alone are shared. Beside Weaver and
-dedicated serving (`weaver:off`) each model has a prefill GPU. MuxServe has both models on both decode GPUs (TP2) and
-prefills there, and so has what it is compared with (`prefill=beside`).
+Poisson arrivals, the cold model at 1 req/s, vLLM 0.6 (`vllm-0.6`). Each system has four GPUs: each model prefills on
+one of its own, the two that decode are what is shared. Weaver and dedicated serving (`weaver:off`) give one to each
+model, MuxServe has both models on both (TP2), with blocks of KV that both share, no quotas, and half of the SMs for
+each model's decodes, as the artifact sets it (gswxp2/weaver 2598e04, ae_exps/figure-4).
 
-Prefill kernels take a tenth of their time in all of these runs: 22 req/s of 749 tokens are 264 TFLOP/s, more than one
-A100 prefills, so prefill was not what bound the paper's runs, and its times to the first token are left out there too.
-A highest rate is what is finished a second when 30 are offered.
+A highest rate is what is finished a second when 30 are offered. The knee is the highest rate, in halves, of which
+dedicated serving finishes all with every seed: beyond it a queue grows, and times to tokens say how long the run was.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from harness.engines import sim
-from harness.engines.costs import coefficients, quantities
-from harness.engines.machine import Config, Machine, Served, cluster, machine
-from harness.loop import system
-from harness.loop.replay import replay
-from harness.policy.actions import Action, Wake
-from harness.policy.events import Event, Woke
-from harness.policy.types import Batch, Gpus, Inst, Jobs, Plan, UserError
-from harness.policy.view import View
-from harness.rows import record
+from harness.engines.machine import Config, Served, cluster
+from harness.policy.chance import draw
+from harness.policy.types import Inst, UserError
+from harness.rows import record, requests
 from harness.rows.estimate import NONE
 from harness.rows.statistics import interval
-from harness.run import sources
-from harness.run.spec import Spec, digest
+from harness.run import sweep
+from harness.run.setup import Setup
+from harness.run.spec import Spec
 from harness.run.teller import Silent, Teller
 from harness.study.claims import Verdict, by_number, paper_text
 from harness.study.study import Claim
+from traces import schema
 from workloads.models import shape
 
 PAPER = "Weaver, USENIX ATC 2025"
 CLAIMS = Path(__file__).with_name("weaving.toml")
+RESULTS = Path("results")
 LENGTHS = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MODEL, HOST, MOST_TOKENS = "llama-3.1-8b", "vllm-0.6", 2048
-WARM_S, SPAN_S, LOOK_S = 50.0, 150.0, 1.0
-PREFILL = 0.1  # of a prefill kernel's time: see above
-SEEDS = 3
-HIGH_RPS = 30.0  # offered where a highest rate is measured
+COLD_RPS = 1.0
+WARM_S, WINDOW_S = 50.0, 200.0
+LONG_WARM_S, LONG_WINDOW_S = 200.0, 600.0  # where outputs have 1,024 tokens, which take a minute and more
+LATE_S = 40.0  # who arrives so shortly before the end may not end by then, and is not looked at
+SEEDS = 5
+KNEE_RPS = 12.0  # of dedicated serving on A100: at 12.5 one seed of five, at 13 three do not hold it
+HIGH_RPS, LONG_RPS = 30.0, 10.0  # offered where a highest rate is measured
+CONTROL_RPS = 2.0  # of figure 7a, which does not say its own; ours, CPU control being overloaded from 1 on
+RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 13.0, 14.0, 15.0, 18.0, 22.0)
+HELD = 0.98  # of the requests offered, by every seed, where a line of a figure has a point
 RATIOS = (0.05, 0.15, 0.25, 0.35, 0.4, 0.45, 0.5, 0.6)  # figure 5b
-OFF: Mapping[str, Any] = {"ratio": 0.0}
+KEYS = ("bound", "even", "input", "why", "name", "evidence", "comparable")  # of a claim, beside what it says
+TABLE1_TOKENS = (1024, 128)  # prompt and output of table 1
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A run: a system on a platform under a load."""
+class Run:
+    """A system on a platform under a load."""
 
     system: str = "weaver"
+    preset: str | None = None
     fields: tuple[tuple[str, Any], ...] = ()
     rps: float = 15.0  # of the hot model
     gpu: str = "a100-40g"
-    gpus: int = 4
-    tp: int = 1
     fixed: tuple[int, int] | None = None  # tokens of each request; None: Azure-Conv's
+
+    @property
+    def window_s(self) -> float:
+        """Seconds that count."""
+        return WINDOW_S if self.fixed is None else LONG_WINDOW_S
+
+    def at(self, rps: float) -> Run:
+        """The same at another rate of the hot model."""
+        return replace(self, rps=rps)
+
+    def spec(self, seed: int, out: Path) -> Spec:
+        """The run as a spec; its requests are written below `out`."""
+        return Spec(
+            self.system, self.preset, self.fields, gpu=self.gpu, gpus=4, host=HOST,
+            models="weaver-tp2" if self.system == "muxserve" else "weaver", served=MOST_TOKENS,
+            trace=str(written(self.rps, self.fixed, self.window_s, seed, out)), scaling="none", plan="trace", seed=seed,
+            window_s=self.window_s, warmup_s=WARM_S if self.fixed is None else LONG_WARM_S, drain_s=0.0, slo="",
+        )  # fmt: skip
 
 
 class Measured(NamedTuple):
-    """What a run gave; of requests that came and ended between the warm-up and 20 s before the end."""
+    """What a run gave; times are of requests that came in the window, `LATE_S` before its end, and ended in it."""
 
     hot_ms: float  # mean TPOT
     cold_ms: float
     cold_p99_ms: float
-    done_rps: float  # of the hot model, finished
-    batch: float  # of the hot model's decode steps
-    kv_hot: float  # of KV memory in use where the hot model decodes, and where the cold one does
-    kv_cold: float
+    hot_ttft_s: float  # mean
+    done_rps: float  # of the hot model, finished in the window
+    held: float  # of its requests that came, the share that ended
+    batch: float  # of its requests, those that are in a step at a time
+    kv_hot: float  # of the KV memory of the GPU where the hot model decodes, what is held; of requests that end in time
+    kv_cold: float  # and of that where the cold one does
 
 
-@dataclass
-class Watched:
-    """A system whose KV memory and batch are looked at each second."""
-
-    inner: Any
-    place: Gpus  # where the hot model decodes
-    seen: list[tuple[float, ...]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.hears, self.options = self.inner.hears | {Woke}, self.inner.options
-        self.uses = self.inner.uses | {"Wake"}
-
-    def on(self, event: Event, view: View) -> Iterable[Action]:
-        """The system's own answer, or a look."""
-        if event == Woke("look"):
-            kv = [sum(view.kv(m, g).used_bytes for m in ("cold", "hot")) for g in (0, 1)]
-            state = view.batch(Batch(Inst("hot", self.place)))
-            self.seen.append((view.now_s, state.steps, state.seq_steps, *kv))
-            yield Wake(view.now_s + LOOK_S, "look")
-            return
-        yield from self.inner.on(event, view)
-        if event == Woke("start"):
-            yield Wake(WARM_S, "look")
+# ------------------------------------------------------------------ a run
 
 
 @cache
 def lengths() -> NDArray[np.int32]:
-    """Prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens."""
+    """Prompt and output tokens of Azure-Conv's requests of at most 2,048 tokens, shape (requests, 2)."""
     folder = os.environ.get("TRACES_DIR", "")
     path = Path(folder) / LENGTHS
     if not path.is_file():
@@ -125,55 +124,65 @@ def lengths() -> NDArray[np.int32]:
     return np.array([row for row in rows if min(row) > 0 and sum(row) <= MOST_TOKENS], np.int32)
 
 
-def jobs(s: Setting, seed: int) -> Jobs:
-    """Poisson arrivals of both models."""
-    rng = np.random.default_rng(seed)
-    times = [np.sort(rng.uniform(0, SPAN_S, rng.poisson(rate * SPAN_S))) for rate in (1.0, s.rps)]
-    arrival_s, model = np.concatenate(times), np.repeat([0, 1], [len(t) for t in times])
-    order, n = np.argsort(arrival_s, kind="stable"), len(arrival_s)
-    drawn = lengths()[rng.integers(0, len(lengths()), n)] if s.fixed is None else np.tile(s.fixed, (n, 1))
-    never, prompt, output = np.full(n, math.inf), *(drawn[:, k].astype(np.int32) for k in (0, 1))
-    return Jobs(("cold", "hot"), arrival_s[order], model[order].astype(np.int32), prompt, output, never, never)
-
-
-def priced(s: Setting, config: Config) -> Machine:
-    """The platform, whose prefills are not what binds."""
-    found = machine(config)
-    host = found.host._replace(scale_prefill=PREFILL * found.host.scale_prefill)
-    rows = [(m.shape, m.tp) for m in config.models]
-    tables = coefficients.coefficients(rows, quantities.quantities(s.gpu), found.spec, host)
-    return found._replace(host=host, tables=tables)
-
-
 @cache
-def ran(s: Setting, seed: int) -> Measured:
-    """Run a setting once."""
-    its = shape(MODEL)._replace(max_tokens=MOST_TOKENS)
-    plan = {"cold": Plan(1.0, 750, 230, "the load"), "hot": Plan(s.rps, 750, 230, "the load")}
-    config = Config(
-        tuple(Served(m, its, s.tp) for m in plan), gpu=s.gpu, gpus=s.gpus, host=HOST, plan=plan, seed=seed,
-        noise=quantities.noise(s.gpu, HOST),
-    )  # fmt: skip
-    costs, load, make = priced(s, config), jobs(s, seed), system.find(s.system)
-    named: dict[str, Any] = dict(s.fields)
-    engine = sim.make(config, make(cluster(config, priced=costs), **named).options, costs)
-    watched = Watched(make(engine.cluster, **named), tuple(range(s.tp)))
-    replay(watched, engine, load, end_s=SPAN_S)
-    rows = pa.Table.from_batches(engine.rows())
-    stamps_s = {x: np.array(rows[f"{x}_ns"].to_pylist(), np.float64) / 1e9 for x in ("arrival", "first", "done")}
-    arrival, first, done = stamps_s.values()
-    tpot_ms = (done - first) / np.maximum(load.output_tokens - 1, 1) * 1e3
-    ended = np.array(rows["state"].to_pylist()) == "done"
-    whole = (arrival > WARM_S) & (arrival < SPAN_S - 20) & ended & (load.output_tokens > 1)
-    hot, cold = tpot_ms[whole & (load.model == 1)], tpot_ms[whole & (load.model == 0)]
-    seen = np.array(watched.seen)
-    steps, tokens = seen[-1, 1:3] - seen[0, 1:3]
-    room = [engine.cluster.gpus[g].mem_bytes - engine.cluster.models["hot"].weight_bytes for g in (0, 1)]
+def written(rps: float, fixed: tuple[int, int] | None, span_s: float, seed: int, out: Path) -> Path:
+    """Write Poisson arrivals of both models as a trace of one window; returns its path."""
+    rng = np.random.default_rng(seed)
+    times = [np.sort(rng.uniform(0, span_s, rng.poisson(rate * span_s))) for rate in (COLD_RPS, rps)]
+    arrival_s, model = np.concatenate(times), np.repeat(["cold", "hot"], [len(t) for t in times])
+    order, n = np.argsort(arrival_s, kind="stable"), len(arrival_s)
+    drawn = lengths()[rng.integers(0, len(lengths()), n)] if fixed is None else np.tile(fixed, (n, 1))
+    columns = {
+        "request_id": np.arange(n), "arrival_s": arrival_s[order], "model": model[order].tolist(),
+        "prompt_tokens": drawn[:, 0], "output_tokens": drawn[:, 1],
+    }  # fmt: skip
+    note = "Poisson arrivals of a hot and a cold model" + ("" if fixed else ", lengths of Azure-Conv")
+    name = f"weaver-{rps:g}-{seed}" + (f"-{fixed[0]}-{fixed[1]}" if fixed else "")
+    path = out / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    schema.write(schema.table(columns, {"name": name, "tier": "synthetic", "span_s": span_s, "note": note}), path)
+    return path
+
+
+def measured(spec: Spec, folder: Path) -> Measured:
+    """What a run gave, by its rows alone: batches and KV by Little's law, of requests that end in the window."""
+    table = record.read(folder)
+    rows = requests.rows(table)
+    hot, cold = (rows.model == rows.models.index(name) for name in ("hot", "cold"))
+    window_s = spec.window_s or 0.0
+    done_s = rows.arrival_s + rows.e2e_s
+    came = (rows.arrival_s >= 0) & (rows.arrival_s < window_s - LATE_S)
+    whole = came & rows.done & (rows.output_tokens > 1)
+    tpot_ms = (rows.e2e_s - rows.ttft_s) / np.maximum(rows.output_tokens - 1, 1) * 1e3
+    ended = rows.done & (done_s >= 0)  # in the window, after which nothing runs
+    after_s = dict(zip(record.WAITS, (rows.waits_s - rows.ttft_waits_s).T, strict=True))  # their first token
+    in_steps_s = after_s["compute"] + after_s["contention"] + after_s["time_slice"]
+    here_s = rows.e2e_s - rows.ttft_s - after_s["transfer"] - after_s["kv"]
+    held = np.where(ended, here_s * (rows.prompt_tokens + rows.output_tokens / 2), 0.0) * _token_share(spec)
+    far = np.array([draw(0, int(rid)) < _ratio(spec) for rid in table["id"].to_pylist()]) & hot
     return Measured(
-        mean(hot), mean(cold), float(np.percentile(cold, 99)) if len(cold) else math.nan,
-        float((ended & (done > WARM_S) & (load.model == 1)).sum() / (SPAN_S - WARM_S)), float(tokens / max(1.0, steps)),
-        *(float(seen[:, 3 + g].mean() / room[g]) for g in (0, 1)),
-    )  # fmt: skip
+        hot_ms=mean(tpot_ms[whole & hot]),
+        cold_ms=mean(tpot_ms[whole & cold]),
+        cold_p99_ms=float(np.percentile(tpot_ms[whole & cold], 99)),
+        hot_ttft_s=mean(rows.ttft_s[whole & hot]),
+        done_rps=float((ended & hot).sum() / window_s),
+        held=float(rows.done[came & hot].mean()),
+        batch=float(in_steps_s[ended & hot].sum() / window_s),
+        kv_hot=float(held[hot & ~far].sum() / window_s),
+        kv_cold=float(held[far | cold].sum() / window_s),
+    )
+
+
+def _ratio(spec: Spec) -> float:
+    """The share of the hot model's requests whose KV lies elsewhere."""
+    return float(Setup(spec).keywords.get("ratio", 0.45)) if spec.system == "weaver" else 0.0
+
+
+def _token_share(spec: Spec) -> float:
+    """The part of a decode GPU's KV memory that a token takes."""
+    found = Setup(spec).cluster
+    model = found.models["hot"]
+    return model.kv_token_bytes / (found.gpus[0].mem_bytes - model.weight_bytes)
 
 
 def mean(x: NDArray[np.float64]) -> float:
@@ -181,80 +190,131 @@ def mean(x: NDArray[np.float64]) -> float:
     return float(x.mean()) if len(x) else math.nan
 
 
+def tokens_per_s(batch: int, tp: int, gpu: str = "a100-40g") -> float:
+    """Tokens a second of two GPUs as table 1 has them: two instances with a batch each, or one of TP2 with one.
+
+    Of decode steps alone. At batch 128 the paper's 8,011 tokens/s leave 4.1 s for 128 requests of 128 tokens on each
+    GPU; their prompts, 131,072 tokens of 2 x 6.98e9 FLOP, would take 5.9 s at the card's peak.
+    """
+    prompt, output = TABLE1_TOKENS
+    config = Config((Served("m", shape(MODEL), 1, degrees=(2,)),), gpu=gpu, gpus=2, host=HOST)
+    inst, profile = Inst("m", tuple(range(tp))), cluster(config).profile
+    seconds = sum(profile.step_s(inst, batch, batch * (prompt + k)) for k in range(1, output))
+    return 2 / tp * batch * (output - 1) / seconds
+
+
+def tp2_loss(batch: int) -> float:
+    """The part of two instances' throughput that TP2 loses (table 1)."""
+    return 1 - tokens_per_s(batch, 2) / tokens_per_s(batch, 1)
+
+
 # ------------------------------------------------------------------ what the claims are about
 
-
-def weaver(rps: float, seed: int, **fields: Any) -> Measured:
-    """Weaver on two decode GPUs and two that prefill."""
-    return ran(Setting(fields=tuple(sorted(fields.items())), rps=rps), seed)
-
-
-def beside(rps: float, seed: int, **over: Any) -> Measured:
-    """Weaver on the two GPUs that MuxServe has."""
-    return ran(replace(Setting(fields=(("prefill", "beside"),), rps=rps, gpus=2), **over), seed)
-
-
-def muxserve(rps: float, seed: int, sharing: str = "fluid", **over: Any) -> Measured:
-    """MuxServe with both models on both GPUs; blocks of KV that both share, as Weaver's, and no quotas."""
-    named = (("kv", "paged"), ("quotas", "none"), ("sharing", sharing))
-    return ran(replace(Setting("muxserve", named, rps=rps, gpus=2, tp=2), **over), seed)
-
-
-def tp2_loss(batch: int, gpu: str = "a100-40g") -> float:
-    """Part of what two instances decode a second that one with TP2 does not, each at this batch (1,024 + 64 tokens)."""
-    config = Config((Served("m", shape(MODEL), 1, degrees=(2,)),), gpu=gpu, gpus=2, host=HOST)
-    profile = cluster(config).profile
-    one, both = (profile.step_s(Inst("m", place), batch, batch * 1088) for place in ((0,), (0, 1)))
-    return 1 - one / both / 2
-
-
-def best_ratio(seed: int) -> float:
-    """The ratio of the least TPOT at 15 req/s."""
-    return min(RATIOS, key=lambda ratio: weaver(15.0, seed, ratio=ratio).hot_ms)
-
-
+WEAVER, OFF = Run(), Run(preset="off")
+MUXSERVE = Run("muxserve", "weaver")  # as the artifact has it: half of the SMs for each model's decodes
+TEMPORAL = Run("muxserve", "temporal", (("kv", "paged"), ("prefill", "apart")))
 LONG = (512, 1024)
-MEASURES: Mapping[str, Callable[[int], float]] = {
-    "tp2_loss_16": lambda _: tp2_loss(16),
-    "tp2_loss_128": lambda _: tp2_loss(128),
-    "dedicated_rps": lambda seed: weaver(HIGH_RPS, seed, **OFF).done_rps,
-    "weaver_rps": lambda seed: weaver(HIGH_RPS, seed).done_rps,
-    "gain_dedicated": lambda seed: weaver(HIGH_RPS, seed).done_rps / weaver(HIGH_RPS, seed, **OFF).done_rps,
-    "dedicated_batch": lambda seed: weaver(15.0, seed, **OFF).batch,
-    "dedicated_kv": lambda seed: weaver(15.0, seed, **OFF).kv_hot,
-    "weaver_kv_hot": lambda seed: weaver(15.0, seed).kv_hot,
-    "weaver_kv_cold": lambda seed: weaver(15.0, seed).kv_cold,
-    "weaver_batch": lambda seed: weaver(HIGH_RPS, seed).batch,
-    "tpot_knee": lambda seed: weaver(13.0, seed).hot_ms / weaver(13.0, seed, **OFF).hot_ms,
-    "tpot_low": lambda seed: weaver(2.0, seed).hot_ms / weaver(2.0, seed, **OFF).hot_ms,
-    "cold_low": lambda seed: weaver(2.0, seed).cold_ms / weaver(2.0, seed, **OFF).cold_ms,
-    "cold_high_ms": lambda seed: weaver(15.0, seed).cold_ms - weaver(15.0, seed, **OFF).cold_ms,
-    "cold_p99_ms": lambda seed: weaver(15.0, seed).cold_p99_ms,
-    "gain_muxserve": lambda seed: beside(HIGH_RPS, seed).done_rps / muxserve(HIGH_RPS, seed).done_rps,
-    "gain_temporal": lambda seed: beside(HIGH_RPS, seed).done_rps / muxserve(HIGH_RPS, seed, "turns").done_rps,
-    "gain_temporal_l40s": lambda seed: (
-        beside(HIGH_RPS, seed, gpu="l40s").done_rps / muxserve(HIGH_RPS, seed, "turns", gpu="l40s").done_rps
-    ),
-    "tpot_muxserve": lambda seed: beside(10.0, seed).hot_ms / muxserve(10.0, seed).hot_ms,
-    "tpot_temporal": lambda seed: beside(10.0, seed).hot_ms / muxserve(10.0, seed, "turns").hot_ms,
-    "best_ratio": best_ratio,
-    "cold_half_ms": lambda seed: weaver(15.0, seed, ratio=0.5).cold_ms - weaver(15.0, seed, **OFF).cold_ms,
-    "gain_long": lambda seed: (
-        beside(HIGH_RPS, seed, fixed=LONG).done_rps / muxserve(HIGH_RPS, seed, fixed=LONG).done_rps
-    ),
-    "cpu_ms": lambda seed: weaver(5.0, seed, control="cpu", split=False).hot_ms,
-    "gpu_gain": lambda seed: (
-        weaver(5.0, seed, control="cpu", split=False).hot_ms / weaver(5.0, seed, split=False).hot_ms
-    ),
-    "split_gain": lambda seed: weaver(5.0, seed).hot_ms / weaver(5.0, seed, split=False).hot_ms,
-    "splits_ms": lambda seed: weaver(5.0, seed).cold_ms - weaver(5.0, seed, split=False).cold_ms,
-    "polls_ms": lambda seed: weaver(0.5, seed, split=False).cold_ms - weaver(0.5, seed, **OFF).cold_ms,
+# Section 5.3, figure 7a: Azure-Conv on L40S
+ON_L40S = Run(rps=CONTROL_RPS, gpu="l40s")
+CPU, UNSPLIT, OFF_L40S = (replace(ON_L40S, preset=preset) for preset in ("cpu", "unsplit", "off"))
+
+
+class Measure(NamedTuple):
+    """A number of some runs with one seed."""
+
+    runs: tuple[Run, ...]
+    value: Callable[..., float]  # of what they gave, in their order
+
+
+def high(run: Run, **over: Any) -> Run:
+    """A run that is offered more than it can serve."""
+    run = replace(run, **over)
+    return run.at(HIGH_RPS if run.fixed is None else LONG_RPS)
+
+
+def gain(one: Run, other: Run) -> Measure:
+    """A ratio of highest rates."""
+    return Measure((high(one), high(other)), lambda a, b: a.done_rps / b.done_rps)
+
+
+def shared(ratio: float, rps: float = 15.0) -> Run:
+    """Weaver with another share of its requests elsewhere."""
+    return Run(fields=(("ratio", ratio),), rps=rps)
+
+
+def at_knee(run: Run, value: Callable[..., float]) -> Measure:
+    """Something of a run, and of dedicated serving, at the knee of the latter."""
+    return Measure((run.at(KNEE_RPS), OFF.at(KNEE_RPS)), value)
+
+
+def best(*each: Measured) -> float:
+    """The ratio of the least TPOT of the hot model."""
+    return min(zip(RATIOS, each, strict=True), key=lambda one: one[1].hot_ms)[0]
+
+
+def over(name: str) -> Callable[[Measured, Measured], float]:
+    """A field of one run over that of another."""
+    return lambda a, b: getattr(a, name) / getattr(b, name)
+
+
+def more(name: str) -> Callable[[Measured, Measured], float]:
+    """By how much a field of one run exceeds that of another."""
+    return lambda a, b: getattr(a, name) - getattr(b, name)
+
+
+def own(name: str) -> Callable[..., float]:
+    """A field of the first of some runs."""
+    return lambda a, *_: getattr(a, name)
+
+
+MEASURES: Mapping[str, Measure] = {
+    **{f"tp2_loss_{b}": Measure((), lambda b=b: tp2_loss(b)) for b in (16, 128)},
+    **{f"separate_tps_{b}": Measure((), lambda b=b: tokens_per_s(b, 1)) for b in (16, 128)},
+    "dedicated_rps": Measure((high(OFF),), own("done_rps")),
+    "weaver_rps": Measure((high(WEAVER),), own("done_rps")),
+    "gain_dedicated": gain(WEAVER, OFF),
+    "dedicated_batch": at_knee(OFF, own("batch")),
+    "dedicated_kv": at_knee(OFF, own("kv_hot")),
+    "weaver_kv_hot": Measure((WEAVER,), own("kv_hot")),
+    "weaver_kv_cold": Measure((WEAVER,), own("kv_cold")),
+    "weaver_batch": Measure((high(WEAVER),), own("batch")),
+    "tpot_knee": at_knee(WEAVER, over("hot_ms")),
+    "tpot_low": Measure((WEAVER.at(2.0), OFF.at(2.0)), over("hot_ms")),
+    "cold_low": Measure((WEAVER.at(2.0), OFF.at(2.0)), over("cold_ms")),
+    "cold_high_ms": Measure((WEAVER, OFF), more("cold_ms")),
+    "cold_p99_ms": Measure((WEAVER,), own("cold_p99_ms")),
+    "cold_p99_more_ms": Measure((WEAVER,), lambda a: a.cold_p99_ms - a.cold_ms),
+    "gain_muxserve": gain(WEAVER, MUXSERVE),
+    "gain_temporal": gain(WEAVER, TEMPORAL),
+    "gain_temporal_l40s": gain(ON_L40S, replace(TEMPORAL, gpu="l40s")),
+    "tpot_muxserve": Measure((WEAVER.at(10.0), MUXSERVE.at(10.0)), over("hot_ms")),
+    "tpot_temporal": Measure((WEAVER.at(10.0), TEMPORAL.at(10.0)), over("hot_ms")),
+    "cold_temporal": Measure((WEAVER.at(10.0), TEMPORAL.at(10.0)), over("cold_ms")),
+    "best_ratio": Measure(tuple(shared(ratio) for ratio in RATIOS), best),
+    "tpot_half": at_knee(shared(0.5), over("hot_ms")),
+    "cold_half_ms": Measure((shared(0.5), OFF), more("cold_ms")),
+    "gain_long": gain(replace(WEAVER, fixed=LONG), replace(MUXSERVE, fixed=LONG)),
+    "cold_long_ms": Measure((high(WEAVER, fixed=LONG), high(OFF, fixed=LONG)), more("cold_ms")),
+    "cpu_ms": Measure((CPU,), own("hot_ms")),
+    "gpu_ms": Measure((UNSPLIT,), own("hot_ms")),
+    "split_gain": Measure((ON_L40S, UNSPLIT), over("hot_ms")),
+    "splits_ms": Measure((ON_L40S, UNSPLIT), more("cold_ms")),
+    "polls_ms": Measure((UNSPLIT, OFF_L40S), more("cold_ms")),
+    "ttft_muxserve": Measure((WEAVER.at(10.0), MUXSERVE.at(10.0)), over("hot_ttft_s")),
 }
 
 
 # ------------------------------------------------------------------ what the figures show
 
-RATES = (2.0, 5.0, 8.0, 10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0)
+
+class Shown(NamedTuple):
+    """A point of a figure, for each seed."""
+
+    panel: str
+    series: str
+    x: float  # requests a second, or the share that is offloaded; 0 where the panel has bars
+    run: Run
+    field: str  # of `Measured`
 
 
 class Point(NamedTuple):
@@ -262,46 +322,53 @@ class Point(NamedTuple):
 
     panel: str
     series: str
-    x: float  # requests a second, or the share that is offloaded; 0 where the panel has bars
+    x: float
     seed: int
     value: float  # TPOT in ms, or requests a second
 
 
-def curves(seeds: int = SEEDS) -> Iterator[Point]:
-    """Figures 4 to 7, as far as one trace and one platform show them."""
-    for seed in range(seeds):
-        for rps in RATES:
-            for name, fields in (("Weaver", {}), ("dedicated", OFF)):
-                one = weaver(rps, seed, **fields)
-                yield Point("hot", name, rps, seed, one.hot_ms)
-                yield Point("cold", name, rps, seed, one.cold_ms)
-            yield Point("muxserve", "Weaver", rps, seed, beside(rps, seed).hot_ms)
-            yield Point("muxserve", "MuxServe", rps, seed, muxserve(rps, seed).hot_ms)
-            yield Point("muxserve", "MuxServe-Temporal", rps, seed, muxserve(rps, seed, "turns").hot_ms)
-        for ratio in RATIOS:
-            one = weaver(15.0, seed, ratio=ratio)
-            yield Point("share", "hot model", ratio, seed, one.hot_ms)
-            yield Point("share", "cold model", ratio, seed, one.cold_ms)
-        for name, done in HIGHEST.items():
-            yield Point("highest", name, 0.0, seed, done(seed).done_rps)
-        for name, fields in CONTROLS.items():
-            yield Point("control", name, 0.0, seed, weaver(5.0, seed, **fields).hot_ms)
+def shown() -> Iterator[Shown]:
+    """Figures 4 to 7, as far as one trace shows them."""
+    for rps in RATES:
+        for name, run in (("Weaver", WEAVER), ("dedicated", OFF)):
+            yield Shown("hot", name, rps, run.at(rps), "hot_ms")
+            yield Shown("cold", name, rps, run.at(rps), "cold_ms")
+        for name, run in (("Weaver", WEAVER), ("MuxServe", MUXSERVE), ("MuxServe-Temporal", TEMPORAL)):
+            yield Shown("muxserve", name, rps, run.at(rps), "hot_ms")
+    for ratio in RATIOS:
+        yield Shown("share", "hot model", ratio, shared(ratio), "hot_ms")
+        yield Shown("share", "cold model", ratio, shared(ratio), "cold_ms")
+    for name, run in HIGHEST.items():
+        yield Shown("highest", name, 0.0, high(run), "done_rps")
+    for name, run in (("CPU", CPU), ("GPU", UNSPLIT), ("GPU, split", ON_L40S)):
+        yield Shown("control", name, 0.0, run, "hot_ms")
 
 
-HIGHEST: Mapping[str, Callable[[int], Measured]] = {
-    "dedicated": lambda seed: weaver(HIGH_RPS, seed, **OFF),
-    "Weaver": lambda seed: weaver(HIGH_RPS, seed),
-    "Weaver, 2 GPUs": lambda seed: beside(HIGH_RPS, seed),
-    "MuxServe": lambda seed: muxserve(HIGH_RPS, seed),
-    "MuxServe-Temporal": lambda seed: muxserve(HIGH_RPS, seed, "turns"),
-    "Weaver, long outputs": lambda seed: beside(HIGH_RPS, seed, fixed=LONG),
-    "MuxServe, long outputs": lambda seed: muxserve(HIGH_RPS, seed, fixed=LONG),
-}
-CONTROLS: Mapping[str, Mapping[str, Any]] = {
-    "CPU": {"control": "cpu", "split": False},
-    "GPU": {"split": False},
-    "GPU, split": {},
-}
+HIGHEST: Mapping[str, Run] = {
+    "dedicated": OFF, "Weaver": WEAVER, "MuxServe": MUXSERVE, "MuxServe-Temporal": TEMPORAL,
+    "Weaver, long outputs": replace(WEAVER, fixed=LONG), "MuxServe, long outputs": replace(MUXSERVE, fixed=LONG),
+}  # fmt: skip
+
+
+# ------------------------------------------------------------------ all of it
+
+Found = Mapping[tuple[Run, int], Measured]  # by run and seed
+
+
+def ran(
+    runs: Iterable[Run], seeds: int, out: Path, *, workers: int | None = None, teller: Teller | None = None
+) -> Found:
+    """Run what does not stand in `out`, with each seed; what each gave."""
+    keys = [(run, seed) for run in dict.fromkeys(runs) for seed in range(seeds)]
+    specs = [run.spec(seed, out) for run, seed in keys]
+    folders = sweep.sweep(specs, out, workers=workers, teller=teller or Silent(), what="weaver")
+    return {key: measured(spec, folder) for key, spec, folder in zip(keys, specs, folders, strict=True)}
+
+
+def values(name: str, found: Found, seeds: int) -> list[float]:
+    """What a measure gives, by seed."""
+    one = MEASURES[name]
+    return [one.value(*(found[run, seed] for run in one.runs)) for seed in range(seeds)]
 
 
 class Line(NamedTuple):
@@ -311,57 +378,53 @@ class Line(NamedTuple):
     verdict: Verdict
 
 
-def lines(seeds: int = SEEDS, *, out: Path | None = None, teller: Teller | None = None) -> Iterator[Line]:
-    """Every claim with its verdict; with `out` what is measured is kept there."""
+def lines(
+    seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
+) -> Iterator[Line]:
+    """Every claim with its verdict; runs are kept in `out`."""
     stated = tomllib.loads(CLAIMS.read_text("utf-8"))["claim"]
-    names = [claim["measure"] for claim in stated if "measure" in claim]
-    values = measured(names, seeds, teller or Silent()) if out is None else kept(names, seeds, out, teller or Silent())
+    runs = chain.from_iterable(MEASURES[claim["measure"]].runs for claim in stated if "measure" in claim)
+    found = ran(runs, seeds, out / "weaver", workers=workers, teller=teller)
     for one in stated:
         paper = tuple(one["paper"]) if isinstance(one["paper"], list) else one["paper"]
-        rest = {key: one[key] for key in ("bound", "even", "input", "why", "name", "evidence") if key in one}
+        rest = {key: one[key] for key in KEYS if key in one}
         claim = Claim("measure", "weaver", subject=one["says"], paper=paper, **rest)
         if "lacks" in one:
             yield Line(one["section"], Verdict(claim, None, None, NONE, "not testable", NONE, f"lacks {one['lacks']}"))
             continue
-        yield Line(one["section"], by_number(claim, None, interval(values[one["measure"]])))
+        yield Line(one["section"], by_number(claim, None, interval(values(one["measure"], found, seeds))))
 
 
-def measured(names: Iterable[str], seeds: int, teller: Teller) -> dict[str, list[float]]:
-    """What measures give, by seed."""
-    found, asked = dict[str, list[float]](), list(dict.fromkeys(names))
-    for k, name in enumerate(asked):
-        teller.progress("measures", k, len(asked))
-        found[name] = [MEASURES[name](seed) for seed in range(seeds)]
-    teller.progress("measures", len(asked), len(asked))
-    return found
+def curves(
+    seeds: int = SEEDS, *, out: Path = RESULTS, workers: int | None = None, teller: Teller | None = None
+) -> Iterator[Point]:
+    """The points of the figures; of a line as far as what is offered is served."""
+    every = list(shown())
+    found = ran((one.run for one in every), seeds, out / "weaver", workers=workers, teller=teller)
+    for one in every:
+        given = [found[one.run, seed] for seed in range(seeds)]
+        if one.x and min(x.held for x in given) < HELD:
+            continue  # beyond its knee times to tokens say how long the run was
+        yield from (Point(one.panel, one.series, one.x, s, getattr(x, one.field)) for s, x in enumerate(given))
 
 
-def kept(names: Sequence[str], seeds: int, out: Path, teller: Teller) -> dict[str, list[float]]:
-    """The same as stored in `out`; measured anew only where a source or the lengths changed."""
-    code = [sources.code(Spec(name)) for name in ("weaver", "muxserve")]
-    key = digest(record.dumps([code, sources.scoring(__file__), seeds, sorted(names), lengths().tolist()]))
-    path = out / f"weaving-{key}" / "measures.json"
-    with suppress(OSError, ValueError):  # whatever stands there, it is made anew
-        found: dict[str, list[float]] = json.loads(path.read_text("utf-8"))
-        return found
-    found = measured(names, seeds, teller)
-    record.write_bytes(path, record.dumps(found).encode())
-    return found
-
-
-def main(out: Path | None = None) -> None:
-    """Print the claims; write them, and the points of the figures, as tables."""
-    every = list(lines())
+def main(out: Path | None = None, results: Path = RESULTS) -> None:
+    """Print the claims; write them, and the points of the figures, as tables below `out`."""
+    every = list(lines(out=results))
     for section, v in every:
-        paper, why = paper_text(v.claim), v.note or v.claim.why
+        paper, why = paper_text(v.claim), reason(v)
         print(f"{v.says:12} {paper:>12}  here {v.text:24} {v.claim.subject} ({section})")
         if why:
             print(f"{'':12} {why}")
     if out is not None:
-        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says,
-                 v.note or v.claim.why) for section, v in every)  # fmt: skip
+        rows = ((v.claim.subject, section, paper_text(v.claim), v.text, v.says, reason(v)) for section, v in every)
         _write(out / "weaver-claims.csv", ("claim", "section", "paper", "here", "verdict", "why"), rows)
-        _write(out / "weaver.csv", Point._fields, curves())
+        _write(out / "weaver.csv", Point._fields, curves(out=results))
+
+
+def reason(v: Verdict) -> str:
+    """Why ours differs, or what a comparison lacks."""
+    return v.note or v.claim.why
 
 
 def _write(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -376,7 +439,8 @@ if __name__ == "__main__":
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     try:
-        main(parser.parse_args().out)
+        main(**vars(parser.parse_args()))
     except UserError as error:
         raise SystemExit(f"error: {error}") from None

@@ -25,7 +25,7 @@ OUT, QUEUED, LOADING, IN, DRAINING, LEAVING = range(6)
 # kinds of a lane's step in flight
 IDLE, STEP, SPAN = range(3)
 # kinds of a lane in slot 0; slot 1 is always "decode"
-MIXED, PREFILL = range(2)
+PREFILL, MIXED = 1, 0
 # lists of a batch
 WAITING, RUNNING, PARKED, ELSEWHERE = range(4)
 # kinds of a transfer, and where it stands
@@ -42,7 +42,7 @@ TIME, STEPS, EMPTY, STUCK = range(4)
 # what `advance` says
 NOTHING, TOLD, GROW, OVER = range(4)
 # caps on a step that keep members, or tokens of theirs, out of it: bits
-BY_CAP, BY_CHUNK, BY_PREFILL = 1, 2, 4
+BY_CAP, BY_PREFILL, BY_CHUNK = 1, 4, 2
 # what waits for the next boundary of a request's lane
 P_NONE, P_ADMIT, P_DROP, P_MOVE, P_DISCARD = range(5)
 
