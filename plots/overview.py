@@ -32,6 +32,7 @@ ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.24, 0.36  # heights of a system's row, and a
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
+AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
@@ -103,7 +104,8 @@ def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
     """What a paper states of a panel in numbers."""
     return [claim for claim in facts["claims"]
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
-            and claim.get("comparable", True) and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
+            and claim.get("comparable", True) and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
+            and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
@@ -133,7 +135,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
 
 def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
     """The systems' rows of each cell; standings are corrected together (Holm)."""
-    found = [list(_rows(table, facts, cell)) for cell in shown]
+    found = [_rows(table, facts, cell) for cell in shown]
     judged = [row for own in found for row in own if row.standing is not None]
     standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
     for row, standing in zip(judged, standings, strict=True):
@@ -141,11 +143,11 @@ def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]
     return found
 
 
-def _rows(table: pa.Table, facts: Facts, cell: Cell) -> Iterator[Row]:
+def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
     level, first = facts["level"], facts["systems"][0]
     parts = [crossings.of_panel(table, panel) for panel in cell.panels]
     sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
-    at: dict[str, Crossing] = {}
+    at, found = dict[str, Crossing](), list[Row]()
     for label in facts["systems"]:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
@@ -159,20 +161,27 @@ def _rows(table: pa.Table, facts: Facts, cell: Cell) -> Iterator[Row]:
             row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
         if row.at is not None:
             at[label] = row.at
-        row.paper = list(_papers(label, cell, at, facts))
-        yield row
+        found.append(row)
+    for row in found:
+        row.paper = list(_papers(row.label, cell, at, facts))
+    return found
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
     """The x at which the paper's numbers put a system: its crossing, or ours of another system over its ratio."""
+    static = [name for name in at if name.partition(":")[0] == "static"]
+    best = max(static, key=lambda name: at[name].at.mean, default="")
     for claim in _claims(cell.any, facts):
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
         if (claim["definition"] or facts["definitions"][0]) != cell.definition:
             continue
-        if not claim["over"] and claim["system"] == label:
+        systems, others = ([best if name.startswith("best static") else name for name in AND_OR.split(claim[key])]
+                           for key in ("system", "over"))  # fmt: skip
+        first = next((name for name in systems if name in at), "")
+        if not claim["over"] and label in systems:
             yield min(ends), max(ends)
-        elif claim["over"] == label and claim["system"] in at and min(ends) > 0:
-            ours = at[claim["system"]].at.mean
+        elif label in others and first and min(ends) > 0:
+            ours = at[first].at.mean
             yield ours / max(ends), ours / min(ends)
 
 
@@ -220,7 +229,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     most = [max(len(found[k]) for k in line) for line in lines]
     figure = Figure(figsize=(style.PAGE_IN, 1))
-    text, foot = style.foot(_caption(table, facts, note), 178)
+    text, foot = style.foot(_caption(table, facts, found, note), 178)
     top = style.legend(figure, _handles(found), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
                        labelspacing=0.3)  # fmt: skip
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
@@ -368,8 +377,10 @@ def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
     return handles
 
 
-def _caption(table: pa.Table, facts: Facts, note: str) -> str:
-    flat = "points: differences of attainment at three rates, where curves are flat."
+def _caption(table: pa.Table, facts: Facts, found: Sequence[Sequence[Row]], note: str) -> str:
+    every = [row.standing for own in found for row in own if row.standing is not None]
+    flat = "Points: differences of attainment at three rates, where curves are flat."
+    points = any(one.differences and (one.flat or one.ratio is None) for one in every)
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED, note, cases * halves, flat.capitalize())
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat * points)

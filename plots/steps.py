@@ -13,6 +13,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.policy.types import UserError
 from harness.rows import crossings
+from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
 from plots import style, verdicts
 from plots.caption import CORRECTED, Facts, asked, brief, caption

@@ -95,6 +95,15 @@ def test_a_row_has_its_crossing_the_halves_and_the_papers_mark() -> None:
     assert static.standing.says == "ahead"
 
 
+def test_a_papers_ratio_to_the_best_static_stands_at_the_one_that_crosses_highest() -> None:
+    facts = about("lines", FITTED, systems=["prism", "static", "static:rate"],
+                  claims=[claim("ratio", "gone or prism", "best static and static", paper=[2.0, 4.0])])  # fmt: skip
+    table = measured(*curve("open", {"prism": 8.0, "static": 2.0, "static:rate": 3.0}))
+    (own,) = overview.rows(table, facts, overview.chosen(table, facts))
+    span = pytest.approx((2.0, 4.0), rel=0.02)
+    assert {row.label: row.paper for row in own} == {"prism": [], "static": [span], "static:rate": [span]}
+
+
 def test_beside_a_row_stands_who_is_ahead_and_halves_have_neither_interval_nor_verdict() -> None:
     figure = drawn()
     assert [text for text in said(figure) if text.startswith("+ ")] == [
