@@ -16,6 +16,7 @@ Facts = Mapping[str, Any]  # of a study, as the footer of its table has them
 Panel = Mapping[str, Any]
 WORDS = 60  # of the caption of a picture
 CORRECTED = "Verdicts are corrected together (Holm)."
+POINTS = "Points: differences of attainment at three rates, where curves are flat."
 
 
 def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:

@@ -35,7 +35,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     if not own:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
     names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("condition", "ratio"))
-    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
+    text, foot = style.foot(caption_of_ratios(table, facts, note, own), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = _handles({row["standing"] for row in own})

@@ -19,7 +19,7 @@ from harness.rows import crossings, tidy
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
 from plots import style, verdicts
-from plots.caption import CORRECTED, Facts, Panel, brief
+from plots.caption import CORRECTED, POINTS, Facts, Panel, brief
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -379,8 +379,7 @@ def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
 
 def _caption(table: pa.Table, facts: Facts, found: Sequence[Sequence[Row]], note: str) -> str:
     every = [row.standing for own in found for row in own if row.standing is not None]
-    flat = "Points: differences of attainment at three rates, where curves are flat."
     points = any(one.differences and (one.flat or one.ratio is None) for one in every)
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat * points)
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, POINTS * points)

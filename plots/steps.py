@@ -16,7 +16,7 @@ from harness.rows import crossings
 from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
 from plots import style, verdicts
-from plots.caption import CORRECTED, Facts, asked, brief, caption
+from plots.caption import CORRECTED, POINTS, Facts, asked, brief, caption
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # by where an assumption comes from; "": the start
 MARKERS: Mapping[str, str] = {"": "D", "paper states": "o", "released code": "s", "unknown": "^"}
 TOGETHER, ALONE, PAPER, EQUAL = style.BLUE, style.ORANGE, "#202020", "#909090"
-ROW_IN, WORDS_IN = 0.3, 0.92  # height of a step, and width of what is said beside it
+ROW_IN, WORDS_IN = 0.3, 1.12  # height of a step, and width of what is said beside it
 ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from the middle of its step
 MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
 
@@ -70,11 +70,11 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
         raise UserError("nothing to draw: no condition has a ratio")
     names = list(dict.fromkeys(panel["name"] for panel in facts["panels"]))
     labels = list(dict.fromkeys(row["ratio"] for row in shown))
-    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
+    text, foot = style.foot(caption_of_ratios(table, facts, note, shown), 178)
     foot += 0.46
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles: list[Line2D | Patch] = [
-        *_handles({row["origin"] for row in shown}),
+        *_handles(shown),
         *verdicts.handles({row["standing"] for row in shown}),
     ]
     height = style.legend(figure, handles, 7, handlelength=1.8, columnspacing=1.2) + 0.06 + ROW_IN * len(names) + foot
@@ -91,13 +91,17 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     return figure
 
 
-def _handles(origins: set[str]) -> list[Line2D]:
+def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Line2D]:
+    """What is drawn, and nothing else."""
+    origins = {row["origin"] for row in shown}
+    alone = [Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this alone")]
+    paper = [Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper")]
     return [
         Line2D([], [], color=TOGETHER, marker="D", label="all steps so far"),
-        Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this alone"),
+        *alone * any(row["kind"] == "alone" for row in shown),
         *(Line2D([], [], color="#606060", marker=MARKERS[x], linestyle="none", label=x)
           for x in MARKERS if x and x in origins),
-        Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper"),
+        *paper * any(row["paper"] is not None for row in shown),
         Line2D([], [], color=EQUAL, linewidth=0.9, label="equal"),
     ]  # fmt: skip
 
@@ -160,9 +164,10 @@ def told(table: pa.Table, facts: Facts, note: str = "") -> str:
     return caption(table, facts, "mean and 95 % interval", _what(facts), *asked(table, facts), CORRECTED, note=note)
 
 
-def caption_of_ratios(table: pa.Table, facts: Facts, note: str) -> str:
+def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
     """Say in few words what is drawn."""
-    return brief(table, facts, _what(facts), CORRECTED, note, *asked(table, facts), "Intervals are 95 %.")
+    flat = POINTS * any(row["flat"] and row["gaps"] for row in shown)
+    return brief(table, facts, _what(facts), CORRECTED, note, flat, *asked(table, facts), "Intervals are 95 %.")
 
 
 def _what(facts: Facts) -> str:
