@@ -170,7 +170,7 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
             "0.00 [-0.08, 0.08] at 32.0: ahead"),
         ),
         (  # the flat curve is worse below the level and better above
-            {"a": curve(4.0, 1.0), "b": curve(4.0)},
+            {"a": curve(4.0, 0.5), "b": curve(4.0)},
             (f"rates at 99 % do not rank a and b; {LESS} -0.25 [-0.45, -0.04] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
             "+46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another"),
         ),

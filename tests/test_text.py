@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from harness.report.text_table import laid
-from harness.study.claims import SAYS
+from harness.study.rule import SAYS
 from harness.study.study import START, Claim
 from harness.study.text import Shown, lines, offered_rps
 from tests.cases import cases
