@@ -98,7 +98,7 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
         text = estimate.text(e, RATIO, spread=False)
         bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""
     under = {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}  # no hatch behind the words
-    axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}", ha="center",
+    axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}".strip(), ha="center",
               va="center", fontsize=5.2 if row["mean"] is None else 7, bbox=under)  # fmt: skip
     if bounds:
         axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=5.2, color="#303030", bbox=under)
