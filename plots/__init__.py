@@ -4,7 +4,8 @@
 of files and their footers whether it draws what lies there. `render(folder, stem, command, note="")` writes `stem`.pdf,
 .png and .csv (`style.save`) and returns their paths. The first line of the file's docstring says what it shows.
 Figures without `draws` are drawn by the commands that have their points. A study's layouts are files of their own
-(lines.py, steps.py, matrix.py, fleet.py, parts.py), which fig_study.py chooses from and caption.py describes.
+(lines.py with overview.py as its first page, steps.py, matrix.py, fleet.py, parts.py), which fig_study.py chooses from
+and caption.py describes.
 """
 
 from __future__ import annotations

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from harness.policy.types import UserError
-from harness.rows import record, tidy
+from harness.rows import crossings, record, tidy
 from harness.rows.record import SWEEP
-from plots import style
+from plots import caption, style
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
 COMPARISON = "comparison"  # the name of its study
 LEVEL = 0.99  # the papers' target
 HEIGHT_IN = 4.6
+PERCENT, FLOOR = 100.0, 90.0  # attainment is drawn from here on
+THIN = 0.5  # width of the line of a half of a real trace
 ATTAINMENT = {"both": "TTFT and TPOT met", "ttft": "TTFT met", "tpot": "TPOT met"}
 LATENCY = {"ttft_p95_s": ("P95 TTFT (s)", 1.0), "tpot_p95_s": ("P95 TPOT (ms)", 1e3)}
 COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low", "high", "n", "infeasible"]
@@ -50,25 +55,49 @@ def points(table: pa.Table) -> pd.DataFrame:
         return f"{row['label']} ({', '.join(extra)})" if extra else str(row["label"])
 
     frame["series"] = [name(row) for _, row in frame.iterrows()]
+    return _pooled(frame, table) if "x" in table.column_names else frame
+
+
+def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
+    """The same with attainment of all windows together, as tables have it, in place of means over seeds."""
+    for (label, gpus, fidelity), own in frame.groupby(["label", "gpus", "fidelity"], observed=True):
+        words = {"label": label, "gpus": gpus, "fidelity": fidelity}
+        which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
+        rows = table.filter(which)
+        for definition in ATTAINMENT:
+            found = crossings.attained(rows, "rate_scale", str(label), definition)
+            for i, x in own.loc[own["definition"] == definition, "rate_scale"].items():
+                if (e := found.get(float(x))) is not None:
+                    ends = (math.nan if end is None else end for end in (e.mean, e.low, e.high))
+                    frame.loc[i, ["mean", "low", "high"]] = list(ends)
     return frame
 
 
-def draw(table: pa.Table, note: str = "") -> Figure:
+def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column
+
+
+def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
+    """The table, or of a real trace its parts by the half that seeds replay, each a case by itself."""
+    own = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
+    return list(own) or [table]
+
+
+def draw(table: pa.Table, note: str = "", halves: Sequence[Collection[int]] = ()) -> Figure:
     """Draw the figure, one column wide; call within `style.theme()`. Raises UserError if there is nothing to draw.
 
-    A system of which a run had no room is not drawn; the caption says so.
+    A system of which a run had no room is not drawn; the caption says so. `halves` are the seeds that replay each half
+    of a real trace: a thin line each.
     """
-    frame = points(table)
-    unfit = tidy.infeasible(table)
-    frame = frame[~frame["label"].isin(unfit)]
+    frames, unfit = [points(part) for part in parts(table, halves)], tidy.infeasible(table)
+    frames = [one[~one["label"].isin(unfit)] for one in frames]
+    frame = pd.concat(frames)
     if not len(frame):
         raise UserError("nothing to draw: every run of this sweep was skipped or does not fit (bench list tells why)")
     looks = style.looks(frame["label"])
     of = {series: looks[label] for series, label in zip(frame["series"], frame["label"], strict=True)}
     order = sorted(of, key=lambda series: (series.startswith(("ideal", "dedicated")), series))
-    about = table.filter(table.column("skipped").is_null()).to_pandas()
-    notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)
-    text, foot = style.foot(style.caption(about, frame["n"], notes), 88)
+    text, foot = style.foot(_caption(table, frame, unfit, note, len(halves)), 88)
 
     figure = Figure(figsize=(style.COLUMN_IN, HEIGHT_IN))
     top = 1 - (_legend(figure, of, order) + 0.2) / HEIGHT_IN
@@ -76,15 +105,16 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     grid = figure.add_gridspec(3, 2, height_ratios=(1.3, 1, 1), left=0.11, right=0.975, top=top, bottom=bottom,
                                hspace=0.42, wspace=0.26)  # fmt: skip
     axes = [figure.add_subplot(grid[0, :]), *(figure.add_subplot(grid[i, j]) for i in (1, 2) for j in (0, 1))]
-    panels = [(name, f"{title} (%)", 100.0) for name, title in ATTAINMENT.items()]
+    panels = [(name, f"{title} (%)", PERCENT) for name, title in ATTAINMENT.items()]
     panels += [(name, title, unit) for name, (title, unit) in LATENCY.items()]
     for axis, letter, (name, title, unit) in zip(axes, "abcde", panels, strict=True):
         own = frame[frame["definition"] == name]
         axis.set_title(f"({letter}) {title}", loc="left", pad=4.5)  # clear of the triangles
-        _curves(axis, own, of, order, unit)
+        for part in frames:
+            _curves(axis, part[part["definition"] == name], of, order, unit, thin=len(frames) > 1)
         _rates(axis, sorted(frame["rate_scale"].unique()), len(order))
         if name in ATTAINMENT:
-            _percent(axis, 100 * float(np.nanmin(own[["mean", "low"]].to_numpy(np.float64), initial=1.0)))
+            _percent(axis)
         else:
             _latency(axis, own["mean"].to_numpy(np.float64) * unit)
     axes[0].set_title(f"dashed: {100 * LEVEL:g} %", loc="right", pad=4.5, fontsize=6, color="#404040")
@@ -93,8 +123,19 @@ def draw(table: pa.Table, note: str = "") -> Figure:
     return figure
 
 
-def _curves(axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], order: Sequence[str], unit: float) -> None:
-    """Draw a line with its band per series; at a single rate a dot with its interval, side by side."""
+def _curves(
+    axis: Axes,
+    frame: pd.DataFrame,
+    of: Mapping[str, style.Look],
+    order: Sequence[str],
+    unit: float,
+    *,
+    thin: bool,
+) -> None:
+    """Draw a line with its band per series; at a single rate a dot with its interval, side by side.
+
+    What lies below an axis of attainment is cut.
+    """
     single = frame["rate_scale"].nunique() <= 1
     for depth, series in enumerate(reversed(order)):  # the first of the legend lies on top
         own = frame[frame["series"] == series].sort_values("rate_scale")
@@ -102,22 +143,23 @@ def _curves(axis: Axes, frame: pd.DataFrame, of: Mapping[str, style.Look], order
         x = np.full(len(own), float(order.index(series))) if single else own["rate_scale"].to_numpy(np.float64)
         y, low, high = (own[name].to_numpy(np.float64) * unit for name in ("mean", "low", "high"))
         finite = np.isfinite(y)
-        sure = finite & np.isfinite(low)
+        sure = finite & np.isfinite(low) & (not thin)
         if single:
             axis.vlines(x[sure], low[sure], high[sure], color=look.color, linewidth=1.0, zorder=z)
         else:
             axis.fill_between(x, low, high, where=sure, color=look.color, alpha=0.14, linewidth=0)
-            axis.plot(x, np.where(finite, y, np.nan), color=look.color, linestyle=look.line, zorder=z)
-        axis.plot(x[finite], y[finite], linestyle="", zorder=z, clip_on=False, **look.marks())
+            axis.plot(x, np.where(finite, y, np.nan), color=look.color, linestyle=look.line, zorder=z,
+                      linewidth=THIN if thin else None)  # fmt: skip
+        marks = look.marks() | ({"markersize": 0.5 * look.marks()["markersize"]} if thin else {})
+        axis.plot(x[finite], y[finite], linestyle="", zorder=z, clip_on=unit == PERCENT, **marks)
         never = np.isinf(y)
         edge = axis.get_xaxis_transform()
         axis.plot(x[never], np.ones(never.sum()), "^", color=look.color, ms=3, clip_on=False, zorder=z, transform=edge)
 
 
-def _percent(axis: Axes, lowest: float) -> None:
+def _percent(axis: Axes) -> None:
     axis.axhline(100 * LEVEL, color="#404040", linewidth=0.7, dashes=(4, 2), zorder=1.5)
-    floor = min(80.0, 20 * np.floor(lowest / 20))
-    axis.set_ylim(floor - 0.03 * (100 - floor), 100 + 0.03 * (100 - floor))
+    axis.set_ylim(FLOOR, 100 + 0.05 * (100 - FLOOR))
 
 
 def _latency(axis: Axes, values: NDArray[np.float64]) -> None:
@@ -187,6 +229,43 @@ def _notes(frame: pd.DataFrame, unfit: Collection[str]) -> str:
     return " ".join(notes)
 
 
+def _caption(table: pa.Table, frame: pd.DataFrame, unfit: Collection[str], note: str, halves: int) -> str:
+    """Say in few words what is drawn."""
+    about = table.filter(table.column("skipped").is_null()).to_pandas()
+    fewest, most = int(frame["n"].min()), int(frame["n"].max())
+    count = f"{most} seed{'s' * (most > 1)}" if fewest == most else f"{fewest} to {most} seeds"
+    setting = [
+        " and ".join(sorted(about["trace"].unique())) + f" ({' and '.join(sorted(about['tier'].dropna().unique()))})",
+        " and ".join(sorted(map(str, about["models"].unique()))),
+        f"{about['gpus'].mode()[0]} x {' and '.join(sorted(about['gpu'].unique()))}",
+        " and ".join(sorted(about["fidelity"].unique())),
+        style.unchecked(about),
+        f"SLO {' and '.join(sorted(about['slo'].unique()))}",
+        "two thin lines: halves, case studies" if halves else "one run, no interval" if most == 1 else
+        f"{count}, 95 % intervals",
+        tidy.plans(about["plan_origin"].dropna().unique()),
+    ]  # fmt: skip
+    below = frame[frame["definition"].isin(ATTAINMENT)]["mean"].min() < FLOOR / PERCENT
+    return caption.within(
+        caption.WORDS, " · ".join(filter(None, setting)) + ".", style.invalid(about), _notes(frame, unfit),
+        note, f"Below {FLOOR:g} % none is drawn." * bool(below), style.unvetted(about), style.caps(table),
+        _machine(about), style.departs(about),
+    )  # fmt: skip
+
+
+def _machine(about: pd.DataFrame) -> str:
+    found = about["machine"].dropna().unique() if "machine" in about else ()
+    return f"Machine: {' and '.join(sorted(found))}." if len(found) else ""
+
+
+def told(table: pa.Table, note: str = "") -> str:
+    """Say all that a reader must know of the runs."""
+    frame, unfit = points(table), tidy.infeasible(table)
+    about = table.filter(table.column("skipped").is_null()).to_pandas()
+    notes = " ".join(part for part in (_notes(frame, unfit), style.caps(table), style.departs(about), note) if part)
+    return style.caption(about, frame["n"], notes)
+
+
 def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     """Draw the sweep in folder `sweep` to `stem`.pdf, .png and .csv; returns their paths.
 
@@ -196,5 +275,9 @@ def render(sweep: Path, stem: Path, command: str, note: str = "") -> list[Path]:
     if not path.is_file():
         raise UserError(f"{sweep}: no sweep here ({SWEEP} is missing); bench compare makes one")
     table = tidy.stored(path)
+    halves: list[list[int]] = next((panel.get("halves", []) for panel in record.footer(path).get("panels", [])), [])
+    names = ("first", "second") if halves else ("",)
+    drawn = pd.concat([points(part)[COLUMNS].assign(half=half)
+                       for half, part in zip(names, parts(table, halves), strict=True)])  # fmt: skip
     with style.theme():
-        return style.save(draw(table, note), stem, points(table)[COLUMNS], command)
+        return style.save(draw(table, note, halves), stem, drawn, command, told(table, note))

@@ -1,4 +1,4 @@
-"""A study in its layout: crossings and curves, steps of ratios, a matrix of ratios, fewest GPUs, or parts switched off."""
+"""A study in its layout: crossings and curves, steps or a matrix of ratios, fewest GPUs, or parts switched off."""
 
 from __future__ import annotations
 

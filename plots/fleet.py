@@ -57,7 +57,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = [style.handle(label, looks[label]) for label in series]
     top = style.legend(figure, handles, 6, handlelength=2.2, columnspacing=1.2) + 0.25
-    text, below = style.foot(brief(table, facts, note, *_shown(facts)), 165)
+    text, below = style.foot(brief(table, facts, note, _spread(facts), *_shown(facts)), 165)
     height = top + len(lines) * (PANEL_IN + GAP_IN) + below + 0.1
     figure.set_size_inches(style.PAGE_IN, height)
     grid = figure.add_gridspec(len(lines), len(slos), left=0.095, right=0.99, top=1 - top / height, wspace=0.08,
@@ -115,6 +115,10 @@ def _panel(axis: Axes, panel: Panel, frame: pd.DataFrame, looks: Mapping[str, st
 def told(table: pa.Table, facts: Facts, note: str = "") -> str:
     """Say all that a reader must know of the runs."""
     return caption(table, facts, "mean, least and most", *_shown(facts), note=note)
+
+
+def _spread(facts: Facts) -> str:
+    return f"Markers and bars: mean, least and most of {facts['seeds']} seeds."
 
 
 def _shown(facts: Facts) -> Iterator[str]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Transform
 
 MOST = 12  # panels of a page
-LINE_IN = 0.84  # height of a line of panels, with what stands below it
+LINE_IN, PAGE_LINE_IN = 0.84, 1.5  # height of a line of panels with what stands below it, and on a page of its own
 TITLES_IN, TITLE_IN = 0.27, 0.09  # of the columns, below the legend; each more line
 NAME, CALLED = 18, 9  # letters of a model set that fit beside a line of panels, alone and behind "models: "
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -62,7 +62,7 @@ USUAL = {  # of what another condition says, and this one does not
     "placement": "own placements",
     "pool_bytes": "processes inside 0.90",
 }
-CAPTION = {style.COLUMN_IN: 100, style.PAGE_IN: 200}  # characters of a line of the caption
+CAPTION = {style.COLUMN_IN: 94, style.PAGE_IN: 192}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
 Line = Mapping[int, Panel]  # by column: the panels that stand side by side
 
@@ -170,7 +170,7 @@ def pages(table: pa.Table, facts: Facts, note: str = "") -> list[Figure]:
         part = {**facts, "panels": panels, "definitions": [definition]}
         text = " ".join(filter(None, [told(table, facts, note), least, whole])) if k == 0 else ""
         if len(rows.filter(pc.is_null(rows["skipped"]))):
-            found.append(_drawn(rows, part, text))
+            found.append(_drawn(rows, part, text, page=True))
     return found or [draw(table, facts, note)]
 
 
@@ -189,7 +189,7 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 def _floor(facts: Facts) -> float:
     """Where axes of attainment begin, in percent: at ten times the misses that the level leaves, 90 for 99 %."""
-    return max(0.0, 100.0 - 1000.0 * (1.0 - facts["level"]))
+    return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts["level"])), 6))
 
 
 def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
@@ -204,24 +204,26 @@ def _nothing() -> Figure:
     raise UserError("nothing to draw: every run of this study was skipped (bench list tells why)")
 
 
-def _drawn(table: pa.Table, facts: Facts, text: str) -> Figure:
+def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> Figure:
     frame = curves(table, facts)
     drawn = Drawn(table, facts, frame, _looks(frame, facts))
     lines, definitions = arranged(facts["panels"]), facts["definitions"]
     traces = sorted({panel["column"] for panel in facts["panels"]})
     columns = [(trace, definition) for trace in traces for definition in definitions]
     titles = [facts["titles"][trace] if facts["titles"] else _title(trace, lines) for trace in traces]
-    width = style.COLUMN_IN if len(columns) <= NARROW else style.PAGE_IN
+    width = style.COLUMN_IN if len(columns) <= NARROW and not page else style.PAGE_IN
+    tall = PAGE_LINE_IN if page else LINE_IN
     text, below = style.foot(text, CAPTION[width], 4.6)
 
-    figure = Figure(figsize=(width, LINE_IN))
+    figure = Figure(figsize=(width, tall))
     top = TITLES_IN + TITLE_IN * max(title.count("\n") for title in titles)
     top += _legend(figure, drawn, 4 if width == style.COLUMN_IN else 6)
     below += 0.1
-    height = len(lines) * LINE_IN + top + 0.12 + below
+    height = len(lines) * tall + top + 0.12 + below
     figure.set_size_inches(width, height)
-    grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, hspace=0.5,
-                               top=1 - top / height, bottom=(below + 0.24) / height, wspace=0.13)  # fmt: skip
+    grid = figure.add_gridspec(len(lines), len(columns), left=0.47 / width, right=1 - 0.05 / width, wspace=0.13,
+                               top=1 - top / height, bottom=(below + 0.24) / height,
+                               hspace=0.5 * LINE_IN / tall)  # fmt: skip
     for i, line in enumerate(lines):
         axes = [figure.add_subplot(grid[i, j]) for j in range(len(columns))]
         for j, (trace, definition) in enumerate(columns):
@@ -352,7 +354,7 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
         _curves(axis, one, definition, drawn, places, thin=len(shown) > 1)
     axis.set_ylim(floor, 100)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100] if floor < 50 else [90, 92, 94, 96, 98, 99, 100]))
+    axis.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 100] if floor < 50 else [90, 95, 100]))
     axis.tick_params(labelsize=5.5, length=2, pad=1.5)
     _ticks(axis, [x for x, place in places.items() if x == place], panel["axis"])
     _break(axis, {x: place for x, place in places.items() if x != place})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -17,35 +17,16 @@ from harness.rows.statistics import Estimate
 from plots import style
 from plots.caption import Facts
 from plots.steps import caption_of_ratios, points, ratios, told
+from plots.verdicts import FILLS
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from matplotlib.axes import Axes
 
-__all__ = ["draw", "points", "told"]  # what is drawn are the ratios that steps have
+__all__ = ["FILLS", "draw", "points", "told"]  # what is drawn are the ratios that steps have
 
-CORRECTED = "Verdicts are corrected together (Holm)."
 ROW_IN, HEAD_IN, NAMES = 0.34, 0.16, 0.2  # height of a row and of the pairs' names; share of the width for names
-
-
-class Fill(NamedTuple):
-    """How a cell is filled: told apart by colour, in grey by lightness and hatch."""
-
-    color: str
-    hatch: str
-
-
-FILLS: Mapping[str, Fill] = {
-    "ahead": Fill("#9ecae9", ""),
-    "ahead, by less than 25 %": Fill("#bfdcee", ""),
-    "equal within 25 %": Fill("#f2f2f2", ""),
-    "behind, by less than 25 %": Fill("#fae0cc", "//"),
-    "behind": Fill("#f4b183", "////"),
-    "turns": Fill("#e3d4ec", "xx"),
-    "not decided": Fill("#ffffff", "...."),
-    "one case": Fill("#ffffff", ""),
-    "no room": Fill("#ffffff", ".."),
-}
+LETTERS = 120.0  # of 1 point, to an inch
 
 
 def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
@@ -54,7 +35,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     if not own:
         raise UserError("nothing to draw: no claim of this study is a ratio of two of its systems")
     names, labels = (list(dict.fromkeys(row[key] for row in own)) for key in ("condition", "ratio"))
-    text, foot = style.foot(caption_of_ratios(table, facts, f"{CORRECTED} {note}".strip()), 178)
+    text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
     foot += 0.06
     figure = Figure(figsize=(style.PAGE_IN, 1))
     handles = _handles({row["standing"] for row in own})
@@ -63,10 +44,11 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     figure.set_size_inches(style.PAGE_IN, height)
     axis = figure.add_axes((NAMES, foot / height, 0.995 - NAMES, ROW_IN * len(names) / height))
     for row in own:
-        _cell(axis, labels.index(row["ratio"]), names.index(row["condition"]), row)
+        _cell(axis, labels.index(row["ratio"]), names.index(row["condition"]), {**row, "of": len(labels)})
     axis.set_xlim(0, len(labels))
     axis.set_ylim(len(names), 0)
-    axis.set_xticks([k + 0.5 for k in range(len(labels))], labels)
+    axis.set_xticks([k + 0.5 for k in range(len(labels))], labels,
+                    fontsize=_size(6.5, max(map(len, labels)), len(labels)))  # fmt: skip
     axis.set_yticks([k + 0.5 for k in range(len(names))], [textwrap.fill(name, 24) for name in names])
     axis.xaxis.tick_top()
     axis.tick_params(length=0)
@@ -89,16 +71,23 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
     """A ratio over its interval, on the colour and behind the sign of what it says."""
     fill = FILLS[row["standing"]]
     axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
-    text, bounds = textwrap.fill(row["note"], 20), ""
+    text, bounds, size = textwrap.fill(row["note"], 20), "", 5.2
     if row["flat"] and row["gaps"]:  # a ratio says nothing
-        text = f"{' '.join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row['gaps'])}"
-        bounds = "points"
+        text = ", ".join(estimate.text(gap.times(100), POINTS, spread=False) for _, gap in row["gaps"])
+        bounds = f"points at {', '.join(f'{x:.3g}' for x, _ in row['gaps'])}"
+        size = _size(7, len(text) + 4, row["of"])
     elif row["mean"] is not None:
         e = Estimate(row["mean"], row["low"], row["high"], row["n"], row["sign"])
-        text = estimate.text(e, RATIO, spread=False)
+        text, size = estimate.text(e, RATIO, spread=False), 7
         bounds = estimate.interval(e, RATIO) if (e.low, e.high) != (None, None) else ""
     under = {"facecolor": fill.color, "edgecolor": "none", "pad": 1.0}  # no hatch behind the words
     axis.text(x + 0.5, y + (0.36 if bounds else 0.5), f"{STANDINGS[row['standing']][0]} {text}".strip(), ha="center",
-              va="center", fontsize=5.2 if row["mean"] is None else 7, bbox=under)  # fmt: skip
+              va="center", fontsize=size, bbox=under)  # fmt: skip
     if bounds:
-        axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=5.2, color="#303030", bbox=under)
+        axis.text(x + 0.5, y + 0.72, bounds, ha="center", va="center", fontsize=_size(5.2, len(bounds), row["of"]),
+                  color="#303030", bbox=under)  # fmt: skip
+
+
+def _size(points: float, letters: int, columns: int) -> float:
+    """The type in which so many letters fit a column, at most so large."""
+    return min(points, LETTERS * (1.0 - NAMES) * style.PAGE_IN / columns / max(1, letters))

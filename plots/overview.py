@@ -1,4 +1,4 @@
-"""What a study found: where each system crosses the level, a panel a condition and trace, and who is ahead by how much."""
+"""What a study found: where each system crosses the level under each condition, and who is ahead by how much."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from harness.rows import crossings, estimate, tidy
-from harness.rows.crossings import STANDINGS, Standing
-from harness.rows.estimate import POINTS, RATIO
+from harness.rows import crossings, tidy
+from harness.rows.crossings import Standing
 from harness.rows.statistics import Crossing, Estimate
-from plots import style
+from plots import style, verdicts
 from plots.caption import CORRECTED, Facts, Panel, brief
-from plots.matrix import FILLS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,6 +32,7 @@ ROW_IN, HEAD_IN, FOOT_IN = 0.135, 0.24, 0.36  # heights of a system's row, and a
 NAMES_IN, WORDS_IN, GAP_IN = 1.25, 1.12, 0.1  # widths of systems' names, of what stands beside a panel, and a gap
 HALVES = {"first": 0.26, "second": -0.26}  # of a row, above its middle
 PAPER = "#202020"
+AND_OR = re.compile(" and | or ")  # between the systems of a claim
 UNITS = {"rate_scale": "requests per second", "rate_rps": "requests per second", "slo_scale": "lowest SLO scale",
          "gpus": "fewest GPUs", "models": "models"}  # fmt: skip
 FAR = 30.0  # factor beyond the crossings where intervals and papers are cut
@@ -105,7 +104,8 @@ def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
     """What a paper states of a panel in numbers."""
     return [claim for claim in facts["claims"]
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
-            and claim.get("comparable", True) and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
+            and claim.get("comparable", True) and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
+            and panel in crossings.concerned([panel], claim["on"])]  # fmt: skip
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
@@ -118,14 +118,14 @@ def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str])
 def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
     """At most `MOST` cells, in the study's order: of fitted windows before halves alone, and claimed before others.
 
-    What is 100 % for everyone is left out; so is, while there is another, the same condition with the trace's parameters
-    changed.
+    What is 100 % for everyone is left out; so is, while there is another, the same condition with parameters of its
+    trace changed.
     """
     kept = [cell for cell in cells(facts)
             if not all(alike(table, panel, cell.definition, facts["systems"])
                        for panel in (*cell.panels, *cell.halves.values()))]  # fmt: skip
     kin: dict[tuple[str, str], int] = {}
-    ranks = []
+    ranks = list[tuple[bool, bool, int, int]]()
     for cell in kept:
         key = (cell.any["name"], cell.any["trace"].partition("+")[0])
         kin[key] = kin.get(key, -1) + 1
@@ -135,7 +135,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
 
 def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
     """The systems' rows of each cell; standings are corrected together (Holm)."""
-    found = [list(_rows(table, facts, cell)) for cell in shown]
+    found = [_rows(table, facts, cell) for cell in shown]
     judged = [row for own in found for row in own if row.standing is not None]
     standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
     for row, standing in zip(judged, standings, strict=True):
@@ -143,11 +143,11 @@ def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]
     return found
 
 
-def _rows(table: pa.Table, facts: Facts, cell: Cell) -> Iterator[Row]:
+def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
     level, first = facts["level"], facts["systems"][0]
     parts = [crossings.of_panel(table, panel) for panel in cell.panels]
     sides = {half: (crossings.of_panel(table, panel), panel) for half, panel in cell.halves.items()}
-    at: dict[str, Crossing] = {}
+    at, found = dict[str, Crossing](), list[Row]()
     for label in facts["systems"]:
         every = [*parts, *(part for part, _ in sides.values())]
         if not any(label in part["label"].unique().to_pylist() for part in every):
@@ -161,20 +161,27 @@ def _rows(table: pa.Table, facts: Facts, cell: Cell) -> Iterator[Row]:
             row.standing = crossings.side_by_side(parts[0], cell.panels[0], (first, label), cell.definition, level)
         if row.at is not None:
             at[label] = row.at
-        row.paper = list(_papers(label, cell, at, facts))
-        yield row
+        found.append(row)
+    for row in found:
+        row.paper = list(_papers(row.label, cell, at, facts))
+    return found
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
     """The x at which the paper's numbers put a system: its crossing, or ours of another system over its ratio."""
+    static = [name for name in at if name.partition(":")[0] == "static"]
+    best = max(static, key=lambda name: at[name].at.mean, default="")
     for claim in _claims(cell.any, facts):
         ends = claim["paper"] if isinstance(claim["paper"], list | tuple) else [claim["paper"]] * 2
         if (claim["definition"] or facts["definitions"][0]) != cell.definition:
             continue
-        if not claim["over"] and claim["system"] == label:
+        systems, others = ([best if name.startswith("best static") else name for name in AND_OR.split(claim[key])]
+                           for key in ("system", "over"))  # fmt: skip
+        first = next((name for name in systems if name in at), "")
+        if not claim["over"] and label in systems:
             yield min(ends), max(ends)
-        elif claim["over"] == label and claim["system"] in at and min(ends) > 0:
-            ours = at[claim["system"]].at.mean
+        elif label in others and first and min(ends) > 0:
+            ours = at[first].at.mean
             yield ours / max(ends), ours / min(ends)
 
 
@@ -222,8 +229,8 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
     lines = [range(k, min(k + ACROSS, len(shown))) for k in range(0, len(shown), ACROSS)]
     most = [max(len(found[k]) for k in line) for line in lines]
     figure = Figure(figsize=(style.PAGE_IN, 1))
-    text, foot = style.foot(_caption(table, facts, note), 178)
-    top = style.legend(figure, _handles(found, shown, facts), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
+    text, foot = style.foot(_caption(table, facts, found, note), 178)
+    top = style.legend(figure, _handles(found), 4, fontsize=6, handlelength=1.6, columnspacing=1.4,
                        labelspacing=0.3)  # fmt: skip
     height = top + sum(HEAD_IN + ROW_IN * count + FOOT_IN for count in most) + foot + 0.02
     figure.set_size_inches(style.PAGE_IN, height)
@@ -238,7 +245,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure | None:
                                     (wide - WORDS_IN - GAP_IN) / style.PAGE_IN, ROW_IN * count / height))  # fmt: skip
             style.name_rows(axis, [_called(name) for name in names], fontsize=6)
             axis.tick_params(labelleft=not j, labelsize=6)
-            _panel(axis, shown[k], {row.label: row for row in found[k]}, names, looks, facts)
+            _panel(axis, shown[k], {row.label: row for row in found[k]}, names, looks)
             _title(axis, chr(ord("a") + k), shown[k], shown, facts)
         below -= FOOT_IN
     style.write_foot(figure, text)
@@ -257,8 +264,8 @@ def _title(axis: Axes, letter: str, cell: Cell, shown: Sequence[Cell], facts: Fa
     wide = axis.get_position().width * style.PAGE_IN + (0.0 if _judged(cell) else WORDS_IN)
     axis.set_title(name, loc="left", pad=3, fontsize=6.5 * min(1.0, 20.5 * wide / len(name)))
     if _judged(cell):
-        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
-                      fontsize=5.5, color="#404040", va="bottom")  # fmt: skip
+        axis.annotate(f"{first} / row", (1.04, 1.0), xycoords="axes fraction", xytext=(0, 3), va="bottom",
+                      textcoords="offset points", fontsize=5.5, color="#404040")  # fmt: skip
     unit = UNITS[panel["axis"]]
     axis.set_xlabel(f"{unit} at {100 * facts['level']:g} % {cell.definition.upper()}", fontsize=6, labelpad=1)
 
@@ -274,7 +281,7 @@ def _judged(cell: Cell) -> bool:
 
 
 def _panel(
-    axis: Axes, cell: Cell, own: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look], facts: Facts
+    axis: Axes, cell: Cell, own: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
     """A row a system: its crossing with its interval, the halves' crossings, the paper's mark, and words beside it."""
     low, high = _ends(cell.any["axis"], own.values())
@@ -300,7 +307,7 @@ def _panel(
             axis.text(0.02, k, row.gone, transform=axis.get_yaxis_transform(), fontsize=5.2, color="#606060",
                       va="center", style="italic")  # fmt: skip
         if row.standing is not None:
-            _words(axis, k, row.standing)
+            verdicts.beside(axis, k, row.standing)
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
@@ -315,22 +322,6 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
             axis.plot([end], [y], marker=arrow, markersize=2.6, color=look.color, clip_on=False, zorder=3)
     marks = look.marks(hollow=e.sign != "=") | {"markersize": 3.6 * (1.4 if look.marker == "*" else 1.0)}
     axis.plot([e.mean], [y], linestyle="none", zorder=3, **marks)
-
-
-def _words(axis: Axes, y: float, found: Standing) -> None:
-    """Who is ahead, on its colour: by the ratio, or where that says nothing by differences at three rates."""
-    fill = FILLS[found.says]
-    axis.text(1.04, y, f"{STANDINGS[found.says][0]} {told(found)}".strip(), transform=axis.get_yaxis_transform(),
-              va="center", fontsize=5.2,
-              bbox={"facecolor": fill.color, "edgecolor": "none", "pad": 0.9})  # fmt: skip
-
-
-def told(found: Standing) -> str:
-    """A standing in numbers: the ratio with its interval; where it is flat, differences in points at three rates."""
-    if (found.flat or found.ratio is None) and found.differences:
-        gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences)
-        return f"{', '.join(gaps)} points"
-    return found.note if found.ratio is None else estimate.text(found.ratio, RATIO)
 
 
 def _ends(axis: str, own: Any) -> tuple[float, float]:
@@ -364,7 +355,7 @@ def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
     axis.set_xlim(low, high)
 
 
-def _handles(found: Sequence[Sequence[Row]], shown: Sequence[Cell], facts: Facts) -> list[Line2D | Patch]:
+def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
     """What is said, and nothing else."""
     every = [row for own in found for row in own]
     grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
@@ -380,16 +371,16 @@ def _handles(found: Sequence[Sequence[Row]], shown: Sequence[Cell], facts: Facts
         handles.append(Line2D([], [], marker="|", linestyle="none", markeredgewidth=0.9,
                               label="real trace: first half above, second below", **grey))  # fmt: skip
     if any(row.paper for row in every):
-        handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2, linestyle="none",
-                              label="where the paper has it"))  # fmt: skip
-    said = {row.standing.says for row in every if row.standing is not None}
-    handles += [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]).strip())
-                for says, fill in FILLS.items() if says in said and STANDINGS[says][0]]  # fmt: skip
+        handles.append(Line2D([], [], color=PAPER, marker="D", markerfacecolor="white", markersize=3.2,
+                              linestyle="none", label="where the paper has it"))  # fmt: skip
+    handles += verdicts.handles({row.standing.says for row in every if row.standing is not None})
     return handles
 
 
-def _caption(table: pa.Table, facts: Facts, note: str) -> str:
-    flat = "points: differences of attainment at three rates, where curves are flat."
+def _caption(table: pa.Table, facts: Facts, found: Sequence[Sequence[Row]], note: str) -> str:
+    every = [row.standing for own in found for row in own if row.standing is not None]
+    flat = "Points: differences of attainment at three rates, where curves are flat."
+    points = any(one.differences and (one.flat or one.ratio is None) for one in every)
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED, note, cases * halves, flat.capitalize())
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, flat * points)

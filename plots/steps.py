@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from harness.policy.types import UserError
 from harness.rows import crossings
+from harness.rows.crossings import Standing
 from harness.rows.statistics import Estimate
-from plots import style
+from plots import style, verdicts
 from plots.caption import CORRECTED, Facts, asked, brief, caption
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 # by where an assumption comes from; "": the start
 MARKERS: Mapping[str, str] = {"": "D", "paper states": "o", "released code": "s", "unknown": "^"}
 TOGETHER, ALONE, PAPER, EQUAL = style.BLUE, style.ORANGE, "#202020", "#909090"
-ROW_IN, HEAD_IN = 0.3, 0.26  # height of a step and of the legend
+ROW_IN, WORDS_IN = 0.3, 0.92  # height of a step, and width of what is said beside it
 ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from the middle of its step
 MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
 
@@ -70,17 +72,21 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     labels = list(dict.fromkeys(row["ratio"] for row in shown))
     text, foot = style.foot(caption_of_ratios(table, facts, note), 178)
     foot += 0.46
-    height = HEAD_IN + ROW_IN * len(names) + foot
-    figure = Figure(figsize=(style.PAGE_IN, height))
-    wide = 0.77 / len(labels)
+    figure = Figure(figsize=(style.PAGE_IN, 1))
+    handles: list[Line2D | Patch] = [
+        *_handles({row["origin"] for row in shown}),
+        *verdicts.handles({row["standing"] for row in shown}),
+    ]
+    height = style.legend(figure, handles, 7, handlelength=1.8, columnspacing=1.2) + 0.06 + ROW_IN * len(names) + foot
+    figure.set_size_inches(style.PAGE_IN, height)
+    wide = 0.78 / len(labels)
+    words = WORDS_IN / style.PAGE_IN
     for k, label in enumerate(labels):
-        axis = figure.add_axes((0.22 + k * wide, foot / height, wide - 0.025, ROW_IN * len(names) / height))
+        axis = figure.add_axes((0.22 + k * wide, foot / height, wide - words, ROW_IN * len(names) / height))
         style.name_rows(axis, [f"+ {name}" if i else name for i, name in enumerate(names)])
         axis.tick_params(labelleft=not k)
         _panel(axis, [row for row in shown if row["ratio"] == label])
         axis.set_xlabel(f"{label}, ratio of rates")
-    style.legend(figure, handles := _handles({row["origin"] for row in shown}), len(handles), handlelength=1.8,
-                 columnspacing=1.2)  # fmt: skip
     style.write_foot(figure, text)
     return figure
 
@@ -115,8 +121,9 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
     for row in own:
         alone = row["kind"] == "alone"
         y, color = _y(row), ALONE if alone else TOGETHER
+        if not row["other_end"]:
+            verdicts.beside(axis, y, _standing(row), 4.8)
         if row["mean"] is None:
-            axis.text(left * 1.05, y, row["note"], fontsize=5, color=color, va="center")
             continue
         _interval(axis, y, row, (left, right), color)
         axis.plot([row["mean"]], [y], marker=MARKERS[row["origin"]], color=color, zorder=3, markersize=4.0,
@@ -124,6 +131,12 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
     axis.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     axis.xaxis.set_minor_formatter(NullFormatter())
+
+
+def _standing(row: Mapping[str, Any]) -> Standing:
+    """The standing of a row: its interval is drawn, so that the words have the mean alone."""
+    e = None if row["mean"] is None else Estimate(row["mean"], None, None, row["n"], row["sign"])
+    return Standing(e, row["standing"], row["note"], flat=row["flat"], differences=row["gaps"])
 
 
 def _y(row: Mapping[str, Any]) -> float:
@@ -149,7 +162,7 @@ def told(table: pa.Table, facts: Facts, note: str = "") -> str:
 
 def caption_of_ratios(table: pa.Table, facts: Facts, note: str) -> str:
     """Say in few words what is drawn."""
-    return brief(table, facts, _what(facts), CORRECTED, note, "Intervals are 95 %.")
+    return brief(table, facts, _what(facts), CORRECTED, note, *asked(table, facts), "Intervals are 95 %.")
 
 
 def _what(facts: Facts) -> str:

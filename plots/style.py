@@ -310,7 +310,9 @@ def caps(table: pa.Table) -> str:
     return " ".join(said)
 
 
-def save(pages: Figure | Sequence[Figure], stem: Path, points: pd.DataFrame, command: str, told: str = "") -> list[Path]:
+def save(
+    pages: Figure | Sequence[Figure], stem: Path, points: pd.DataFrame, command: str, told: str = ""
+) -> list[Path]:
     """Write `stem`.pdf, .png and .csv; equal points, equal bytes. Returns their paths.
 
     The .pdf has all pages, the .png the first one. The .csv has the points, after the command that made them and before

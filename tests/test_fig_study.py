@@ -276,7 +276,7 @@ def test_a_matrix_is_filled_by_who_is_ahead() -> None:
     (axis,) = figure.axes
     assert "Verdicts are corrected together (Holm)." in written(figure)
     said = [text.get_text() for text in axis.texts]
-    assert said[:1] + said[2:] == ["+ 4.00x", "static does not fit", "= 0.0 0.0 0.0", "points"]
+    assert said[:1] + said[2:] == ["+ 4.00x", "static does not fit", "= 0.0, 0.0, 0.0", "points at 1, 4, 16"]
     filled = [patch.get_facecolor() for patch in axis.patches]
     assert len(set(filled)) == 3  # what has no room leaves nobody ahead
     with pytest.raises(UserError, match="no claim of this study is a ratio"):
