@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -60,7 +61,7 @@ def about(
 
 def met(x: float, knee: float, slope: float = 4.0) -> float:
     """Attainment at a rate of a system that crosses 99 % at the knee; its misses grow by this power of the rate."""
-    return 1.0 - min(0.5, 0.01 * (x / knee) ** slope)
+    return 1.0 - min(0.5, 0.01 * math.pow(x / knee, slope))
 
 
 def cells() -> Iterator[dict[str, Any]]:

@@ -248,7 +248,7 @@ def test_steps_walk_from_the_start_and_stand_alone(tmp_path: Path) -> None:
     assert list(points["step"]) == [0, 1, 2, 1]
     assert list(points["standing"]) == ["equal within 25 %", "ahead", "ahead", "ahead"]
     assert list(points["mean"]) == pytest.approx([1.0, 4.0, 8.0, 2.0])
-    assert points.loc[1, ["at_1", "at_2", "at_3"]].tolist() == [1.0, 4.0, 16.0]  # differences stand in the CSV
+    assert [points.loc[1, f"at_{k}"] for k in (1, 2, 3)] == [1.0, 4.0, 16.0]  # differences stand in the CSV
     assert points.loc[1, "gap_2"] == pytest.approx(100 * (met(4.0, 8.0) - met(4.0, 2.0)))
     with style.theme():
         figure = steps.draw(table, facts)

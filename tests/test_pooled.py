@@ -200,8 +200,9 @@ def test_the_mean_of_equal_models_is_one_of_them(seed: int, models: int) -> None
 @given(st.integers(0, 999), st.lists(st.floats(1.0, 9.0), min_size=1, max_size=4))
 def test_the_share_of_the_mean_is_the_mean_of_shares(seed: int, sizes: list[float]) -> None:
     rng = np.random.default_rng(seed)
-    offered = [rng.poisson(50 * size, (3, 12)) + 1.0 for size in sizes]
-    models = [Counts(np.array([1.0, 2.0, 4.0]), np.minimum(rng.poisson(2.0, (3, 12)), n), n) for n in offered]
+    offered = [rng.poisson(50 * size, (3, 12)).astype(np.float64) + 1.0 for size in sizes]
+    rates = np.array([1.0, 2.0, 4.0])
+    models = [Counts(rates, np.minimum(rng.poisson(2.0, (3, 12)), n).astype(np.float64), n) for n in offered]
     each = np.array([shares(one).share for one in models])
     assert shares(mean(models)).share == pytest.approx(each.mean(axis=0))
     assert shares(worst(models)).share == pytest.approx(each.max(axis=0))

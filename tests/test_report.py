@@ -170,9 +170,9 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
             "0.00 [-0.08, 0.08] at 32.0: ahead"),
         ),
         (  # the flat curve is worse below the level and better above
-            {"a": curve(4.0, 1.0), "b": curve(4.0)},
-            (f"rates at 99 % do not rank a and b; {LESS} -0.25 [-0.45, -0.04] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "+46.00 [43.25, 48.75] at 32.0: ahead at one rate and behind at another"),
+            {"a": curve(4.0, 0.5), "b": curve(4.0)},
+            (f"rates at 99 % do not rank a and b; {LESS} -0.50 [-0.78, -0.21] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+            "+48.00 [45.19, 50.81] at 32.0: ahead at one rate and behind at another"),
         ),
         (
             {"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},

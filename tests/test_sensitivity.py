@@ -345,7 +345,7 @@ def test_a_lead_over_rates_is_the_ratio_of_crossings() -> None:
 def test_a_lead_at_one_rate_is_a_difference_paired_by_block() -> None:
     lead = lead_of(by_rate({"a": {2.0: 0.9}, "b": {2.0: 0.4}}), PANEL, ("a", "b"), "ttft")
     assert lead is not None
-    assert (lead.mean, lead.n) == (pytest.approx(0.5), 8)  # two windows of four blocks
+    assert (lead.mean, lead.n) == pytest.approx((0.5, 8))  # two windows of four blocks
     assert lead.low == pytest.approx(0.5 - 2.3646 * math.sqrt(0.5 / 1800), rel=1e-4)  # t of 7, of 900 misses more
 
 
@@ -353,7 +353,7 @@ def test_what_has_no_room_meets_nothing() -> None:
     def lead(ours: float | None, theirs: float | None) -> Estimate | None:
         return lead_of(by_rate({"a": {2.0: ours}, "b": {2.0: theirs}}), PANEL, ("a", "b"), "ttft")
 
-    assert lead(0.9, None) == Estimate(pytest.approx(0.9), None, None, 1)
+    assert lead(0.9, None) == Estimate(0.9, None, None, 1)
     assert lead(None, None) == Estimate(0.0, None, None, 1)
 
 
