@@ -259,9 +259,11 @@ def test_the_paper_of_figure_7() -> None:
     """Prism, arXiv 2505.04021, section 7.2: the numbers of its text, in the order of Hyperbolic and Arena-Chat."""
     claims = study("fig7").claim
     ratios = [(one.system, one.over, one.paper) for one in claims if one.over]
-    assert ratios == 2 * [("prism", "muxserve:plusplus", 2.3), ("prism", "static:rate", 3.5)]  # of two sets of eight
-    counts = [(one.on["trace"], one.paper) for one in claims if one.what == "fewest" and one.system == "prism"]
-    assert counts == [("hyperbolic", 4), ("arena", 5)]
+    ours = "prism:osdi26 or prism_released"
+    both = "muxserve:plusplus or muxserve:plusplus+quotas=none"
+    assert [one for one in ratios if isinstance(one[2], float)] == [(ours, both, 2.3), (ours, "best static", 3.5)]
+    counts = [(one.on["trace"], one.paper) for one in claims if one.what == "fewest" and isinstance(one.paper, int | float)]
+    assert counts == [("hyperbolic-like", 4), ("arena", 5)]
 
 
 def test_the_grids_of_aegaeons_figures() -> None:

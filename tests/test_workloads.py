@@ -410,6 +410,7 @@ def test_a_set_of_any_size_goes_round() -> None:
 def test_unknown_sets_get_a_suggestion() -> None:
     found = (
         "aegaeon",
+        "eight8b",
         "heavy8",
         "light8",
         "llama-3.1-8b-tp8",

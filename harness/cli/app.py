@@ -31,7 +31,7 @@ COMMANDS = {  # by name: its module and function, and the first line of its help
     ),
     "claims": (
         "claims.claims",
-        "Hold every paper's claims against runs here: one page, with a verdict each and its cause.",
+        "Hold every paper's statements against runs here: one page, each once, with its class and what it rests on.",
     ),
     "compare": (
         "compare.compare",

@@ -185,15 +185,13 @@ def stem_of(asked: Study) -> str:
 
 def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """The answer on one screen."""
-    from textwrap import fill
-
     from harness.report import formats
     from harness.study import sensitivity, sentences
 
     if said := sentences.answer(found, shown, rule):
-        click.echo(fill(said, ROOM, break_on_hyphens=False))
+        click.echo(said)
     for line in sentences.headline(found, shown):
-        click.echo(fill(line, ROOM, break_on_hyphens=False, break_long_words=False))
+        click.echo(line)
     tty = sys.stdout.isatty()
     room = ROOM
     if tty:
@@ -205,7 +203,7 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every:
         bold = tty and not os.environ.get("NO_COLOR")
         click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks, every=every)))
     for note in sentences.notes(found, shown, rule):
-        click.echo(note if "bench " in note else fill(note, ROOM, break_on_hyphens=False, break_long_words=False))
+        click.echo(note)
     if said := sensitivity.kept(found.folder):
         click.echo(said)
     pdf = f" · {short_path(stem.with_name(stem.name + '.pdf'))}" if stem else ""

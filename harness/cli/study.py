@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from harness.study.study import Sample, Study
 
 
-WIDE = 100  # characters of a line of prose
-
-
 @click.command(epilog=examples(
     "bench study",
     "bench study fig7",
@@ -148,14 +145,11 @@ def _list() -> None:
 
 
 def _print(measured: Measured, every: bool, markdown: bool) -> None:
-    from textwrap import fill
-
     from harness.study import text
 
     shown = text.Shown(measured.table, measured.about, measured.folder, markdown, every)
     for line in (*text.lines(shown), *(f"{name}: {why}" for name, why in measured.failed.items())):
-        prose = len(line) > WIDE and "  " not in line and not markdown
-        click.echo(fill(line, WIDE, break_on_hyphens=False, break_long_words=False) if prose else line)
+        click.echo(line)
 
 
 def dry(asked: Study, full: bool, out: Path) -> None:
