@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 # by where an assumption comes from; "": the start
 MARKERS: Mapping[str, str] = {"": "D", "paper states": "o", "released code": "s", "unknown": "^"}
 TOGETHER, ALONE, PAPER, EQUAL = style.BLUE, style.ORANGE, "#202020", "#909090"
+NAMED = 32  # letters of a line of a step's name
 ROW_IN, WORDS_IN = 0.3, 1.12  # height of a step, and width of what is said beside it
 ASIDE = {"base": 0.0, "cumulative": -0.17, "alone": 0.17}  # of a marker from the middle of its step
 MARGIN, FAR = 1.15, 5.0  # factors: beside what is drawn; beyond the means, where wider intervals are cut
@@ -83,7 +85,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
     words = WORDS_IN / style.PAGE_IN
     for k, label in enumerate(labels):
         axis = figure.add_axes((0.22 + k * wide, foot / height, wide - words, ROW_IN * len(names) / height))
-        style.name_rows(axis, [f"+ {name}" if i else name for i, name in enumerate(names)])
+        style.name_rows(axis, [textwrap.fill(f"+ {name}" if i else name, NAMED) for i, name in enumerate(names)])
         axis.tick_params(labelleft=not k)
         _panel(axis, [row for row in shown if row["ratio"] == label])
         axis.set_xlabel(f"{label}, ratio of rates")
