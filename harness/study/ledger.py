@@ -75,6 +75,7 @@ class Ledger(NamedTuple):
 
     statements: tuple[Statement, ...]
     missing: Mapping[str, str]
+    left: tuple[str, ...] = ()  # what holds claims and was not asked for
 
 
 def sources() -> dict[str, Callable[[Path, int | None, Teller], Source]]:
@@ -105,7 +106,7 @@ def ledger(
             continue
         found += source.statements
         missing |= {f"{name}, {label}": why for label, why in source.failed.items()}
-    return Ledger(tuple(merged(found)), missing)
+    return Ledger(tuple(merged(found)), missing, tuple(name for name in have if name not in names))
 
 
 def merged(found: Iterable[Statement]) -> list[Statement]:
@@ -301,9 +302,9 @@ def markdown(found: Ledger) -> Iterator[str]:
         for one in group:
             yield ""
             yield from block(one)
-    if found.missing:
+    if found.missing or found.left:
         yield from ("", "## Not among them", "")
-        for name, why in found.missing.items():
+        for name, why in (*found.missing.items(), *((name, "not asked for (--only)") for name in found.left)):
             yield from _wrapped(escaped(f"{name}: {why}"), "- ")
 
 
