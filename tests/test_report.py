@@ -161,18 +161,24 @@ def test_intervals_give_way_where_there_is_little_room() -> None:
         ({"a": curve(100.0), "b": curve(4.0)}, "a serves >4.00x [3.64, inf] the rate of b at 99 %"),
         (
             {"a": curve(100.0), "b": curve(80.0)},
-            (f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points"),
+            (
+                f"both hold 99 % at 32 req/s; {LESS} 0.00 [-0.08, 0.08] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                "0.00 [-0.08, 0.08] at 32.0: equal within 0.5 points"
+            ),
         ),
         (
             {"a": curve(0.5), "b": curve(0.4)},
-            (f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "0.00 [-0.08, 0.08] at 32.0: ahead"),
+            (
+                f"neither holds 99 % at 2 req/s; {LESS} +23.06 [21.11, 25.01] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                "0.00 [-0.08, 0.08] at 32.0: ahead"
+            ),
         ),
         (  # the flat curve is worse below the level and better above
             {"a": curve(4.0, 0.5), "b": curve(4.0)},
-            (f"rates at 99 % do not rank a and b; {LESS} -0.50 [-0.78, -0.21] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
-            "+48.00 [45.19, 50.81] at 32.0: ahead at one rate and behind at another"),
+            (
+                f"rates at 99 % do not rank a and b; {LESS} -0.50 [-0.78, -0.21] at 2.00, 0.00 [-0.08, 0.08] at 8.00, "
+                "+48.00 [45.19, 50.81] at 32.0: ahead at one rate and behind at another"
+            ),
         ),
         (
             {"a": {1.0: [0.9, 0.8, 0.85]}, "b": {1.0: [0.7, 0.6, 0.65]}},

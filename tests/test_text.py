@@ -84,8 +84,12 @@ def test_windows_are_pooled_whatever_each_would_say_alone() -> None:
 
 def test_where_rates_tell_nothing_points_do() -> None:
     """Both hold 99 % at every rate; prism misses 0.1 % and static 0.9 %, far from chance at the two higher rates."""
-    rows = [{"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0 - share * x / 16, "n": 90_000}
-            for label, share in (("prism", 0.001), ("static", 0.009)) for seed in range(3) for x in (4.0, 8.0, 16.0)]
+    rows = [
+        {"condition": "rates", "x": x, "label": label, "seed": seed, "ttft": 1.0 - share * x / 16, "n": 90_000}
+        for label, share in (("prism", 0.001), ("static", 0.009))
+        for seed in range(3)
+        for x in (4.0, 8.0, 16.0)
+    ]
     told = said(table(rows), about(PANELS[:1], []))  # fmt: skip
     assert told[1:4] == ["system 99 % TTFT prism over it", "prism >24.0 -", "static >24.0 + +0.2 +0.4 +0.8 points"]
     assert told[4:7] == [
