@@ -97,11 +97,12 @@ def _block(shown: Shown, panels: Sequence[Panel], standings: Standings) -> Itera
                 table.append([labels[name], gone.word, *[NONE] * (len(table[0]) - 2)])
                 continue
             table.append([labels[name], *_cells(shown, rows, panel, name, standings)])
-            beside.append([labels[name], *_beside(rows, panel, name, about)])
+            if shown.every:
+                beside.append([labels[name], *_beside(rows, panel, name, about)])
         if at:
             yield f"{at}:"
         yield from laid(_told(table), markdown=shown.markdown)
-        if shown.every and len(beside) > 1:
+        if len(beside) > 1:
             yield from laid(_told(beside), markdown=shown.markdown)
     for name, (gone, places) in unfit.items():
         yield f"{name} {gone.word} ({'; '.join(places)}): {gone.why}"
