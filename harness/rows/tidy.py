@@ -120,6 +120,15 @@ def stored(path: Path) -> pa.Table:
     of_model = pc.equal(table["over"].cast(pa.string()), "model")
     if (row := pc.index(pc.and_(of_model, pc.is_null(table["model"])), value=True).as_py()) >= 0:
         raise Damaged(f"{path}: row {row}: model is null, and over is model; {WAY_OUT}")
+    counts = [name for name in ("missed", "offered") if name in table.column_names]
+    if len(counts) == 1:
+        (gone,) = {"missed", "offered"} - set(counts)
+        raise Damaged(f"{path}: column {gone} is missing; {WAY_OUT}")
+    if counts:
+        alone = pc.xor(pc.is_null(table["missed"]), pc.is_null(table["offered"]))
+        if pc.any(alone, min_count=0).as_py():
+            row = pc.index(alone, True).as_py()
+            raise Damaged(f"{path}: row {row}: missed or offered is null, and not both; {WAY_OUT}")
     return table
 
 
