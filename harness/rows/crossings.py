@@ -109,8 +109,8 @@ def _turned(x: float) -> float:
     return float(f"{1.0 / x:.12g}")
 
 
-def _easier(e: Estimate) -> Estimate:
-    """An estimate of 1 / x, as one of x."""
+def inverse(e: Estimate) -> Estimate:
+    """An estimate of 1 over the quantity."""
     low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
     return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
 
@@ -140,7 +140,7 @@ def crossing(
         fails = min(unfit if fails is None else [fails, *unfit])
         at = replace(at, sign="=", low=None, high=None) if at.sign == ">" else at
     if axis in EASES:
-        return Crossing(_easier(at), None if fails is None else _turned(fails), dip)
+        return Crossing(inverse(at), None if fails is None else _turned(fails), dip)
     return Crossing(at, fails, dip).times(panel["unit_rps"] if axis == "rate_scale" else 1.0)
 
 
@@ -206,7 +206,7 @@ def ratio(
     if pair is None:
         return None
     found = pooled.ratio(*pair, level)
-    return _easier(found) if axis in EASES else found
+    return inverse(found) if axis in EASES else found
 
 
 class Standing(NamedTuple):
@@ -265,7 +265,7 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
     words, p = (told, p) if flat else pooled.verdict(here)
     words = CASE if few else words
     if axis in EASES:
-        here, beside = _easier(here), tuple(map(_easier, beside))
+        here, beside = inverse(here), tuple(map(inverse, beside))
     return Standing(here, words, "", p, flat, beside, differences, shared)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pyarrow.compute as pc
 
 from harness.policy.fields import asked
-from harness.rows import crossings, estimate, statistics, tidy
+from harness.rows import crossings, estimate, pooled, tidy
 from harness.rows.crossings import (
     EASES,
     Loss,
@@ -19,6 +19,7 @@ from harness.rows.crossings import (
     Standing,
     crossing,
     fewest,
+    inverse,
     of_panel,
     reached,
     side_by_side,
@@ -48,7 +49,6 @@ About = Mapping[str, Any]  # facts of a study, as its table's metadata has them
 
 CASE = "a case study, which decides nothing"
 LEAST_MISSES, LEAST_WINDOWS = 10, 5  # of either side: what a class has to rest on
-ONE_SIDED = 1.6448536269514722 / 1.959963984540054  # half widths of a one-sided 95 % limit and a 95 % interval
 AXES = {"rate_scale": "rate", "rate_rps": "rate", "slo_scale": "SLO scale", "gpus": "GPUs", "models": "models"}
 STYLES: Mapping[str, Style] = {"rate_scale": RATE, "rate_rps": RATE, "slo_scale": SCALE, "gpus": GPUS, "models": COUNT}
 
@@ -120,7 +120,7 @@ def limit_of_bound(here: Estimate, style: Style) -> str:
     end, word = (here.low, "at least") if here.sign == ">" else (here.high, "at most")
     if end is None:
         return f"n = {here.n}"
-    scaled = here.mean * (end / here.mean) ** ONE_SIDED if end > 0 and here.mean > 0 else end
+    scaled = here.mean * (end / here.mean) ** pooled.ONE_SIDED if end > 0 and here.mean > 0 else end
     return f"n = {here.n}; {word} {estimate.number(scaled, style.decimals)}{style.unit} (one-sided 95 % limit)"
 
 
@@ -203,12 +203,6 @@ def compared(
     if panel["axis"] not in EASES:
         return each
     return {name: one._replace(ratio=one.ratio and inverse(one.ratio)) for name, one in each.items()}
-
-
-def inverse(e: Estimate) -> Estimate:
-    """An estimate of 1 over the quantity."""
-    low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
-    return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
 
 
 def standing_text(one: Standing) -> str:

@@ -12,9 +12,8 @@ from typing import NamedTuple
 from harness.rows import crossings, pooled, tidy
 from harness.rows.crossings import FALSE, UNDECIDED, Panel, Standing
 from harness.rows.tidy import Windows
+from harness.study.search import OCTAVE
 from harness.study.study import AA_SEED
-
-OCTAVE = 2.0  # from a crossing, either way: rates within it are run again with more seeds
 
 
 class More(NamedTuple):
@@ -81,7 +80,7 @@ def more(
 
 
 def _near(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """Rates that are given, and those within an octave of where a system crosses the level."""
+    """Rates that are given, and those within an octave, either way, of where a system crosses the level."""
     c = tidy.together(of, of.keys())
     if c is None:
         return ()

@@ -32,8 +32,8 @@ from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
-from harness.study.search import Ask, Shares, following, highest
-from harness.study.study import AA, BEST, CONTROLS, Claim, Study, systems_of
+from harness.study.search import Ask, Shares, contends, following, highest
+from harness.study.study import BEST, Claim, Study, systems_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -352,7 +352,7 @@ class _Work:
 
     def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
         """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
-        contend = [name for name in panel.specs if name in curves and name not in CONTROLS and not name.endswith(AA)]
+        contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
