@@ -212,5 +212,8 @@ def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
 
 def test_seeds_never_meet_those_of_copies() -> None:
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
-    curves = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
-    assert enough.more(curves, PANEL, {"a": False}, 5, LEVEL, GIVEN[0] / 8) is None
+    curves: dict[str, Windows] = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
+    while more := enough.more(curves, PANEL, {"a": False}, 5, LEVEL, GIVEN[0] / 8):
+        for _, seed, x in more.runs:
+            assert seed == AA_SEED - 3
+            curves["a"][seed][x] = world.run("a", 0, x)

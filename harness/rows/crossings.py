@@ -303,7 +303,9 @@ def corrected(found: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(one: Standing) -> str:
-    return "equal within 25 %" if "by less than" in one.says else UNDECIDED
+    """What is left where chance alone may give the side: an equality, of the ratio or at two of the three rates."""
+    alike = [pooled.apart(gap, NEAR) for _, gap in one.differences].count("equal") >= 2
+    return "equal within 25 %" if "by less than" in one.says or (one.flat and alike) else UNDECIDED
 
 
 class Claimed(NamedTuple):
