@@ -124,13 +124,24 @@ def study(
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
-        from plots import fig_study
-
         stem = (FIGURES if out is None else folder) / asked.name
-        paths = fig_study.render(measured.folder, stem, f"bench study {name}")
+        paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(2)
+
+
+def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
+    """The figures of a study, drawn by plots/fig_KIND.py where they are not as they would be."""
+    from harness.study import receipt, text
+
+    def draw() -> list[Path]:
+        import plots
+
+        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
+        return paths
+
+    return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
 
 def _list() -> None:

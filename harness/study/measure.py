@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.engines import sim
@@ -23,12 +23,12 @@ from harness.rows.crossings import EASES, RATED, turned
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_trace
+from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
-from harness.run.spec import Spec, canonical, digest
+from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough
+from harness.study import enough, receipt
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.enough import More
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from traces.load import Trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """A scored study."""
 
@@ -51,13 +51,14 @@ class Measured:
     table: pa.Table
     about: Mapping[str, Any]
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
-    tasks: tuple[Task, ...]  # resolved specs of all points and the hashes of their sources
+    reference: Spec  # the resolved one of the first point: what the runs of a comparison have in common
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
 
-    @property
-    def reference(self) -> Spec:
-        """The resolved spec of the first point: what the runs of a comparison have in common."""
-        return self.tasks[0].spec
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """Resolved specs of all runs and the hashes of their sources, as their folders say."""
+        each = (record.meta(self.folder.parent / run) for run in self.about["runs"])
+        return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
 
     @property
     def xs(self) -> tuple[float, ...]:
@@ -82,18 +83,25 @@ def measure(
 ) -> Measured:
     """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
 
+    Nothing is opened but the table where a receipt says that all is as it was.
     The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
     says. A system whose policy fails leaves the study; Failed where none is left to stand first.
     """
     failed: dict[str, str] = {}
-    left: Study | None = study.of(full)
+    asked = study.of(full)
+    left: Study | None = asked
     counted = _Counted(teller or Silent(), quiet=study.layout == "table")
+    call = receipt.Call(asked, full, stem or study.name, target)
+    if (kept := receipt.found(call, out)) and (done := _kept(call, kept, counted)):
+        return done
+    begun_ns, digested = time_ns(), call.digest
     while left is not None:
         work = _Work(left, out, full, stem or study.name, target, workers, counted)
         try:
-            if not failed:
-                work.announce()
-            return replace(work.done(), failed=failed)
+            said = work.described()
+            for line in said if not failed else ():
+                counted.note(line)
+            measured = replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -101,7 +109,24 @@ def measure(
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
             left = left.without(gone)
+        else:
+            if not failed:
+                work.vouch(call, digested, begun_ns, measured, said)
+            return measured
     raise Failed(failed)
+
+
+def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
+    """The study of a receipt; None where its table is not whole."""
+    path = kept.folder / record.SWEEP
+    try:
+        table, about = tidy.stored(path), record.footer(path)
+    except (OSError, UserError):
+        return None
+    for line in kept.said:
+        teller.note(line)
+    teller.current(len(about["runs"]))
+    return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
 class _Counted:
@@ -126,6 +151,10 @@ class _Counted:
         self.phases.setdefault(what, (done, total))
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
+
+    def current(self, total: int) -> None:
+        """Say that nothing is left to do."""
+        self.note(f"{total} of {total} points current, nothing to do")
 
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
@@ -190,8 +219,7 @@ class _Work:
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
-            total = len(measured.about["runs"])
-            self.teller.note(f"{total} of {total} points current, nothing to do")
+            self.teller.current(len(measured.about["runs"]))
         return measured
 
     @cached_property
@@ -204,12 +232,26 @@ class _Work:
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
-    def announce(self) -> None:
-        """Say what the traces are, and which are stand-ins."""
+    def described(self) -> list[str]:
+        """What the traces are, and which are stand-ins, a line each."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
-        for line in (*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)):
-            self.teller.note(line)
+        return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
+
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, said: list[str]) -> None:
+        """Write the receipt of a call that is done."""
+        specs, stamps = self._made
+        rules = {judge["rule"] for judge in measured.about["judges"]}
+        models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
+        traces = [str(panel.setting.get("trace", panel.first.trace)).replace("{models}", count)
+                  for panel, count in zip(self.panels, models, strict=True)]  # fmt: skip
+        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, said)
+        receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
+
+    @cached_property
+    def _made(self) -> tuple[dict[Spec, None], dict[str, receipt.Stamp]]:
+        """The specs that were run or stood there, and the stamps of their rows by path."""
+        return {}, {}
 
     def _asked(self) -> dict[str, Trace]:
         """The traces as they were asked for."""
@@ -397,7 +439,11 @@ class _Work:
         return held
 
     def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
-        return sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        made, stamps = self._made
+        made |= dict.fromkeys(specs)
+        stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
+        return folders
 
     # -------------------------------------------------------------- the table
 
@@ -419,7 +465,7 @@ class _Work:
         table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
         first = grid.panels[0]
         target = first.targets.get(first.scale, points[0].under)
-        return Measured(self.study, folder, table, about, target, tuple(ready))
+        return Measured(self.study, folder, table, record.footer(folder / record.SWEEP), target, ready[0].spec)
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
         """What readers of the table need to know beside its rows."""
