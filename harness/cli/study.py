@@ -169,7 +169,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     searched = False
     panels = list(grid.panels(left, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rules(left, panel).values())
+        here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             said(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
