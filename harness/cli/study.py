@@ -90,9 +90,9 @@ def study(
     workers: int | None,
     out: Path | None,
 ) -> None:
-    """Run a study: systems under conditions, beside what papers say.
+    """Run a study: a paper's figure, or your own TOML file.
 
-    Without a name, list the studies that come with the bench.
+    Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
