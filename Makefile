@@ -186,8 +186,9 @@ validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs
 	@mkdir -p plots/gallery
 	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
-docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; docs/matrix.md and docs/reference/ from the code
+docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is generated from the code among them
 	$(call loud,docs,$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
+	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
 	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs)
 	@echo '.make/docs/index.html'
 

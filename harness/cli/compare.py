@@ -35,7 +35,7 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
-from harness.cli.study import dry
+from harness.cli.study import dry, figures
 from harness.cli.terminal import Terminal
 from harness.report.commands import real, short_path
 
@@ -99,7 +99,10 @@ def compare(
     out: Path | None,
     **setting: Any,
 ) -> None:
-    """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    """Compare systems on a trace: SLOs, latency, highest rate.
+
+    The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
+    """
     from harness.policy.types import UserError
     from harness.report import formats
     from harness.report.summary import summarize
@@ -143,10 +146,8 @@ def compare(
         click.echo("\n".join((formats.markdown if form == "markdown" else formats.latex)(shown)))
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
-        from plots import fig_compare
-
-        note = sensitivity.kept(measured.folder)
-        fig_compare.render(measured.folder, stem, f"bench plot {short_path(measured.folder)}", note)
+        command = f"bench plot {short_path(measured.folder)}"
+        figures(measured, "compare", stem, command, sensitivity.kept(measured.folder))
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
     if measured.failed:

@@ -90,9 +90,9 @@ def study(
     workers: int | None,
     out: Path | None,
 ) -> None:
-    """Run a study: systems under conditions, beside what papers say.
+    """Run a study: a paper's figure, or your own TOML file.
 
-    Without a name, list the studies that come with the bench.
+    Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
@@ -124,13 +124,24 @@ def study(
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
-        from plots import fig_study
-
         stem = (FIGURES if out is None else folder) / asked.name
-        paths = fig_study.render(measured.folder, stem, f"bench study {name}")
+        paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(2)
+
+
+def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
+    """The figures of a study, drawn by plots/fig_KIND.py where they are not as they would be."""
+    from harness.study import receipt, text
+
+    def draw() -> list[Path]:
+        import plots
+
+        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
+        return paths
+
+    return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
 
 def _list() -> None:
@@ -169,7 +180,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     searched = False
     panels = list(grid.panels(left, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rules(left, panel).values())
+        here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             said(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())

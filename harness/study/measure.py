@@ -6,28 +6,29 @@ panel (`condition`) and x. It alone draws the study's figure; its metadata holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
+from harness.rows.crossings import EASES, RATED, turned
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_trace
+from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
-from harness.run.spec import Spec, canonical, digest
+from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough
+from harness.study import enough, receipt
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.enough import More
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from traces.load import Trace
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Measured:
     """A scored study."""
 
@@ -50,13 +51,14 @@ class Measured:
     table: pa.Table
     about: Mapping[str, Any]
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
-    tasks: tuple[Task, ...]  # resolved specs of all points and the hashes of their sources
+    reference: Spec  # the resolved one of the first point: what the runs of a comparison have in common
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
 
-    @property
-    def reference(self) -> Spec:
-        """The resolved spec of the first point: what the runs of a comparison have in common."""
-        return self.tasks[0].spec
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """Resolved specs of all runs and the hashes of their sources, as their folders say."""
+        each = (record.meta(self.folder.parent / run) for run in self.about["runs"])
+        return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
 
     @property
     def xs(self) -> tuple[float, ...]:
@@ -81,18 +83,25 @@ def measure(
 ) -> Measured:
     """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
 
+    Nothing is opened but the table where a receipt says that all is as it was.
     The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
     says. A system whose policy fails leaves the study; Failed where none is left to stand first.
     """
     failed: dict[str, str] = {}
-    left: Study | None = study.of(full)
+    asked = study.of(full)
+    left: Study | None = asked
     counted = _Counted(teller or Silent(), quiet=study.layout == "table")
+    call = receipt.Call(asked, full, stem or study.name, target)
+    if (kept := receipt.found(call, out)) and (done := _kept(call, kept, counted)):
+        return done
+    begun_ns, digested = time_ns(), call.digest
     while left is not None:
         work = _Work(left, out, full, stem or study.name, target, workers, counted)
         try:
-            if not failed:
-                work.announce()
-            return replace(work.done(), failed=failed)
+            said = work.described()
+            for line in said if not failed else ():
+                counted.note(line)
+            measured = replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -100,7 +109,24 @@ def measure(
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
             left = left.without(gone)
+        else:
+            if not failed:
+                work.vouch(call, digested, begun_ns, measured, said)
+            return measured
     raise Failed(failed)
+
+
+def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
+    """The study of a receipt; None where its table is not whole."""
+    path = kept.folder / record.SWEEP
+    try:
+        table, about = tidy.stored(path), record.footer(path)
+    except (OSError, UserError):
+        return None
+    for line in kept.said:
+        teller.note(line)
+    teller.current(len(about["runs"]))
+    return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
 
 
 class _Counted:
@@ -126,6 +152,10 @@ class _Counted:
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
 
+    def current(self, total: int) -> None:
+        """Say that nothing is left to do."""
+        self.note(f"{total} of {total} points current, nothing to do")
+
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
         """Say a step's seconds once it is done, unless there was nothing to do."""
@@ -136,6 +166,17 @@ class _Counted:
 
 
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
+
+
+class _Targets(dict[float, SloTarget]):
+    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
+
+    def __init__(self, scales: Iterable[float], of: Callable[[float], SloTarget]) -> None:
+        super().__init__({scale: of(scale) for scale in sorted(scales)})
+        self._of = of
+
+    def __missing__(self, scale: float) -> SloTarget:
+        return self.setdefault(scale, self._of(scale))
 
 
 class _Group(NamedTuple):
@@ -178,8 +219,7 @@ class _Work:
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
-            total = len(measured.about["runs"])
-            self.teller.note(f"{total} of {total} points current, nothing to do")
+            self.teller.current(len(measured.about["runs"]))
         return measured
 
     @cached_property
@@ -192,12 +232,26 @@ class _Work:
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
-    def announce(self) -> None:
-        """Say what the traces are, and which are stand-ins."""
+    def described(self) -> list[str]:
+        """What the traces are, and which are stand-ins, a line each."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
-        for line in (*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)):
-            self.teller.note(line)
+        return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
+
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, said: list[str]) -> None:
+        """Write the receipt of a call that is done."""
+        specs, stamps = self._made
+        rules = {judge["rule"] for judge in measured.about["judges"]}
+        models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
+        traces = [str(panel.setting.get("trace", panel.first.trace)).replace("{models}", count)
+                  for panel, count in zip(self.panels, models, strict=True)]  # fmt: skip
+        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, said)
+        receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
+
+    @cached_property
+    def _made(self) -> tuple[dict[Spec, None], dict[str, receipt.Stamp]]:
+        """The specs that were run or stood there, and the stamps of their rows by path."""
+        return {}, {}
 
     def _asked(self) -> dict[str, Trace]:
         """The traces as they were asked for."""
@@ -214,15 +268,15 @@ class _Work:
                 self._tried(panel, spec)
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
-        rules = [grids.rules(self.study, panel) for panel in self.panels]
         based = [self._based(panel.first) for panel in self.panels]
-        measured = [spec for spec, every in zip(based, rules, strict=True) if any("P95" in x for x in every.values())]
+        rules = {panel.key: grids.rule(self.study, panel, panel.scale) for panel in self.panels}
+        measured = [spec for spec, rule in zip(based, rules.values(), strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
-            replace(panel, targets={x: self._judge(spec, text) for x, text in sorted(every.items())})
-            for panel, spec, every in zip(self.panels, based, rules, strict=True)
+            replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
+            for panel, spec in zip(self.panels, based, strict=True)
         )
 
     def _tried(self, panel: Panel, spec: Spec) -> None:
@@ -241,6 +295,9 @@ class _Work:
     def _based(self, spec: Spec) -> Spec:
         """What the SLO of a panel is measured for: what its runs share with each model alone."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
+
+    def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
+        return self._judge(spec, grids.rule(self.study, panel, scale))
 
     def _judge(self, spec: Spec, rule: str) -> SloTarget:
         if (spec, rule) not in self._judges:
@@ -325,38 +382,39 @@ class _Work:
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
-        panels = {panel.key: panel for panel in grid.panels if panel.rated and panel.drawn}
+        panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
         spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [(key, more) for key, panel in panels.items() if (more := self._more(panel, curves.get(key, {})))]
+            wanted = [
+                (key, more) for key, panel in panels.items() if (more := self._more(grid, panel, curves.get(key, {})))
+            ]
             taken: list[tuple[str, More]] = []
-            for key, more in wanted:
+            for key, more in sorted(wanted, key=lambda one: one[1].requests):  # the most panels for the budget
                 if spent + more.requests <= scope.budget:
                     spent += more.requests
                     taken.append((key, more))
             if not taken:
                 return added
             asked = [
-                grid.point(panels[key], name, seed, x)
+                grid.point(panels[key], name, seed, turned(x) if panels[key].axis in EASES else x)
                 for key, more in taken
-                for name, seeds in more.seeds.items()
-                for x in more.xs[name]
-                for seed in seeds
+                for name, seed, x in more.runs
             ]
             what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
             self._run([point.spec for point in asked], what)
             added += asked
         raise AssertionError
 
-    def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
+    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
         """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
         contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
-        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
+        least = grid.bounds(panel).least
+        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least) if left else None
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
@@ -366,7 +424,8 @@ class _Work:
             if definition in found:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
-                of.setdefault(seed, {})[point.x] = found[definition]
+                x = turned(point.x) if point.panel.axis in EASES else point.x
+                of.setdefault(seed, {})[x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """By panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -380,7 +439,11 @@ class _Work:
         return held
 
     def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
-        return sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        made, stamps = self._made
+        made |= dict.fromkeys(specs)
+        stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
+        return folders
 
     # -------------------------------------------------------------- the table
 
@@ -391,7 +454,7 @@ class _Work:
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
             for p, t in zip(points, ready, strict=True)
         ]
-        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
+        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in sorted(panel.targets.items())]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
         about = self._about(grid, points, ready)
 
@@ -402,7 +465,7 @@ class _Work:
         table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
         first = grid.panels[0]
         target = first.targets.get(first.scale, points[0].under)
-        return Measured(self.study, folder, table, about, target, tuple(ready))
+        return Measured(self.study, folder, table, record.footer(folder / record.SWEEP), target, ready[0].spec)
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
         """What readers of the table need to know beside its rows."""
