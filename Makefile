@@ -17,6 +17,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
+DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
 # $(call pinned,name,lists): the marker of an environment, named by the pins of all that it holds
@@ -219,14 +220,22 @@ validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs
 	@mkdir -p plots/gallery
 	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
-docs: $(READY) ## docs/matrix.md (which system runs on which engine) and docs/states.md, from the code
-	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
-	@$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md
+docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; matrix, states and docs/reference/ from the code
+	$(call loud,docs,$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
+	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
+	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs)
+	@echo '.make/docs/index.html'
+
+# Beside the lock, which whoever only runs the bench installs.
+$(DOCUMENTED): | $(READY)
+	$(call quiet,sphinx,$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+	-r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
 	$(call stage,600,setup)
 	$(call stage,240,lint)
 	$(call stage,600,types)
+	$(call stage,240,docs)
 	$(call stage,2400,test-fast)
 	$(call stage,3000,test-slow)
 	$(call stage,240,smoke)
@@ -235,9 +244,11 @@ ci: ## what .ci/run runs
 	$(call stage,1800,sglang)
 	$(call stage,1800,test-servers)
 
-lock: ## resolve requirements.lock anew (needs uv)
-	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
-	--custom-compile-command 'make lock' -o requirements.lock pyproject.toml
+EXTRA = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+RESOLVE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
+lock: ## resolve requirements.lock and requirements-docs.lock anew (needs uv)
+	$(RESOLVE) --extra dev -o requirements.lock pyproject.toml
+	$(PYTHON) -c '$(EXTRA)' | $(RESOLVE) -c requirements.lock -o requirements-docs.lock -
 
 clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
