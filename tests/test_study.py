@@ -65,8 +65,9 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert all(len(one.at_rps) == 3 for one in rated)
     assert all(min(one.at_rps) < 1 for one in rated if not one.extra)
     assert fig7.requests >= 700
-    assert fig7.full.seeds > fig7.quick.seeds >= 5
-    assert fig7.full.points > fig7.quick.points >= 6
+    assert fig7.full.seeds >= fig7.quick.seeds >= 5
+    assert fig7.full.points >= fig7.quick.points >= 6
+    assert fig7.full.window_s > fig7.quick.window_s
     judged = {claim.on.get("condition"): claim for claim in fig7.claim}
     assert set(judged) == {"heavy8", "SLO scale", "GPUs", None}  # None: nobody measures it
     assert [c.paper for c in fig7.claim if c.on.get("condition") == "heavy8"] == [2.3, 3.5, "ahead", "never"]
