@@ -141,6 +141,32 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
         assert (load(name).name, (load(name).help or "").splitlines()[0]) == (name, line)
 
 
+def test_the_list_of_commands_cuts_nothing_and_has_the_main_ones_first() -> None:
+    text = ok("--help")
+    assert all(len(line) <= 60 for _, line in COMMANDS.values())
+    shown = re.findall(
+        r"^  (\w+) {2,}(\S.*)$", text.partition("Main commands:")[2].partition("Examples:")[0], re.MULTILINE
+    )
+    assert shown == [(name, line) for name, (_, line) in COMMANDS.items()]
+    assert [name for name, _ in shown[:3]] == ["compare", "study", "explain"]
+
+
+@cases("path", [(name,) for name in COMMANDS if isinstance(load(name), click.Group)])
+def test_the_list_of_subcommands_cuts_nothing(path: tuple[str, ...]) -> None:
+    group = load(path[0])
+    assert isinstance(group, click.Group)
+    for name, command in group.commands.items():
+        assert re.search(rf"^  {name} +{re.escape((command.help or '').splitlines()[0])}$", ok(*path, "--help"),
+                         re.MULTILINE), name  # fmt: skip
+
+
+@cases("path", [(), *commands()])
+def test_help_has_80_columns_however_wide_the_terminal(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("80", "240"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert [line for line in ok(*path, "--help").splitlines() if len(line) > 80] == []
+
+
 def test_help_imports_no_command() -> None:
     code = (
         "import sys\nfrom harness.cli.app import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"

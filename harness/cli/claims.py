@@ -23,7 +23,10 @@ FILE = "claims.md"
 @click.option("--check", is_flag=True,
               help="Exit with 1 where a class rests on fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
 def claims(*, only: str | None, workers: int | None, out: Path | None, check: bool) -> None:
-    """Hold every paper's statements against runs here: one page, each once, with its class and what it rests on."""
+    """Hold every paper's claims against runs made here.
+
+    One page has each statement once, with its class and what it rests on.
+    """
     from harness.rows import record
     from harness.study import ledger
 

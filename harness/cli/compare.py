@@ -102,7 +102,10 @@ def compare(
     out: Path | None,
     **setting: Any,
 ) -> None:
-    """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    """Compare systems on a trace: SLOs, latency, highest rate.
+
+    The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
+    """
     from harness.policy.types import UserError
     from harness.report import formats
     from harness.run.setup import load_trace

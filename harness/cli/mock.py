@@ -149,7 +149,10 @@ def mock(
     with_parent: bool,
     log: bool,
 ) -> None:
-    """Serve models that compute nothing: OpenAI's API, latency from a cost table, sleep, and faults on request."""
+    """Serve OpenAI's API with set latencies and no model.
+
+    Its latencies come from a cost table or from options; it can sleep, and fail on request.
+    """
     import time
 
     from harness.mock.faults import Shares

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,28 @@ OF_RUNS = {  # fields of a spec that no user sets, and why
     "measured_on": "it is of the machine",
     "token_times": "--definition itl and token ask for them",
 }
+WIDTH = 80  # characters of a line of help
+INDENT = 4  # of an example
 WORDS = "bench.words"  # key of the context's meta: the words of the command line
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    """Set example commands as the end of a command's help.
+
+    A line of more than WIDTH characters goes on in the next one after a backslash; its comment stands above it.
+    """
+    shown = []
+    for line in lines:
+        command, _, comment = line.partition("  # ")
+        if comment and len(line) + INDENT > WIDTH:
+            shown.append(f"# {comment}")
+        whole = command if comment and len(line) + INDENT > WIDTH else line
+        room = WIDTH - INDENT - len(" \\")
+        joined = re.sub(r"( --?[a-z-]+) (?!-)", "\\1\0", whole)  # an option and its value stay together
+        parts = textwrap.wrap(joined, room, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+        parts = [part.replace("\0", " ") for part in parts]
+        shown += [f"{part} \\" for part in parts[:-1]] + parts[-1:] if len(whole) + INDENT > WIDTH else [whole]
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in shown)
 
 
 # ------------------------------------------------------------------ completion

@@ -35,7 +35,10 @@ from harness.report.commands import explain_command, real, short_path
 @LIMIT
 @OUT
 def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path | None) -> None:
-    """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
+    """Run one spec, a TOML file.
+
+    The file has `system = "static"` and any other field; --dry-run shows all.
+    """
     from dataclasses import replace
 
     from harness.policy.types import UserError
@@ -108,7 +111,10 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
 def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
-    """Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points."""
+    """Draw stored results as PDF, PNG and CSV.
+
+    Without FOLDER, the newest comparison or study.
+    """
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from harness.study import sensitivity
@@ -226,7 +232,7 @@ def explain(
     slo_scale: float | None,
     definition: str | None,
 ) -> None:
-    """Explain a stored run: where a request's time went, or why requests missed their SLOs.
+    """Say where a request's time went, or why SLOs were missed.
 
     RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
     """
@@ -290,9 +296,10 @@ def explain(
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
 def timeline(run: Path, out: Path | None) -> None:
-    """Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.
+    """Write a stored run as a trace for Perfetto.
 
-    The run is made again from its spec, which a simulated run alone allows. A span of decode steps is one slice.
+    Lanes, turns, links, memory, requests. The run is made again from its spec, which a simulated run alone allows. A
+    span of decode steps is one slice.
     """
     from harness.policy.types import UserError
     from harness.rows import record
@@ -317,7 +324,7 @@ def timeline(run: Path, out: Path | None) -> None:
 @click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
 @click.argument("results", type=PATH, required=False)
 def upgrade(results: Path | None) -> None:
-    """Rewrite stored results of earlier releases with the names that they have now.
+    """Rewrite results of earlier releases with today's names.
 
     Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
     they lie. Every command reads results of earlier releases also without this.

@@ -93,9 +93,9 @@ def study(
     machine: bool,
     out: Path | None,
 ) -> None:
-    """Run a study: systems under conditions, beside what papers say.
+    """Run a study: a paper's figure, or your own TOML file.
 
-    Without a name, list the studies that come with the bench.
+    Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
@@ -183,7 +183,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     searched = False
     panels = list(grid.panels(left, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rules(left, panel).values())
+        here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             said(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())

@@ -44,7 +44,7 @@ INVALID = "Runs that did not measure their servers are left out."
 @click.option("--markdown", is_flag=True, help="... as the page docs/matrix.md.")
 @click.pass_context
 def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
-    """List systems with their presets, and which engine can run them."""
+    """List systems, engines, traces, figures and definitions."""
     from harness.policy.types import UserError
 
     if markdown and not matrix:
@@ -94,7 +94,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
 
 @list_.command(epilog=examples("bench list traces"))
 def traces() -> None:
-    """List traces: what is here, its tier, models, requests, span, licence, how to fetch the rest; and readers."""
+    """List traces: those here, and public logs to convert."""
     from harness.report.text_table import aligned
     from traces import readers
     from traces.load import drawn, manifest, present
@@ -118,7 +118,7 @@ def traces() -> None:
 
 @list_.command(epilog=examples("bench list figures", "bench plot results/arena-chat-3f9c01ab --figure compare"))
 def figures() -> None:
-    """List the figures that bench plot draws of stored results, and what each shows."""
+    """List the figures that bench plot draws."""
     import plots
     from harness.report.text_table import aligned
 
@@ -127,7 +127,7 @@ def figures() -> None:
 
 @list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
 def definitions() -> None:
-    """List the definitions of SLO attainment: the part of the SLO that each judges, and its formula."""
+    """List the definitions of SLO attainment, with formulas."""
     from harness.report.text_table import aligned
     from harness.rows.definitions import DEFINITIONS
 
@@ -153,10 +153,11 @@ def definitions() -> None:
 def check(
     *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
 ) -> None:
-    """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.
+    """Test that a system keeps the rules.
 
-    Systems are tried in the simulator; an engine with scripted policies. Until a system's file has passed whole, and
-    whenever it is changed, bench compare, study and tune mark a file given by its path `unchecked`.
+    No lost request, no peeking, nothing undeclared, the same bytes twice. Systems are tried in the simulator; an engine
+    with scripted policies. Until a system's file has passed whole, and whenever it is changed, bench compare, study and
+    tune mark a file given by its path `unchecked`.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
@@ -247,7 +248,7 @@ def calibrate(
     kind: str | None,
     out: Path | None,
 ) -> None:
-    """A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.
+    """Measure the cost table of an engine's servers, or of a GPU.
 
     Servers are measured now, and what stands in the folder is not measured again.
     """
@@ -322,9 +323,10 @@ def validate(
     *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
     page: Path | None, no_plot: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).
+    """Hold the simulator against measured end-to-end runs.
 
-    Or against servers that run now: how both rank systems, then attainment, then latencies.
+    Of the folder MEASURED_DIR, or any CSV of the same columns. Or against servers that run now: how both rank systems,
+    then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
@@ -493,7 +495,7 @@ def _staggered(ramps: Mapping[Path, Read], out: Path | None, *, plot: bool) -> t
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))
 @click.argument("file", type=PATH, metavar="FILE.py")
 def new(file: Path) -> None:
-    """Write a small annotated system that passes bench check at once."""
+    """Write a small annotated system that passes bench check."""
     from harness.check.new import write
 
     write(file)

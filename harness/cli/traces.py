@@ -16,14 +16,14 @@ from traces import readers
 
 @click.group(epilog=examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
 def trace() -> None:
-    """Look at traces, and make canonical ones."""
+    """Look at traces, convert logs, draw synthetic ones."""
 
 
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def stats(name: str, as_json: bool) -> None:
-    """Popularity, burstiness, idleness and lengths of a trace."""
+    """Show a trace's popularity, bursts, idle times and lengths."""
     from harness.report.text_table import aligned
     from harness.run.setup import load_trace
     from traces.stats import stats as measure
@@ -52,8 +52,8 @@ def _fact(value: Any) -> str:
 
 @trace.command(epilog=examples(
     "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
-    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name \\",
-    "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
+    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name "
+    "--column prompt_tokens=in --column output_tokens=out --time-unit ms",
     "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
 ))  # fmt: skip
 @click.argument("source", type=PATH, metavar="FILE")
@@ -76,11 +76,12 @@ def _fact(value: Any) -> str:
 @click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
 @click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
-    """Make a canonical trace of a released format, or of any CSV, Parquet or pickle by naming its columns.
+    """Make a canonical trace of a log or a released format.
 
-    Formats: .csv and .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a
-    restricted unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
-    With --from, an option stands in place of what the reader says.
+    Of any table by naming its columns, or of a released format by --from. Files: .csv and .csv.gz (with a header),
+    .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted unpickler). Ids of the blocks that
+    prompts share are the column prefix_hashes, with --block-tokens. With --from, an option stands in place of what the
+    reader says.
     """
     from harness.policy.types import UserError
     from traces import convert as converter
@@ -115,7 +116,10 @@ def _makers() -> list[str]:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), help="Of all its draws.")
 @click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
-    """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
+    """Draw a synthetic trace from a fitted generator.
+
+    Its statistics are shown beside those that it is fitted to.
+    """
     from harness.report.text_table import aligned
     from traces import realism, schema, synthetic
     from traces.load import of_table

@@ -30,10 +30,11 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
 @WORKERS
 @OUT
 def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path | None) -> None:
-    """Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.
+    """Tune systems alike, on seeds that no evaluation uses.
 
-    Only fields that a system's source leaves open are drawn (tuned=True where the field is declared). Runs are kept, so
-    the same command goes on where it was ended. To adopt a choice, make its values the defaults in the system's file.
+    Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
+    (tuned=True where the field is declared). Runs are kept, so the same command goes on where it was ended. To adopt a
+    choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
 

@@ -156,6 +156,11 @@ def plans(origins: Iterable[str]) -> str:
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
 
 
+def scaled(factors: Mapping[str, float]) -> str:
+    """Constants of the machine that a run scales, in words."""
+    return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
+
+
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
 
 
@@ -172,7 +177,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
         SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
         *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
-        *(f"{name} x {factor:g}" for name, factor in (spec.get("scaled") or {}).items()),
+        scaled(spec.get("scaled") or {}),
     ]
     return ", ".join(fact for fact in facts if fact) or None
 

@@ -6,11 +6,11 @@ panel (`condition`) and x. It alone draws the study's figure; its metadata holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter, time_ns
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
+from harness.rows.crossings import EASES, RATED, turned
 from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
@@ -170,6 +171,17 @@ _Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
 
 
+class _Targets(dict[float, SloTarget]):
+    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
+
+    def __init__(self, scales: Iterable[float], of: Callable[[float], SloTarget]) -> None:
+        super().__init__({scale: of(scale) for scale in sorted(scales)})
+        self._of = of
+
+    def __missing__(self, scale: float) -> SloTarget:
+        return self.setdefault(scale, self._of(scale))
+
+
 class _Group(NamedTuple):
     """Curves of a panel that are sampled together."""
 
@@ -262,15 +274,15 @@ class _Work:
                 self._tried(panel, spec)
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
-        rules = [grids.rules(self.study, panel) for panel in self.panels]
         based = [self._based(panel.first) for panel in self.panels]
-        measured = [spec for spec, every in zip(based, rules, strict=True) if any("P95" in x for x in every.values())]
+        rules = {panel.key: grids.rule(self.study, panel, panel.scale) for panel in self.panels}
+        measured = [spec for spec, rule in zip(based, rules.values(), strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
-            replace(panel, targets={x: self._judge(spec, text) for x, text in sorted(every.items())})
-            for panel, spec, every in zip(self.panels, based, rules, strict=True)
+            replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
+            for panel, spec in zip(self.panels, based, strict=True)
         )
 
     def _tried(self, panel: Panel, spec: Spec) -> None:
@@ -289,6 +301,9 @@ class _Work:
     def _based(self, spec: Spec) -> Spec:
         """What the SLO of a panel is measured for: what its runs share with each model alone."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
+
+    def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
+        return self._judge(spec, grids.rule(self.study, panel, scale))
 
     def _judge(self, spec: Spec, rule: str) -> SloTarget:
         if (spec, rule) not in self._judges:
@@ -376,25 +391,25 @@ class _Work:
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
-        panels = {panel.key: panel for panel in grid.panels if panel.rated and panel.drawn}
+        panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
         spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [(key, more) for key, panel in panels.items() if (more := self._more(panel, curves.get(key, {})))]
+            wanted = [
+                (key, more) for key, panel in panels.items() if (more := self._more(grid, panel, curves.get(key, {})))
+            ]
             taken: list[tuple[str, More]] = []
-            for key, more in wanted:
+            for key, more in sorted(wanted, key=lambda one: one[1].requests):  # the most panels for the budget
                 if spent + more.requests <= scope.budget:
                     spent += more.requests
                     taken.append((key, more))
             if not taken:
                 return added
             asked = [
-                grid.point(panels[key], name, seed, x)
+                grid.point(panels[key], name, seed, turned(x) if panels[key].axis in EASES else x)
                 for key, more in taken
-                for name, seeds in more.seeds.items()
-                for x in more.xs[name]
-                for seed in seeds
+                for name, seed, x in more.runs
             ]
             what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
             self._run([point.spec for point in asked], what)
@@ -402,13 +417,14 @@ class _Work:
             self._shown(grid, [*points, *added])
         raise AssertionError
 
-    def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
+    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
         """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
         contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
-        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
+        least = grid.bounds(panel).least
+        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least) if left else None
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
@@ -418,7 +434,8 @@ class _Work:
             if definition in found:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
-                of.setdefault(seed, {})[point.x] = found[definition]
+                x = turned(point.x) if point.panel.axis in EASES else point.x
+                of.setdefault(seed, {})[x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """By panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -447,7 +464,7 @@ class _Work:
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
             for p, t in zip(points, ready, strict=True)
         ]
-        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
+        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in sorted(panel.targets.items())]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
         about = self._about(grid, points, ready)
 

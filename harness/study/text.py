@@ -53,6 +53,7 @@ def lines(shown: Shown) -> Iterator[str]:
             yield from _parts(shown)
         case _:
             yield from _blocks(shown)
+    yield from shown.about["notes"]
     yield from unchecked_lines(shown.table)
     yield from _claims(shown)
     yield from _copies(shown)
