@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import pty
 import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -23,8 +26,9 @@ WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
 def watched(out: Path, **variables: str) -> str:
     """What a terminal of 30 lines of 100 letters is sent by a comparison."""
     ours, theirs = pty.openpty()
-    kept = {name: value for name, value in os.environ.items() if name not in {"CI", "NO_COLOR"}}
-    env = kept | {"TERM": "xterm", "COLUMNS": "100", "LINES": "30", **variables}
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
+    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm", **variables}
     command = [sys.executable, "-m", "harness", *COMPARE, "-o", str(out)]
     with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
         os.close(theirs)
@@ -44,7 +48,7 @@ def watched(out: Path, **variables: str) -> str:
 def screen(text: str) -> list[str]:
     """The lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
     lines = [""]
-    for part in re.split(r"(\x1b\\[[0-9]+A|\x1b\\[J|\x1b\\[[0-9;]*m|[\n\r])", text):
+    for part in re.split(r"(\x1b\[[0-9]+A|\x1b\[J|\x1b\[[0-9;]*m|[\n\r])", text):
         if part == "\n":
             lines.append("")
         elif part == "\r":
@@ -64,6 +68,7 @@ def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: P
     assert marks[0][0] == "1"  # of the search for the knee
     assert [int(runs) for _, runs in marks] == sorted(int(runs) for _, runs in marks)
     assert len(WIPES.findall(text)) >= len(marks)
+    assert "round 2" in text  # the bar
     left = screen(text)
     assert not any("so far" in line for line in left)
     plain = subprocess.run(

@@ -202,7 +202,7 @@ def _so_far(found: Measured, rule: str) -> list[str]:
     shown = _summary(found, rule)
     of = found.study.scope(full=False).seeds
     seeds = f"{found.seeds} of {of} seeds" if found.seeds < of else f"{of} seeds"
-    table = formats.terminal(shown, bold=False, room=get_terminal_size().columns)
+    table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
     return [f"so far, {seeds}, {len(found.about['runs'])} runs:", *table]
 
 

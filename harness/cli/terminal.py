@@ -67,7 +67,7 @@ class Terminal:
             self._bar.clear()
         shown, self._shown = self._shown, []
         if shown:
-            click.echo(UP.format(len(shown)), nl=False, err=True)
+            click.echo(UP.format(len(shown)), nl=False, err=True, color=True)
         return shown
 
     def _draw(self, lines: list[str]) -> None:
