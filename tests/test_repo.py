@@ -24,7 +24,7 @@ from harness.cli.app import load, main
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 500_000
 MAX_LINES = 600
-FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
 
 
 @cache
