@@ -14,6 +14,7 @@ import click
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
+    JSON_PROGRESS,
     LIMIT,
     PATH,
     RESULTS,
@@ -26,7 +27,7 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
 def study(
@@ -88,6 +90,7 @@ def study(
     every: bool,
     markdown: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
 ) -> None:
     """Run a study: a paper's figure, or your own TOML file.
@@ -119,8 +122,8 @@ def study(
     if dry_run:
         dry(asked, full, folder)
         return
-    with Terminal() as teller:
-        measured = measure(asked, folder, full=full, workers=workers, teller=teller)
+    with teller(machine=machine) as told:
+        measured = measure(asked, folder, full=full, workers=workers, teller=told)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:

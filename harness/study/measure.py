@@ -80,12 +80,14 @@ def measure(
     target: SloTarget | None = None,
     workers: int | None = None,
     teller: Teller | None = None,
+    watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
     """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
 
     Nothing is opened but the table where a receipt says that all is as it was.
     The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
-    says. A system whose policy fails leaves the study; Failed where none is left to stand first.
+    says. A system whose policy fails leaves the study; Failed where none is left to stand first. `watch` sees what is
+    there after each round of runs; nothing of that is stored.
     """
     failed: dict[str, str] = {}
     asked = study.of(full)
@@ -96,7 +98,7 @@ def measure(
         return done
     begun_ns, digested = time_ns(), call.digest
     while left is not None:
-        work = _Work(left, out, full, stem or study.name, target, workers, counted)
+        work = _Work(left, out, full, stem or study.name, target, workers, counted, watch)
         try:
             said = work.described()
             for line in said if not failed else ():
@@ -162,9 +164,10 @@ class _Counted:
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:
-            self.note(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
 
 
+_Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
 
 
@@ -208,12 +211,15 @@ class _Work:
     target: SloTarget | None
     workers: int | None
     teller: _Counted
+    watch: Callable[[Measured], None] | None = None
 
     def done(self) -> Measured:
         """All of it, in order: panels and their SLOs, curves, bounds, the table."""
         if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
+                self.teller.progress("compile", 0, 1)
                 sweep.compile_once()
+                self.teller.progress("compile", 1, 1)
         grid = Grid(self.study, self.full, self.judged())
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
@@ -331,6 +337,7 @@ class _Work:
         """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
         groups = [group for panel in panels for group in self._groups(panel)]
         kept: list[Point] = []
+        seen: list[Point] = []
         for turn in count(1):
             asked = {group: self._ask(grid, group, curves) for group in groups}
             runs = [run for group, ask in asked.items() for run in _runs(grid, group, ask)]
@@ -339,6 +346,8 @@ class _Work:
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
             folders = self._run([run.point.spec for run in runs], what)
             room = self._heard(runs, folders, curves)
+            seen += [run.point for run in runs]
+            self._shown(grid, seen)
             kept += [run.point for run in runs if not run.ask.first_seed]
             bisects = self.study.sample.rule == "bisect"  # what has no room is searched no further
             groups = [group for group in groups if group in room and not asked[group].last
@@ -405,6 +414,7 @@ class _Work:
             what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
             self._run([point.spec for point in asked], what)
             added += asked
+            self._shown(grid, [*points, *added])
         raise AssertionError
 
     def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
@@ -460,12 +470,24 @@ class _Work:
 
         def make() -> pa.Table:
             with self.teller.step("scores"):
-                return table_of(self.study, points, ready, self.out, self.workers)
+                return table_of(self.study, points, ready, self.out, self.workers, self._scored, self.teller)
 
         table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
-        first = grid.panels[0]
-        target = first.targets.get(first.scale, points[0].under)
-        return Measured(self.study, folder, table, record.footer(folder / record.SWEEP), target, ready[0].spec)
+        about = record.footer(folder / record.SWEEP)
+        return Measured(self.study, folder, table, about, _target(grid, points), ready[0].spec)
+
+    def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
+        """Let who watches see the study as far as it is."""
+        if self.watch is not None:
+            ready = sweep.tasks(point.spec for point in points)
+            table = table_of(self.study, points, ready, self.out, self.workers, self._scored)
+            about = self._about(grid, points, ready) | {"seeds": len({point.spec.seed for point in points})}
+            self.watch(Measured(self.study, self.out, table, about, _target(grid, points), ready[0].spec))
+
+    @cached_property
+    def _scored(self) -> dict[_Key, pa.Table]:
+        """Scored runs, which `table_of` keeps."""
+        return {}
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
         """What readers of the table need to know beside its rows."""
@@ -492,6 +514,12 @@ class _Work:
             "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
             "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
         }
+
+
+def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
+    """The SLO of the first panel, at the scale that does not run along x."""
+    first = grid.panels[0]
+    return first.targets.get(first.scale, points[0].under)
 
 
 def activation_s(study: Study, claim: Claim) -> float:
@@ -569,9 +597,10 @@ def schema() -> pa.Schema:
 
 
 def table_of(
-    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None
-) -> pa.Table:
-    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule.
+    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None,
+    scored: dict[_Key, pa.Table] | None = None, teller: Teller | None = None,
+) -> pa.Table:  # fmt: skip
+    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
 
     Rows by model are there where the study asks for them; else only what its text and figure show.
     """
@@ -591,12 +620,17 @@ def table_of(
             scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
         return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
 
+    scored, teller = {} if scored is None else scored, teller or Silent()
     once = dict(zip(keys, points, strict=True))
     with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        scored = {key: pool.submit(rows, point, key[0]) for key, point in once.items()}
+        todo = {key: pool.submit(rows, point, key[0]) for key, point in once.items() if key not in scored}
+        for done, (key, table) in enumerate(todo.items()):
+            teller.progress("scores", done, len(todo))
+            scored[key] = table.result()
+        teller.progress("scores", len(todo), len(todo))
     parts = []
     for point, key in zip(points, keys, strict=True):
-        own = scored[key].result()
+        own = scored[key]
         place = [pa.array([point.panel.key] * len(own), pa.string()), pa.array([point.x] * len(own), pa.float64())]
         parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
