@@ -219,9 +219,10 @@ validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs
 	@mkdir -p plots/gallery
 	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
-docs: $(READY) ## docs/matrix.md (which system runs on which engine) and docs/states.md, from the code
+docs: $(READY) ## docs/matrix.md (which system runs on which engine), states.md and exit-codes.md, from the code
 	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
 	@$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md
+	@$(PY) -m harness.cli.codes >.make/codes.md && mv .make/codes.md docs/exit-codes.md
 
 ci: ## what .ci/run runs
 	$(call stage,600,setup)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, Self
 
 import click
 
+ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
-LINE_S = 20.0  # between two lines where no bar is
+LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 MANY = 20  # runs: of fewer it is not said how many are stored
 
 
 def duration(seconds: float) -> str:
     """Seconds below two minutes, else minutes."""
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def room() -> int:
+    """The characters of a line on stdout: the terminal's, or ROOM in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
+
+
+def show(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
+    """Print lines on one screen, the tail last; with `every` all of them, as they are."""
+    from harness.report.text_table import WIDTH, brief
+
+    for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
+        click.echo(line)
 
 
 class Terminal:
@@ -29,7 +47,9 @@ class Terminal:
         self._unit = unit
         self._bar: Any = None
         self._phase = ""
-        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
+        self._level = LEVEL.get()
+        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
+        self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
         self._begun, self._told = (0, 0.0), time.monotonic()  # what stood when the phase began, and when; the last line
         self._worked = False  # something was done
         self.kept: tuple[int, int] = (0, 0)
@@ -37,7 +57,9 @@ class Terminal:
     def say(self, line: str) -> None:
         """Print one line."""
         self._told = time.monotonic()
-        click.echo(line, err=True)
+        if self._level != "quiet":
+            clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
+            click.echo(clock + line, err=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Move the bar of a phase; a new phase starts a new one."""
@@ -51,7 +73,7 @@ class Terminal:
         self._phase, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
-            if done < total and now - self._told >= LINE_S:
+            if done < total and now - self._told >= self._line_s:
                 self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
             return
         if self._bar is None:

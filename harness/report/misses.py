@@ -46,6 +46,21 @@ class Misses(NamedTuple):
         return {wait: self.ns.get(wait, 0) / 1e9 / self.missed if self.missed else 0.0 for wait in WAITS}
 
 
+def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
+    """A sentence that says who missed least and most, and what for; none where nobody ran."""
+    ran = sorted((one for one in rows if not one.hollow), key=lambda one: one.missed / max(1, one.offered))
+    if not ran:
+        return
+    ends = [ran[0], ran[-1]] if len(ran) > 1 else ran
+    told = []
+    for one in ends:
+        name = f"rate scale {one.rate_scale:g}" if by == "rate" else one.label
+        why = max(one.explained, key=lambda wait: one.explained[wait], default="")
+        cause = f", most for {CAUSES[why].phrase}" if why and one.missed else ""
+        told.append(f"{name} misses {100 * one.missed / max(1, one.offered):.1f} %{cause}")
+    yield "; ".join(told)
+
+
 def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
     """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean."""
     shown = [wait for wait in WAITS if any(one.ns.get(wait) for one in rows)]
