@@ -355,9 +355,10 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
     runs = max(one.runs for one in found.rows)
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
+    by = "rate" if system else "system"
     of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
-    show([*words.answer(found.rows, "rate" if system else "system"), of_what,
-          *words.lines(found.rows, "rate" if system else "system")], every=every)  # fmt: skip
+    table = words.lines(found.rows, by, every=every)
+    show([*words.answer(found.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes

@@ -13,6 +13,9 @@ from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 
 
+LEAST = 0.01  # of a row's seconds, where not all is asked for
+
+
 class Misses(NamedTuple):
     """Requests that missed, in one or more runs of a system at a rate."""
 
@@ -61,9 +64,13 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
     yield "; ".join(told)
 
 
-def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean."""
-    shown = [wait for wait in WAITS if any(one.ns.get(wait) for one in rows)]
+def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[str]:
+    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean.
+
+    Without `every` a cause has a column only where it took LEAST of a row's seconds.
+    """
+    least = 0.0 if every else LEAST
+    shown = [wait for wait in WAITS if any(one.ns.get(wait, 0) > least * sum(one.ns.values()) for one in rows)]
     ordered = sorted(rows, key=lambda one: one.rate_scale if by == "rate" else one.missed / max(1, one.offered))
     cells = [
         [
@@ -74,7 +81,7 @@ def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
             "%",
             "s a miss",
             *shown,
-            "most missed for",
+            "most for",
         ]
     ]
     cells += [_cells(one, by, shown) for one in ordered]
@@ -94,7 +101,7 @@ def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
         return [name, *counts, *[NONE] * (1 + len(shown)), NONE]
     seconds = one.seconds
     wait = max(one.explained, key=lambda key: one.explained[key])
-    most = f"{CAUSES[wait].phrase} ({100 * one.explained[wait] / one.missed:.0f} %)"
+    most = f"{wait} ({100 * one.explained[wait] / one.missed:.0f} %)"
     return [name, *counts, f"{sum(seconds.values()):.3g}", *(_three(seconds[x]) for x in shown), most]
 
 
