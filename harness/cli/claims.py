@@ -9,7 +9,7 @@ import click
 
 from harness.cli.codes import Code
 from harness.cli.options import LIMIT, RESULTS, TARGET, WORKERS, examples, listed
-from harness.cli.terminal import Terminal, room, show
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 FILE = "claims.md"
@@ -40,7 +40,7 @@ def claims(*, only: str | None, every: bool, workers: int | None, out: Path | No
     if path is None and every:
         click.echo(page, nl=False)
     elif path is None:
-        show([ledger.counted(found.statements), *ledger.listed(found.statements, room())], every=False)
+        screen([ledger.counted(found.statements), *ledger.listed(found.statements, room())], every=False)
     else:
         record.write_bytes(real(path), page.encode())
         click.echo(f"{ledger.counted(found.statements)} · {short_path(path)}")

@@ -245,6 +245,8 @@ LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), def
                      metavar="S", callback=_limited, expose_value=False,
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
+JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
+                             help="Progress on stderr as JSON, an object a line.")  # fmt: skip
 WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes.  [default: as many as pay]")
 
 

@@ -23,7 +23,7 @@ from harness.cli.options import (
     examples,
     slo_rule,
 )
-from harness.cli.terminal import Terminal, show
+from harness.cli.terminal import Terminal, screen
 from harness.report.commands import explain_command, real, short_path
 
 
@@ -284,12 +284,12 @@ def explain(
         except retrace.Lost as why:
             click.echo(f"in no order of time: {why}", err=True)
         first, *others = words.request(table, request, limits, parts, made_ns)
-        show([first, *lines, *others], every=every)
+        screen([first, *lines, *others], every=every)
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
         first, *others = words.misses(table, window_s, limits, definition or under.definition, again)
-        show([first, *lines, *others[:-1]], tail=others[-1:], every=every)
+        screen([first, *lines, *others[:-1]], tail=others[-1:], every=every)
 
 
 @click.command(epilog=examples(
@@ -358,7 +358,7 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     by = "rate" if system else "system"
     of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
     table = words.lines(found.rows, by, every=every)
-    show([*words.answer(found.rows, by), of_what, *table], every=every)
+    screen([*words.answer(found.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes

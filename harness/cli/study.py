@@ -15,6 +15,7 @@ from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
+    JSON_PROGRESS,
     LIMIT,
     PATH,
     RESULTS,
@@ -27,7 +28,7 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
 def study(
@@ -89,6 +91,7 @@ def study(
     every: bool,
     markdown: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
 ) -> None:
     """Run a study: a paper's figure, or your own TOML file.
@@ -120,18 +123,29 @@ def study(
     if dry_run:
         dry(asked, full, folder)
         return
-    with Terminal() as teller:
-        measured = measure(asked, folder, full=full, workers=workers, teller=teller)
+    with teller(machine=machine) as told:
+        measured = measure(asked, folder, full=full, workers=workers, teller=told)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
-        from plots import fig_study
-
         stem = (FIGURES if out is None else folder) / asked.name
-        paths = fig_study.render(measured.folder, stem, f"bench study {name}")
+        paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
         sys.exit(Code.REFUSED)
+
+
+def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
+    """The figures of a study, drawn by plots/fig_KIND.py where they are not as they would be."""
+    from harness.study import receipt, text
+
+    def draw() -> list[Path]:
+        import plots
+
+        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
+        return paths
+
+    return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
 
 def _list() -> None:

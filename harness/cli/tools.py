@@ -27,7 +27,7 @@ from harness.cli.options import (
     gpu_names,
     system_names,
 )
-from harness.cli.terminal import Terminal, room, show
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -104,18 +104,20 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
     after = "next: bench list traces; bench compare --systems all"
     if every:
         gaps = gaps or ["every system runs on every engine with every preset"]
-        show([answer, *aligned(lines), *gaps, *needs, *broken, *others, names], tail=[after], every=True)
+        screen([answer, *aligned(lines), *gaps, *needs, *broken, *others, names], tail=[after], every=True)
         return
     signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
-    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *broken, *others, names, after]
-    show([answer, *aligned(brief), signs], tail=more, every=False)
+    lack = ", ".join(name for name, made in engines.items() if made.lacks)
+    here = [f"engines that cannot run here as things are: {lack} (--all says what they need)"] if lack else []
+    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
+    screen([answer, *aligned(brief), signs], tail=more, every=False)
 
 
 def _runs_on(marks: Mapping[str, str]) -> str:
     """The engines of a system in few words, from a mark an engine."""
     real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
     part = sum(mark == "in part" for mark in marks.values())
-    said = [SIM] * (marks[SIM] == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
+    said = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
     return " + ".join(said) or "none"
 
 
@@ -153,14 +155,14 @@ def traces(*, every: bool) -> None:
     after = f"next: bench trace stats {lines[1][0]}"
     if every:
         known = aligned([("reader", "what it reads (bench trace convert --from READER FILE)"), *readers.listing()])
-        show([answer, *aligned(lines), signs, *missing, *known, *converts], tail=[after], every=True)
+        screen([answer, *aligned(lines), signs, *missing, *known, *converts], tail=[after], every=True)
         return
     heads = ("reader", "logs", "first LOG (bench trace convert --from READER $TRACES_DIR/LOG -o OUT.parquet)")
     some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
     fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
     more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
     cut = [(*line[:6], line[6].partition(" (")[0]) for line in lines]
-    show([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
+    screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
 
 
 def _converts(reader: str, path: Path, folder: Path) -> str:
@@ -178,7 +180,7 @@ def figures() -> None:
 
     rows = plots.listing()
     answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
-    show([answer, *aligned([("figure", "what it shows"), *rows], room())], every=False)
+    screen([answer, *aligned([("figure", "what it shows"), *rows], room())], every=False)
 
 
 @list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
@@ -194,7 +196,7 @@ def definitions() -> None:
         lines.append(
             (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
         )
-    show([answer, *aligned(lines, room())], every=False)
+    screen([answer, *aligned(lines, room())], every=False)
 
 
 @click.command(epilog=examples(
@@ -437,7 +439,7 @@ def _measured(
         table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
         table += [judge.SIGNS] * bool(rows)
         notes = [*judge.notes(frame), *(f"skipped {one}" for one in skipped)]
-    show([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
+    screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
     sys.stdout.flush()
     if page is not None and frame is not None:
         told = [note for one in ran for note in one.notes]
@@ -484,7 +486,7 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, 
     lines += aligned(list(ranks.pair_rows(pairs)))
     lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
     lines += aligned(list(ranks.cell_rows(cells, found.attainment)))
-    show(lines, tail=ranks.aims(cells), every=every)
+    screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()
     if plot and cells:
         import pandas as pd

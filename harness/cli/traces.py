@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from harness.cli.options import ALL, MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
-from harness.cli.terminal import room, show
+from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
 
@@ -49,7 +49,7 @@ def stats(name: str, as_json: bool, every: bool) -> None:
     top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
     hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
     notice = [found.notice] if found.notice else []
-    show([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
+    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
 
 
 def _fact(value: Any) -> str:

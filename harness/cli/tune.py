@@ -21,7 +21,7 @@ from harness.cli.options import (
     listed,
     system_names,
 )
-from harness.cli.terminal import Terminal, room, show
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None
         found = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=teller)
     better = sum(one.chosen > 0 for one in found)
     answer = f"{better} of {len(found)} systems have a setting better than their defaults"
-    show([answer, *(line for one in found for line in _lines(one, every))], tail=[short_path(to)], every=every)
+    screen([answer, *(line for one in found for line in _lines(one, every))], tail=[short_path(to)], every=every)
     command = f"bench tune --systems {','.join(names)} --draws {draws}"
     record.write_bytes(to.resolve(), tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command).encode())
 

@@ -12,7 +12,6 @@ from harness.report.text_table import aligned
 from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 
-
 LEAST = 0.01  # of a row's seconds, where not all is asked for
 
 
@@ -59,7 +58,7 @@ def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
     for one in ends:
         name = f"rate scale {one.rate_scale:g}" if by == "rate" else one.label
         why = max(one.explained, key=lambda wait: one.explained[wait], default="")
-        cause = f", most for {CAUSES[why].phrase}" if why and one.missed else ""
+        cause = f", mostly {CAUSES[why].phrase}" if why and one.missed else ""
         told.append(f"{name} misses {100 * one.missed / max(1, one.offered):.1f} %{cause}")
     yield "; ".join(told)
 

@@ -22,7 +22,7 @@ from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
 from workloads.slo import scaled
 
 HALVES = ("first", "second")
-SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes")  # what a caption says of a condition
+SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes", "scaled")  # captions say it
 
 
 @dataclass(frozen=True, eq=False)
