@@ -17,7 +17,8 @@ from typing import Any
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from harness.cli.options import WIDTH, WORDS, examples
+from harness.cli.codes import MEANS, Code
+from harness.cli.options import HEARD, WIDTH, WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
@@ -51,9 +52,11 @@ FORMER = {  # commands of before, and what stands for them
 
 
 def load(name: str) -> click.Command:
-    """A command, from its module."""
+    """A command, from its module, with the options that all have."""
     module, function = COMMANDS[name][0].split(".")
     command: click.Command = getattr(import_module(f"harness.cli.{module}"), function)
+    if not isinstance(command, click.Group) and not set(HEARD) & set(command.params):
+        command.params += HEARD
     return command
 
 
@@ -70,6 +73,8 @@ class Bench(click.Group):
         for title, some in (("Main commands", rows[:FIRST]), ("Other commands", rows[FIRST:])):
             with formatter.section(title):
                 formatter.write_dl(some)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and keep its words for those that say what to ask next."""
@@ -104,7 +109,7 @@ class Bench(click.Group):
             from harness.loop.guard import Terminated
 
             click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
-            code = 143 if isinstance(error.__cause__, Terminated) else 130
+            code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
         except click.ClickException as error:
             if not isinstance(error, NoArgsIsHelpError):  # its message is the help
                 click.ClickException.__init__(error, one_line(error.message))
@@ -118,14 +123,14 @@ class Bench(click.Group):
             else:
                 raise
             click.echo(f"error: {one_line(said)}", err=True)
-            code = 2
+            code = Code.REFUSED
         except Exception as error:
             from harness.policy.types import UserError
 
             if not isinstance(error, UserError):
                 raise
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
-            code = 2
+            code = Code.REFUSED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -141,7 +146,7 @@ def _read() -> Iterator[None]:
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.exceptions.Exit(0) from None
+        raise click.exceptions.Exit(Code.DONE) from None
 
 
 def _open() -> None:

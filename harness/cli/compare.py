@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.cli.codes import Code
 from harness.cli.options import (
     DEFINITION,
     ENOUGH,
@@ -37,7 +38,7 @@ from harness.cli.options import (
     system_names,
 )  # fmt: skip
 from harness.cli.study import dry, figures
-from harness.cli.terminal import teller
+from harness.cli.terminal import room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FORMS = ("--json", "--csv", "--markdown", "--latex")
-ROOM = 100  # characters of a line where the width of the terminal is not known
 
 
 @click.command(epilog=examples(
@@ -146,7 +146,7 @@ def compare(
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
     if measured.failed:
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
 
 
 def compared(
@@ -215,16 +215,10 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every:
         click.echo(said)
     for line in sentences.headline(found, shown):
         click.echo(line)
-    tty = sys.stdout.isatty()
-    room = ROOM
-    if tty:
-        import shutil
-
-        room = shutil.get_terminal_size().columns
     lacks, ways = sentences.unfit(found)
     if shown.systems:
-        bold = tty and not os.environ.get("NO_COLOR")
-        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks, every=every)))
+        bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
     if said := sensitivity.kept(found.folder):

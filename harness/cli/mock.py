@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from harness.cli.codes import Code
 from harness.cli.options import Number, complete, examples, gpu_names, stems
 
 if TYPE_CHECKING:
@@ -200,7 +201,7 @@ def mock(
     kind: Flavour = "llama.cpp" if flavour == "llama.cpp" else "vllm"
     settings = Settings(kind, queue, output_tokens, shares, seed, log)
     stopped = run(Mock(served, pacing, settings, time.monotonic_ns()), host, port, ports=ports, with_parent=with_parent)
-    sys.exit(130 if stopped is signal.SIGINT else 0)
+    sys.exit(Code.INTERRUPTED if stopped is signal.SIGINT else Code.DONE)
 
 
 def _priced(

@@ -228,6 +228,7 @@ SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
+ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: what one screen holds]")
 OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Where runs go.  [default: results/]")
 
 
@@ -247,6 +248,23 @@ LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), def
 JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
                              help="Progress on stderr as JSON, an object a line.")  # fmt: skip
 WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes.  [default: as many as pay]")
+
+
+def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
+    """Say more or less on stderr for as long as this command runs."""
+    from harness.cli.terminal import LEVEL
+
+    if level is not None:
+        token = LEVEL.set(level)
+        ctx.call_on_close(lambda: LEVEL.reset(token))
+
+
+HEARD = [  # options of every command
+    click.Option(["-v", "--verbose", "heard_verbose"], flag_value="verbose", type=str, default=None, expose_value=False,
+                 callback=_heard, help="Say on stderr what happens, a line a second, with the time."),
+    click.Option(["-q", "--quiet", "heard_quiet"], flag_value="quiet", type=str, default=None, expose_value=False,
+                 callback=_heard, help="Say nothing on stderr but warnings and errors."),
+]  # fmt: skip
 
 
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:

@@ -10,6 +10,7 @@ import click
 
 import plots
 from harness.cli.options import (
+    ALL,
     DEFINITION,
     FIGURES,
     LIMIT,
@@ -22,7 +23,7 @@ from harness.cli.options import (
     examples,
     slo_rule,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import Terminal, screen
 from harness.report.commands import explain_command, real, short_path
 
 
@@ -221,6 +222,7 @@ def _stale(made: Path) -> str:
 @click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
 @click.option("--slo-scale", type=Number(), metavar="X", help="Times the base.  [default: 5; of seconds 1]")
 @click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+@ALL
 def explain(
     *,
     run: Path,
@@ -231,6 +233,7 @@ def explain(
     slo: str | None,
     slo_scale: float | None,
     definition: str | None,
+    every: bool,
 ) -> None:
     """Say where a request's time went, or why SLOs were missed.
 
@@ -252,7 +255,7 @@ def explain(
             raise UserError(
                 f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
             )
-        _sweep_misses(real(folder), system, out, definition)
+        _sweep_misses(real(folder), system, out, definition, every)
         return
     if system is not None or out is not None:
         raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
@@ -271,7 +274,6 @@ def explain(
     with Terminal() as teller:
         under, lines = judged.target(run, spec, asked, slo_rule("P95", None), teller)
     limits = slos.limits(run, under)
-    click.echo("\n".join(lines))
     if request is not None and row is not None:
         parts, made_ns = list[Part](), None
         try:
@@ -281,11 +283,13 @@ def explain(
             made_ns = retrace.first_ns(trace, request)
         except retrace.Lost as why:
             click.echo(f"in no order of time: {why}", err=True)
-        click.echo("\n".join(words.request(table, request, limits, parts, made_ns)))
+        first, *others = words.request(table, request, limits, parts, made_ns)
+        screen([first, *lines, *others], every=every)
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
-        click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))
+        first, *others = words.misses(table, window_s, limits, definition or under.definition, again)
+        screen([first, *lines, *others[:-1]], tail=others[-1:], every=every)
 
 
 @click.command(epilog=examples(
@@ -339,7 +343,7 @@ def upgrade(results: Path | None) -> None:
     click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
 
 
-def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:
+def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
     """What the misses of a comparison were made of: lines, and on request a figure."""
     import shlex
 
@@ -351,8 +355,10 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
     runs = max(one.runs for one in found.rows)
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
-    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}")
-    click.echo("\n".join(words.lines(found.rows, "rate" if system else "system")))
+    by = "rate" if system else "system"
+    of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
+    table = words.lines(found.rows, by, every=every)
+    screen([*words.answer(found.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
@@ -131,7 +132,7 @@ def study(
         paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
 
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
@@ -227,7 +228,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); {stored}")
     if failed:
         click.echo("".join(f"{name}: {why}\n" for name, why in failed.items()), nl=False)
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
 
 
 class _Cost(NamedTuple):

@@ -8,12 +8,15 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, Self
 
 import click
 
+ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
-LINE_S = 20.0  # between two lines where no bar is
+LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
 STAGES = frozenset({"compile", "scores"})  # phases of which nothing is kept when the user interrupts
 UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
@@ -22,6 +25,19 @@ MANY = 20  # runs: of fewer it is not said how many are stored
 def duration(seconds: float) -> str:
     """Seconds below two minutes, else minutes."""
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def room() -> int:
+    """The characters of a line on stdout: the terminal's, or ROOM in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
+
+
+def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
+    """Print lines on one screen, the tail last; with `every` all of them, as they are."""
+    from harness.report.text_table import WIDTH, brief
+
+    for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
+        click.echo(line)
 
 
 class Terminal:
@@ -34,7 +50,9 @@ class Terminal:
         self._unit = unit
         self._bar: Any = None
         self._phase = ""
-        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
+        self._level = LEVEL.get()
+        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
+        self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
         self._begun, self._told = (0, 0.0), time.monotonic()  # what stood when the phase began, and when; the last line
         self._worked = False  # something was done
         self._shown: list[str] = []  # above the bar
@@ -51,7 +69,9 @@ class Terminal:
         """Print one line."""
         self._told = time.monotonic()
         shown = self._wiped()
-        click.echo(line, err=True)
+        if self._level != "quiet":
+            clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
+            click.echo(clock + line, err=True)
         self._draw(shown)
 
     def show(self, lines: Iterable[str]) -> None:
@@ -91,7 +111,7 @@ class Terminal:
             self._kept_of, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
-            if done < total and now - self._told >= LINE_S:
+            if done < total and now - self._told >= self._line_s:
                 self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
             return
         if self._bar is None:

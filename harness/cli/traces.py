@@ -9,9 +9,13 @@ from typing import Any
 
 import click
 
-from harness.cli.options import MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.options import ALL, MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
+
+NONE = "-"  # what a trace does not tell
+HOTTEST = 4  # models
 
 
 @click.group(epilog=examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
@@ -22,10 +26,12 @@ def trace() -> None:
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def stats(name: str, as_json: bool) -> None:
+@ALL
+def stats(name: str, as_json: bool, every: bool) -> None:
     """Show a trace's popularity, bursts, idle times and lengths."""
     from harness.report.text_table import aligned
     from harness.run.setup import load_trace
+    from traces.stats import MEANS
     from traces.stats import stats as measure
 
     found = load_trace(name)
@@ -33,16 +39,22 @@ def stats(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
         return
-    if found.notice:
-        click.echo(found.notice)
-    click.echo("\n".join(aligned((key, _fact(value)) for key, value in facts.items() if key != "counts")))
-    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])[:8]
-    click.echo("hottest: " + ", ".join(f"{model} {count}" for model, count in top))
+    answer = (
+        f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
+        f"{facts['span_s']:g} s, {facts['rate_rps']:.3g} requests/s"
+    )
+    shown = {key: _fact(facts[key]) for key in MEANS}
+    lengths = [f"{key}: {shown.pop(key)}" for key in ("prompt_tokens", "output_tokens")]
+    rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
+    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
+    hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
+    notice = [found.notice] if found.notice else []
+    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
 
 
 def _fact(value: Any) -> str:
-    if value is None:
-        return "-"
+    if value is None or value == []:
+        return NONE
     if isinstance(value, dict):
         return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
     if isinstance(value, list):

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
     from traces.load import Trace
 
+LONG_S = 5.0  # of a step that is told in any case
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -132,7 +134,7 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
 
 
 class _Counted:
-    """A teller that remembers how much of a phase stood before; a quiet one takes no note of steps."""
+    """A teller that remembers how much of a phase stood before; a quiet one takes note of long steps alone."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -164,7 +166,9 @@ class _Counted:
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:
-            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+            took_s = perf_counter() - begun
+            if not self._quiet or took_s >= LONG_S:
+                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
 
 
 _Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from harness.loop import vetted
 from harness.report.commands import check_command
-from harness.report.text_table import laid
+from harness.report.text_table import brief, laid
 from harness.rows import crossings, estimate, record, statistics, tidy
 from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
@@ -26,7 +26,6 @@ from harness.study.rule import SAYS
 from harness.study.study import AA, START, Claim
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
-MOST = 30  # lines of tables; --all prints the rest
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -66,10 +65,7 @@ def _blocks(shown: Shown) -> Iterator[str]:
     standings = _standings(shown)
     lines = [line for row in sorted({panel["row"] for panel in shown.about["panels"]})
              for line in _block(shown, shown.panels(row), standings)]  # fmt: skip
-    most = len(lines) if shown.every or shown.markdown else MOST
-    yield from lines[:most]
-    if lines[most:]:
-        yield f"... {len(lines) - most} more lines: --all"
+    yield from brief(lines, every=shown.every or shown.markdown)
     yield from _told_of(shown, shown.about["systems"][0], standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
