@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -122,11 +124,68 @@ def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
     assert names(extras["docs"]).isdisjoint(pinned("requirements.lock"))  # who runs the bench installs none of it
 
 
+# What `make help` offers; a study or a kind of server more needs no target.
+TARGETS = (
+    "compare help setup lint types test test-fast test-slow test-torch test-servers smoke fuzz torch ci bench docs "
+    "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% servers-%"
+)
+
+
+def test_make_has_few_targets() -> None:
+    told = re.findall(r"^([a-z0-9%-]+):.*## ", text(ROOT / "Makefile"), re.MULTILINE)
+    assert sorted(told) == sorted(TARGETS.split())
+
+
+def test_the_version_stands_in_one_place() -> None:
+    import harness
+
+    version = pyproject()["project"]["version"]
+    assert harness.__version__ == version
+    assert f"version: {version}\n" in text(ROOT / "CITATION.cff")  # which tools read by itself
+    assert f"## [{version}]" in text(ROOT / "CHANGELOG.md")
+    others = [path for path in files() if path.suffix == ".py" and f'"{version}"' in text(path)]
+    assert others == []
+
+
+def copied(to: Path) -> Path:
+    """A checkout of what a commit would hold."""
+    for path in files():
+        target = to / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return to
+
+
+def test_a_wheel_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "out")]
+    run = subprocess.run([*pip, str(copied(tmp_path / "clone"))], capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert "installed from a checkout only: pip install -e ." in run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_an_editable_install_of_a_checkout_works(tmp_path: Path) -> None:
+    clone = copied(tmp_path / "clone")
+    venv.create(tmp_path / "venv")
+    there = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")})
+    # all that it depends on, behind its own packages
+    (Path(there) / "zz-locked.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = str(tmp_path / "venv/bin/python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e"]
+    subprocess.run([*pip, str(clone)], capture_output=True, check=True)
+    where = "import harness; print(harness.__file__)"
+    found = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()) == clone / "harness/__init__.py"
+    listed = [str(tmp_path / "venv/bin/bench"), "list", "traces"]
+    told = subprocess.run(listed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "sample" in told
+
+
 def promised(program: str) -> set[tuple[str, ...]]:
     """Commands of `program` in the code of the documents, each as its words."""
     spans: list[str] = []
     for path in files():
-        if path.suffix == ".md":
+        if path.suffix == ".md" and path.name != "CHANGELOG.md":  # what was, is not promised
             prose, code = re.sub(FENCE, "", text(path)), re.findall(FENCE, text(path))
             spans += re.findall(r"`([^`\n]+)`", prose) + [
                 line.split("#")[0] for block in code for line in block.split("\n")
@@ -147,12 +206,12 @@ def test_the_readme_names_commands_that_bench_has() -> None:
     assert promised("bench")
     for words in promised("bench"):
         command: click.Command = main
-        rest = list(words[1:])
+        rest = list(words[1 : words.index("|") if "|" in words else None])
         while rest and isinstance(command, click.Group) and rest[0] in command.commands:
             command = load(rest.pop(0)) if command is main else command.commands[rest.pop(0)]
         if isinstance(command, click.Group):  # one that stands alone takes options of its own
             alone = command.invoke_without_command and all(word.startswith("-") for word in rest)
-            assert alone or rest in ([], ["--help"]), " ".join(words)
+            assert alone or rest in ([], ["--help"], ["--version"]), " ".join(words)
         known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
         assert {word.split("=")[0] for word in rest if word.startswith("-")} <= known, " ".join(words)
 
@@ -185,3 +244,4 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert {"test-fast", "test-slow"} <= set(re.findall(r"[\w-]+", test.group(1)))
     assert set(test.group(1).splitlines()) <= set(ci.group(1).splitlines())  # each with its time limit
     assert "make ci" in text(ROOT / ".ci/run")
+    assert "run: make ci\n" in text(ROOT / ".github/workflows/ci.yml")

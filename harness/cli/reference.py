@@ -14,7 +14,7 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -32,6 +32,53 @@ BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an a
 }  # fmt: skip
 QUOTE = '"'
 OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
+# Keys whose class has no comment on them, by class: what they are.
+SAID: Mapping[str, Mapping[str, str]] = {
+    "Spec": {
+        "preset": "of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
+        "rate_scale": "multiple of the trace's rate",
+        "scaling": "how the rate is scaled: copies of each stream, each turned by an offset of its own (rotate) or by "
+        "none (replicate); stamps drawn together (time); more clients (clients); the trace at its own stamps (none)",
+        "seed": "of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
+        "batch_cap": "most sequences of a step",
+        "chunk_tokens": "tokens of a step with chunked prefill; 0: whole prompts",
+        "prefill_tokens": "most prompt tokens of a step, where prompts go whole",
+        "watermark": "share of KV memory that admission of a prompt leaves free",
+        "mem_fraction": "share of the card that engines may use", "token_times": "store the time of each token",
+    },
+    "SetFile": {"model": "the models", "source": "where the set is from"},
+    "Member": {
+        "name": "unique in the set", "shape": "of workloads/shapes.toml", "tp": "GPUs over which it is cut",
+        "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
+        "released": "SLO base that the set's authors released",
+    },
+    "Seconds": {"ttft_s": "time to first token", "tpot_s": "time per output token after it"},
+    "Checkpoint": {
+        "layers": "number of layers", "hidden": "hidden size", "q_heads": "query heads", "kv_heads": "KV heads",
+        "head_dim": "dimension of a head", "ffn": "hidden size of the feed-forward part",
+        "vocab": "size of the vocabulary",
+        "context": "longest prompt + output", "gated": "whether the feed-forward part is gated (three matrices)",
+        "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
+    },
+    "ClassFile": {"class": "SLOs by the name of a class",
+                  "models": "the class of each pattern of names; the first that matches holds"},
+    "Study": {
+        "condition": "what is measured side by side", "paper": "the paper that it is after",
+        "along": "what runs along x",
+        "at": "x", "level": "of attainment, at which curves are compared", "claim": "what is held against the results",
+        "layout": "of the figure and the table",
+    },
+    "Condition": {"name": "unique in the study"},
+    "Sample": {"rule": "one of the four above"},
+    "Scope": {"seeds": "runs of each point"},
+    "Claim": {
+        "what": "one of those above", "system": "whom it is about", "over": "with whom that is compared",
+        "paper": "the paper's number or word", "shape": "of the model that is brought in", "tp": "its GPUs",
+    },
+    "Table": {"kind": "the GPU that it is of"},
+    "Machine": {"kind": "one word, in figures", "name": "of the card or processor", "steps": "by shape",
+                "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
+}  # fmt: skip
 KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
 
 
@@ -205,10 +252,16 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
             continue
         bare = one.default is MISSING and one.default_factory is MISSING
         default = "required" if bare else _default(one.default)
-        rows.append(
-            (f"`{one.name.removesuffix('_')}`", wanted(hints[one.name]), default, _plain(notes.get(one.name, "")))
-        )
+        key = one.name.removesuffix("_")
+        what = notes.get(one.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[one.name])
+        rows.append((f"`{key}`", wanted(hints[one.name]), default, _plain(what)))
     yield from table("key,value,default,what it is", rows)
+
+
+def _first_line(hint: Any) -> str:
+    """What the class of a key's table says of itself."""
+    inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+    return (inspect.getdoc(inner) or "").partition("\n")[0] if inner is not None else ""
 
 
 def _default(value: Any) -> str:

@@ -31,7 +31,6 @@ from harness.run.teller import Silent, Teller
 from harness.study import enough, receipt
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
-from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
@@ -40,6 +39,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from traces.load import Trace
+
+LONG_S = 5.0  # of a step that is told in any case
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measur
 
 
 class _Counted:
-    """A teller that remembers how much of a phase stood before; a quiet one takes no note of steps."""
+    """A teller that remembers how much of a phase stood before; a quiet one takes note of long steps alone."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -164,7 +165,9 @@ class _Counted:
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:
-            self.say(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+            took_s = perf_counter() - begun
+            if not self._quiet or took_s >= LONG_S:
+                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
 
 
 _Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
@@ -275,8 +278,8 @@ class _Work:
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
-        rules = {panel.key: grids.rule(self.study, panel, panel.scale) for panel in self.panels}
-        measured = [spec for spec, rule in zip(based, rules.values(), strict=True) if "P95" in rule]
+        rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
+        measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
@@ -393,38 +396,35 @@ class _Work:
             return added
         panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
-        spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
+        spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [
-                (key, more) for key, panel in panels.items() if (more := self._more(grid, panel, curves.get(key, {})))
-            ]
-            taken: list[tuple[str, More]] = []
-            for key, more in sorted(wanted, key=lambda one: one[1].requests):  # the most panels for the budget
-                if spent + more.requests <= scope.budget:
-                    spent += more.requests
-                    taken.append((key, more))
-            if not taken:
+            wanted = [more for panel in panels.values() if (more := self._more(grid, panel, curves.get(panel.key, {})))]
+            asked, taken = list[Point](), 0
+            for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
+                if spent + (cost := _cost(more, known)) <= scope.budget:
+                    spent, taken = spent + cost, taken + 1
+                    known |= {point.spec for point, _ in more}
+                    asked += [point for point, _ in more]
+            if not asked:
                 return added
-            asked = [
-                grid.point(panels[key], name, seed, turned(x) if panels[key].axis in EASES else x)
-                for key, more in taken
-                for name, seed, x in more.runs
-            ]
-            what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
+            what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
             self._run([point.spec for point in asked], what)
             added += asked
             self._shown(grid, [*points, *added])
         raise AssertionError
 
-    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
-        """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
+    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> list[tuple[Point, float]]:
+        """What is run next to tell the systems of a panel apart, and the requests of each; nothing where they are."""
         contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
-        least = grid.bounds(panel).least
-        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, least) if left else None
+        if not left:
+            return []
+        more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, grid.bounds(panel).least)
+        shown = turned if panel.axis in EASES else float
+        return [(grid.point(panel, one.system, one.seed, shown(one.x)), one.requests) for one in more]
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
@@ -520,6 +520,11 @@ def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
     """The SLO of the first panel, at the scale that does not run along x."""
     first = grid.panels[0]
     return first.targets.get(first.scale, points[0].under)
+
+
+def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
+    """Requests of the runs that nobody asked for yet; one that stands at several points counts once."""
+    return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
 
 
 def activation_s(study: Study, claim: Claim) -> float:
