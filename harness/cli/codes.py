@@ -37,8 +37,8 @@ def page() -> str:
         *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
         "",
         "A mistake in what a user gave is one line on stderr that names what is wrong and the way out, without a",
-        "traceback. Results go to stdout; progress, notes and errors go to stderr. A reader that closes the pipe early",
-        "(`bench list | head -3`) ends a command with 0.",
+        "traceback. Results go to stdout; progress, notes and errors go to stderr. A reader that closes the pipe",
+        "early, as `head` does, ends a command with 0.",
         "",
     ])  # fmt: skip
 
