@@ -52,7 +52,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
     from harness.study.bases import ahead, said, slo_target
-    from harness.study.measure import scored_alone
+    from harness.study.table import scored_alone
 
     folder = real(out or RESULTS)
     asked = read(spec)

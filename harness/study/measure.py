@@ -7,7 +7,6 @@ panel (`condition`) and x. It alone draws the study's figure; its metadata holds
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
@@ -20,7 +19,6 @@ from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
 from harness.rows.crossings import EASES, RATED, turned
-from harness.rows.definitions import DEFINITIONS
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
@@ -28,12 +26,13 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough, receipt
+from harness.study import enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
+from harness.study.table import Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -170,7 +169,6 @@ class _Counted:
                 self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
 
 
-_Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
 
 
@@ -470,22 +468,22 @@ class _Work:
 
         def make() -> pa.Table:
             with self.teller.step("scores"):
-                return table_of(self.study, points, ready, self.out, self.workers, self._scored, self.teller)
+                return table.table_of(self.study, points, ready, self.out, self.workers, self._scored, self.teller)
 
-        table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
+        made = score.kept(folder / record.SWEEP, about, ready, table.__file__, make)
         about = record.footer(folder / record.SWEEP)
-        return Measured(self.study, folder, table, about, _target(grid, points), ready[0].spec)
+        return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Let who watches see the study as far as it is."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
-            table = table_of(self.study, points, ready, self.out, self.workers, self._scored)
+            so_far = table.table_of(self.study, points, ready, self.out, self.workers, self._scored)
             about = self._about(grid, points, ready) | {"seeds": len({point.spec.seed for point in points})}
-            self.watch(Measured(self.study, self.out, table, about, _target(grid, points), ready[0].spec))
+            self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
 
     @cached_property
-    def _scored(self) -> dict[_Key, pa.Table]:
+    def _scored(self) -> dict[Key, pa.Table]:
         """Scored runs, which `table_of` keeps."""
         return {}
 
@@ -556,20 +554,6 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))
 
 
-def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
-    spec = task.spec
-    key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
-    trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
-    folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
-    about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
-
-    def make() -> pa.Table:
-        return tidy.scores([score.scorable(spec.label, out / spec.folder, under)])
-
-    return score.kept(folder / record.SWEEP, about, [task], __file__, make)
-
-
 def fuller(study: Study) -> str:
     """What --full has more of; empty where the quick scope is all there is."""
     full = study.full
@@ -591,52 +575,3 @@ def _described(traces: Sequence[Trace]) -> Iterator[str]:
             (trace,) = of_kind
             text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
         yield text
-
-
-def schema() -> pa.Schema:
-    """Columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
-    import pyarrow as pa
-
-    word = tidy.TABLE_SCHEMA.field("run").type
-    return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
-
-
-def table_of(
-    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None,
-    scored: dict[_Key, pa.Table] | None = None, teller: Teller | None = None,
-) -> pa.Table:  # fmt: skip
-    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
-
-    Rows by model are there where the study asks for them; else only what its text and figure show.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = [*study.definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
-    shown = pa.array(names, pa.string())
-    plain = record.plain(schema())
-    keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
-
-    def rows(point: Point, folder: str) -> pa.Table:
-        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
-        run = score.scorable(point.system, out / folder, point.under)
-        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
-        if not study.by_model:
-            scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
-        return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
-
-    scored, teller = {} if scored is None else scored, teller or Silent()
-    once = dict(zip(keys, points, strict=True))
-    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        todo = {key: pool.submit(rows, point, key[0]) for key, point in once.items() if key not in scored}
-        for done, (key, table) in enumerate(todo.items()):
-            teller.progress("scores", done, len(todo))
-            scored[key] = table.result()
-        teller.progress("scores", len(todo), len(todo))
-    parts = []
-    for point, key in zip(points, keys, strict=True):
-        own = scored[key]
-        place = [pa.array([point.panel.key] * len(own), pa.string()), pa.array([point.x] * len(own), pa.float64())]
-        parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
-    order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
-    return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
