@@ -80,11 +80,12 @@ def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Sta
     pair = first, second
     while True:
         left = enough.unsettled(curves, panel, [pair], LEVEL, 0.1)
-        more = enough.more(curves, panel, left, SEEDS, LEVEL, GIVEN[0] / 8) if left else None
-        if more is None or spent + more.requests > budget:
+        more = enough.more(curves, panel, left, SEEDS, LEVEL, GIVEN[0] / 8) if left else []
+        cost = sum(one.requests for one in more)
+        if not more or spent + cost > budget:
             break
-        spent += more.requests
-        for name, seed, x in more.runs:
+        spent += cost
+        for name, seed, x, _ in more:
             curves[name].setdefault(seed, {})[x] = world.run(name, seed, x)
     shared = curves[first].keys() & curves[second].keys()
     ours, theirs = (together(curves[name], shared) for name in pair)
@@ -151,15 +152,14 @@ def test_flat_curves_are_enough_by_their_differences() -> None:
     assert not enough.settled(Standing(None, UNDECIDED, "", flat=True, differences=wide), 0.1, 1)
 
 
-def asked(more: enough.More | None) -> dict[str, tuple[set[int], set[float]]]:
+def asked(more: list[enough.More]) -> dict[str, tuple[set[int], set[float]]]:
     """The seeds and the x that are asked for, by system."""
-    assert more is not None
     found: dict[str, tuple[set[int], set[float]]] = {}
-    for name, seed, x in more.runs:
+    for name, seed, x, _ in more:
         seeds, xs = found.setdefault(name, (set(), set()))
         seeds.add(seed)
         xs.add(x)
-    assert len(more.runs) == sum(len(seeds) * len(xs) for seeds, xs in found.values())
+    assert len(more) == sum(len(seeds) * len(xs) for seeds, xs in found.values())
     return found
 
 
@@ -169,19 +169,30 @@ def test_more_seeds_keep_pairs_paired() -> None:
     curves = {name: searched(world, name) for name in world.at}
     curves["a"] |= dict.fromkeys(range(5, 10), curves["a"][0])
     left = {"a": True, "b": False}
-    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and max(
-        seed for _, seed, _ in more.runs
-    ) < 10:
-        for name, seed, x in more.runs:  # what an interval lacks comes first
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 10 for one in more):
+        for name, seed, x, _ in more:  # what an interval lacks comes first
             curves[name][seed][x] = world.run(name, seed % 5, x)
     runs = asked(more)
     assert {name: seeds for name, (seeds, _) in runs.items()} == {"a": {*range(10, 15)}, "b": {*range(5, 15)}}
     xs = {name: xs for name, (_, xs) in runs.items()}
     assert set(GIVEN) <= xs["a"] <= set(curves["a"][0])
-    assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= xs["b"] <= set(curves["b"][0]) - {0.8, 12.8}
+    assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= xs["b"] <= set(curves["b"][0])
     offered = {name: sum(curves[name][0][x].offered.sum() for x in xs[name]) for name in xs}
-    assert more is not None
-    assert more.requests == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+    assert sum(one.requests for one in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+
+
+def test_every_seed_gets_the_same_x() -> None:
+    """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
+    world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
+    curves = {"a": searched(world, "a")}
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 5 for one in more):
+        for name, seed, x, _ in more:
+            curves[name][seed][x] = world.run(name, seed, x)
+    lacking = max(one.x for one in more if one.x not in GIVEN)
+    del curves["a"][3][lacking]
+    assert lacking not in {one.x for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
+    del curves["a"][3][GIVEN[0]]
+    assert ("a", 3, GIVEN[0]) in {one[:3] for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
 
 
 @cases(
@@ -214,6 +225,6 @@ def test_seeds_never_meet_those_of_copies() -> None:
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
     curves: dict[str, Windows] = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
     while more := enough.more(curves, PANEL, {"a": False}, 5, LEVEL, GIVEN[0] / 8):
-        for _, seed, x in more.runs:
+        for _, seed, x, _ in more:
             assert seed == AA_SEED - 3
             curves["a"][seed][x] = world.run("a", 0, x)

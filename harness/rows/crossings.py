@@ -42,8 +42,13 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """A panel's rows."""
-    return table.filter(pc.equal(table["condition"].cast(pa.string()), panel["condition"]))
+    """A panel's rows: of a table always the same, so that what is worked out of them is so once."""
+    return _of_condition(table, panel["condition"])
+
+
+@tidy.once
+def _of_condition(table: pa.Table, condition: str) -> pa.Table:
+    return table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:

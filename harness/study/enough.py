@@ -17,10 +17,12 @@ from harness.study.study import AA_SEED
 
 
 class More(NamedTuple):
-    """What is run to tell the systems of a panel apart."""
+    """A run that is to tell the systems of a panel apart."""
 
-    runs: tuple[tuple[str, int, float], ...]  # system, seed, x
-    requests: float  # that they take, as the first seed was offered
+    system: str
+    seed: int
+    x: float
+    requests: float  # that it takes, as the system's first seed was offered at the nearest x
 
 
 def settled(found: Standing, precision: float, verdicts: int) -> bool:
@@ -60,26 +62,26 @@ def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str]
 
 def more(
     curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float, least: float
-) -> More | None:
+) -> list[More]:
     """What to run next of systems that are not yet told apart (see `unsettled`).
 
-    First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, near the crossings; all systems
-    get the same seeds, so that they stay paired. None where seeds would meet those of A/A copies. No rate below `least`
-    is asked for.
+    First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, around the crossings: all
+    systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet those of A/A
+    copies. No rate below `least` is asked for.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:
-        return _priced(curves, tuple((name, seed, x) for name, x in lacks.items() for seed in sorted(curves[name])))
+        return [_priced(curves[name], name, seed, x) for name, x in lacks.items() for seed in sorted(curves[name])]
     had = max(max(curves[name], default=-1) for name in systems) + 1
     if had + step > AA_SEED:
-        return None
-    runs = (
-        (name, seed, x)
+        return []
+    return [
+        _priced(curves[name], name, seed, x)
         for name, given in systems.items()
-        for x in _near(curves[name], _harder(panel) if given else (), level)
-        for seed in range(max(curves[name], default=-1) + 1, had + step)
-    )
-    return _priced(curves, tuple(runs))
+        for x in _around(curves[name], _harder(panel) if given else (), level)
+        for seed in range(had + step)
+        if x not in curves[name].get(seed, {})
+    ]
 
 
 def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
@@ -102,21 +104,18 @@ def _harder(panel: Panel) -> tuple[float, ...]:
     return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
 
 
-def _priced(curves: Mapping[str, Windows], runs: tuple[tuple[str, int, float], ...]) -> More:
-    """Runs and the requests that they take: of each system as its first seed was offered at the nearest x."""
-    requests = 0.0
-    for name, _, x in runs:
-        first = curves[name][min(curves[name])]
-        near = min(first, key=lambda seen: abs(math.log(seen / x)))
-        requests += float(first[near].offered.sum())
-    return More(runs, requests)
+def _priced(of: Windows, name: str, seed: int, x: float) -> More:
+    first = of[min(of)]
+    near = min(first, key=lambda seen: abs(math.log(seen / x)))
+    return More(name, seed, x, float(first[near].offered.sum()))
 
 
-def _near(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """Rates that are given, and those within an octave, either way, of where a system crosses the level."""
+def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
+    """The x that are given, and those within an octave, either way, of the interval in which a system crosses."""
     c = tidy.together(of, of.keys())
     if c is None:
         return ()
-    at = pooled.crossing(c, level).mean
-    near = (x for x in c.rates_rps.tolist() if abs(math.log(x / at)) <= math.log(OCTAVE) + 1e-9)
-    return tuple(sorted({*near, *(x for x in given if x in c.rates_rps)}))
+    at, xs = pooled.crossing(c, level), c.rates_rps.tolist()
+    low, high = (xs[0] if at.low is None else at.low), (xs[-1] if at.high is None else at.high)
+    around = (x for x in xs if low / OCTAVE <= x * (1 + 1e-9) and x <= high * OCTAVE * (1 + 1e-9))
+    return tuple(sorted({*around, *(x for x in given if x in of[min(of)])}))
