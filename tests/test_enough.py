@@ -184,7 +184,7 @@ def test_more_seeds_keep_pairs_paired() -> None:
 def test_every_seed_gets_the_same_x() -> None:
     """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
-    curves = {"a": searched(world, "a")}
+    curves, left = {"a": searched(world, "a")}, {"a": True}
     while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 5 for one in more):
         for name, seed, x, _ in more:
             curves[name][seed][x] = world.run(name, seed, x)

@@ -66,8 +66,8 @@ def more(
     """What to run next of systems that are not yet told apart (see `unsettled`).
 
     First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, around the crossings: all
-    systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet those of A/A
-    copies. No rate below `least` is asked for.
+    systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet
+    those of A/A copies. No rate below `least` is asked for.
     """
     lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
     if lacks:

@@ -278,8 +278,8 @@ class _Work:
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
         based = [self._based(panel.first) for panel in self.panels]
-        rules = {panel.key: grids.rule(self.study, panel, panel.scale) for panel in self.panels}
-        measured = [spec for spec, rule in zip(based, rules.values(), strict=True) if "P95" in rule]
+        rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
+        measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
