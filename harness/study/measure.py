@@ -468,17 +468,23 @@ class _Work:
 
         def make() -> pa.Table:
             with self.teller.step("scores"):
-                return table.table_of(self.study, points, ready, self.out, self.workers, self._scored, self.teller)
+                return self._table(points, ready, self.teller)
 
         made = score.kept(folder / record.SWEEP, about, ready, table.__file__, make)
         about = record.footer(folder / record.SWEEP)
         return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
 
+    def _table(self, points: Sequence[Point], ready: Sequence[Task], teller: Teller) -> pa.Table:
+        places = [table.Place(p.panel.key, p.x, p.system, p.under, t.spec.folder)
+                  for p, t in zip(points, ready, strict=True)]  # fmt: skip
+        return table.table_of(places, self.out, self.study.definitions, by_model=self.study.by_model,
+                              workers=self.workers, scored=self._scored, teller=teller)  # fmt: skip
+
     def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
         """Let who watches see the study as far as it is."""
         if self.watch is not None:
             ready = sweep.tasks(point.spec for point in points)
-            so_far = table.table_of(self.study, points, ready, self.out, self.workers, self._scored)
+            so_far = self._table(points, ready, Silent())
             about = self._about(grid, points, ready) | {"seeds": len({point.spec.seed for point in points})}
             self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
 

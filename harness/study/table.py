@@ -5,9 +5,10 @@ It has the rows of `tidy` with two columns before them: the key of the panel (`c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,10 +20,23 @@ from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
 from harness.run.spec import canonical, digest
 from harness.run.teller import Silent, Teller
-from harness.study.grid import Point
-from harness.study.study import Study
 
 Key = tuple[str, str, str]  # of a scored run: its folder, system and SLO rule
+
+
+class Place(NamedTuple):
+    """Where a run stands in the table, and what judges it there; one run may stand at many places."""
+
+    condition: str
+    x: float
+    system: str
+    under: SloTarget
+    folder: str
+
+    @property
+    def key(self) -> Key:
+        """By what it is scored."""
+        return self.folder, self.system, self.under.rule
 
 
 def schema() -> pa.Schema:
@@ -32,39 +46,38 @@ def schema() -> pa.Schema:
 
 
 def table_of(
-    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None,
+    places: Sequence[Place], out: Path, definitions: Collection[str], *, by_model: bool, workers: int | None = None,
     scored: dict[Key, pa.Table] | None = None, teller: Teller | None = None,
 ) -> pa.Table:  # fmt: skip
-    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
+    """The rows of all places, sorted by condition, x and spec; each run is scored once a rule, unless `scored` has it.
 
-    Rows by model are there where the study asks for them; else only what its text and figure show.
+    With `by_model` all definitions have rows by model; else there is only what text and figures show.
     """
-    names = [*study.definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
+    names = [*definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
     shown = pa.array(names, pa.string())
     plain = record.plain(schema())
-    keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
 
-    def rows(point: Point, folder: str) -> pa.Table:
-        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
-        run = score.scorable(point.system, out / folder, point.under)
-        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
-        if not study.by_model:
+    def rows(place: Place) -> pa.Table:
+        wanted = DEFINITIONS if by_model else dict.fromkeys((*definitions, "both"))
+        run = score.scorable(place.system, out / place.folder, place.under)
+        scored = tidy.score(run, by_model=by_model, definitions=tuple(wanted))
+        if not by_model:
             scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
         return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
 
     scored, teller = {} if scored is None else scored, teller or Silent()
-    once = dict(zip(keys, points, strict=True))
+    once = {place.key: place for place in places}
     with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        todo = {key: pool.submit(rows, point, key[0]) for key, point in once.items() if key not in scored}
+        todo = {key: pool.submit(rows, place) for key, place in once.items() if key not in scored}
         for done, (key, table) in enumerate(todo.items()):
             teller.progress("scores", done, len(todo))
             scored[key] = table.result()
         teller.progress("scores", len(todo), len(todo))
     parts = []
-    for point, key in zip(points, keys, strict=True):
-        own = scored[key]
-        place = [pa.array([point.panel.key] * len(own), pa.string()), pa.array([point.x] * len(own), pa.float64())]
-        parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
+    for place in places:
+        own = scored[place.key]
+        beside = [pa.array([place.condition] * len(own), pa.string()), pa.array([place.x] * len(own), pa.float64())]
+        parts.append(pa.Table.from_arrays([*beside, *own.columns], schema=plain))
     order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
     return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()
 
