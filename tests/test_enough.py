@@ -181,6 +181,15 @@ def test_more_seeds_keep_pairs_paired() -> None:
     assert sum(one.requests for one in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
 
 
+def test_more_seeds_never_lose_the_ends_of_an_interval() -> None:
+    """Of a coarse curve the next x beyond either end is run too, however far it is."""
+    offered = np.full(12, 2000.0)
+    of = {x: Block(np.round(np.minimum(0.9, 0.01 * (x / 4.0) ** 6.0) * offered), offered) for x in (0.5, 4.0, 30.0)}
+    curves: dict[str, Windows] = {"a": dict.fromkeys(range(3), of)}
+    more = enough.more(curves, {"axis": "rate_rps", "xs": (), "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
+    assert asked(more) == {"a": ({3, 4, 5}, {0.5, 4.0, 30.0})}
+
+
 def test_every_seed_gets_the_same_x() -> None:
     """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))

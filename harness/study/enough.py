@@ -111,11 +111,12 @@ def _priced(of: Windows, name: str, seed: int, x: float) -> More:
 
 
 def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """The x that are given, and those within an octave, either way, of the interval in which a system crosses."""
+    """The x that are given, those within an octave of a system's interval, and one beyond each of its ends."""
     c = tidy.together(of, of.keys())
     if c is None:
         return ()
     at, xs = pooled.crossing(c, level), c.rates_rps.tolist()
     low, high = (xs[0] if at.low is None else at.low), (xs[-1] if at.high is None else at.high)
-    around = (x for x in xs if low / OCTAVE <= x * (1 + 1e-9) and x <= high * OCTAVE * (1 + 1e-9))
-    return tuple(sorted({*around, *(x for x in given if x in of[min(of)])}))
+    around = {x for x in xs if low <= OCTAVE * x * (1 + 1e-9) and x <= OCTAVE * high * (1 + 1e-9)}
+    beyond = {*[x for x in xs if x < low][-1:], *[x for x in xs if x > high][:1]}
+    return tuple(sorted(around | beyond | {x for x in given if x in of[min(of)]}))
