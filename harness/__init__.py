@@ -7,12 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from harness.rows.record import load as load
 
-__version__ = "0.1.0"
+    __version__: str
 __all__ = ["__version__", "load"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import `load` on first use: `import harness` alone stays instant."""
+    """Look up what is not there at once: `import harness` alone stays instant."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("llm-sharing-bench")
     if name == "load":
         from harness.rows.record import load
 

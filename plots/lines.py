@@ -61,6 +61,7 @@ USUAL = {  # of what another condition says, and this one does not
     "plan": tidy.PLANS["held-out"],
     "placement": "own placements",
     "pool_bytes": "processes inside 0.90",
+    "scaled": "constants as measured",
 }
 CAPTION = {style.COLUMN_IN: 94, style.PAGE_IN: 192}  # characters of a line of the caption
 NARROW = 4  # columns of panels that fit one column of a page
@@ -312,6 +313,8 @@ def _setting(key: str, value: Any) -> str:
         return USUAL[key]
     if key == "pool_bytes":
         return f"{value / 2**30:.4g} GiB a GPU for weights and KV"
+    if key == "scaled":
+        return tidy.scaled(value)
     return WORDS[key][value] if key in WORDS else f"placed as {Path(value).stem}"
 
 

@@ -382,4 +382,4 @@ def _caption(table: pa.Table, facts: Facts, found: Sequence[Sequence[Row]], note
     points = any(one.differences and (one.flat or one.ratio is None) for one in every)
     cases = "Halves of a real trace are case studies, without interval or verdict."
     halves = any(panel.get("half") for panel in facts["panels"])
-    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, POINTS * points)
+    return brief(table, facts, CORRECTED * bool(every), note, cases * halves, POINTS * points, *facts["notes"])

@@ -169,7 +169,9 @@ def told(table: pa.Table, facts: Facts, note: str = "") -> str:
 def caption_of_ratios(table: pa.Table, facts: Facts, note: str, shown: Sequence[Mapping[str, Any]]) -> str:
     """Say in few words what is drawn."""
     flat = POINTS * any(row["flat"] and row["gaps"] for row in shown)
-    return brief(table, facts, _what(facts), CORRECTED, note, flat, *asked(table, facts), "Intervals are 95 %.")
+    return brief(
+        table, facts, _what(facts), CORRECTED, note, flat, *facts["notes"], *asked(table, facts), "Intervals are 95 %."
+    )
 
 
 def _what(facts: Facts) -> str:

@@ -33,7 +33,8 @@ LIMIT_S = pytest.StashKey[float]()  # of a test
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep where a test that hangs is told; pytest captures 2 later."""
+    """Keep where a test that hangs is told; pytest captures 2 later. An illegal step of a state diagram raises."""
+    os.environ["BENCH_STRICT"] = "1"
     config.stash[STDERR] = os.dup(2)
 
 

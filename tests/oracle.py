@@ -62,6 +62,7 @@ class Setup:
     piece_bytes: float = math.inf
     watermark: float = 0.01
     sharing: Literal["fluid", "turns", "none"] = "fluid"
+    interference: float = 1.0  # times as long as shares tell, of steps beside others
     quantum_s: float = 0.0  # of a turn of a process, at least
     poll_s: float = 0.0  # behind each kernel of an order with `op_s`
     pairs: bool = False  # prefill and decode of an instance are processes of their own
@@ -268,6 +269,12 @@ def max_min(steps: Sequence[Step]) -> list[float]:
     return [rates[i] for i in range(len(steps))]
 
 
+def disturbed(steps: Sequence[Step], rates: Sequence[float], factor: float) -> list[float]:
+    """Rates of steps that each take `factor` times as long wherever another has a GPU of theirs as well."""
+    beside = [any(x is not s and set(x.place) & set(s.place) for x in steps) for s in steps]
+    return [rate / factor if other else rate for rate, other in zip(rates, beside, strict=True)]
+
+
 def turns(steps: Sequence[Step], quantum_s: float) -> list[float]:
     """Rates: the processes of a GPU go round; within a process all rise together."""
     rates = dict[int, float]()
@@ -435,9 +442,10 @@ class Oracle:
                     self.end_turn(lane, why)
                 self.tell()
             steps = list(self.steps.values())
-            rates = {"fluid": max_min(steps), "turns": turns(steps, self.setup.quantum_s)}.get(
-                self.setup.sharing, [s.top for s in steps]
-            )
+            rates = {
+                "fluid": disturbed(steps, max_min(steps), self.setup.interference),
+                "turns": turns(steps, self.setup.quantum_s),
+            }.get(self.setup.sharing, [s.top for s in steps])
             rates = rates if self.setup.sharing == "none" else lend(steps, rates)
             for s, rate in zip(steps, rates, strict=True):
                 if rate != s.rate:  # a step whose rate stays keeps its end

@@ -101,8 +101,11 @@ def scripted(answer: Callable[[Asked], Pieces]) -> Iterator[Scripted]:
         ready.set()
         await stop.wait()
         listening.close()
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # their transports close
 
     stop = asyncio.Event()
     thread = threading.Thread(target=loop.run_until_complete, args=(main(),))

@@ -14,7 +14,7 @@ import pytest
 
 from harness.client.body import OPENAI, Server, Style
 from harness.client.client import Told
-from harness.client.log import DONE, DROPPED, FAILED, OPEN, WAITING, Book, Log, assemble
+from harness.client.log import CONNECTING, DONE, DROPPED, FAILED, SENT, STREAMING, WAITING, Book, Log, assemble
 from harness.engines.machine import Config, Served
 from harness.engines.servers import engine as module
 from harness.engines.servers import fleet
@@ -117,7 +117,8 @@ class Sender:
 
     def leave(self, rid: int, to: Server, due_ns: int) -> None:
         """It is written a moment later, and answered."""
-        self.book.due_ns[rid], self.book.state[rid] = due_ns, OPEN
+        self.book.step(rid, CONNECTING)
+        self.book.due_ns[rid] = due_ns
         self.sent.append((rid, to))
         self.world.at(due_ns + LAG_NS, lambda: self.write(rid, to))
 
@@ -126,6 +127,9 @@ class Sender:
         if to.url in self.down:
             self.end(rid, FAILED, "failed", "connection refused")
             return
+        if self.book.state[rid] != CONNECTING:
+            return
+        self.book.step(rid, SENT)
         self.book.write_ns[rid] = self.world.now_ns
         first_ns, n = self.world.now_ns + PREFILL_NS, self.jobs.output_tokens.item(rid)
         self.world.at(first_ns, lambda: self.chunk(rid, to, min(2, n)))
@@ -135,21 +139,23 @@ class Sender:
 
     def chunk(self, rid: int, to: Server, tokens: int) -> None:
         """Tokens come, two in the first chunk."""
-        if self.book.state[rid] != OPEN:
+        if self.book.state[rid] not in {SENT, STREAMING}:
             return
         if to.url in self.down:
             self.end(rid, FAILED, "failed", "connection reset")
             return
         if self.book.byte_ns[rid] < 0:
+            self.book.step(rid, STREAMING)
             self.book.byte_ns[rid] = self.world.now_ns
             self.told.append(Told("first", rid, self.world.now_ns, tokens))
         self.book.chunks(rid, self.world.now_ns, [tokens])
 
     def end(self, rid: int, state: int, kind: Any, why: str = "") -> None:
         """It is over."""
-        if self.book.state[rid] not in {WAITING, OPEN}:
+        if self.book.state[rid] in {DONE, FAILED, DROPPED}:
             return
-        self.book.state[rid], self.book.end_ns[rid] = state, self.world.now_ns
+        self.book.step(rid, state)
+        self.book.end_ns[rid] = self.world.now_ns
         if state == DONE:
             self.book.done_ns[rid], self.book.status[rid] = self.world.now_ns, 200
         if why:

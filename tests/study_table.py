@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from harness.rows.definitions import DEFINITIONS
-from harness.study import measure
 from harness.study.study import Claim, Sample
+from harness.study.table import schema
 
 TRACE = "hyperbolic-like"
 
@@ -96,12 +96,12 @@ def blocks(name: str, value: float | None, base: Mapping[str, Any], count: int =
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows of a study's table, as `measure.table_of` makes them; `ttft` is a point's attainment.
+    """Rows of a study's table, as `table.table_of` makes them; `ttft` is a point's attainment.
 
     Windows have 900 requests in four blocks, which miss alike.
     """
-    schema = measure.schema()
-    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
+    columns = schema()
+    plain = pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in columns])
     out = []
     for row in rows:
         base = {"run": "r", "system": row["label"], "trace": TRACE, "models": "heavy8", "gpu": "h100", "gpus": 2,
@@ -111,4 +111,4 @@ def table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         values = {"ttft": row["ttft"], "tpot": 1.0, "both": row["ttft"], "loads": 7.0, "evicts": 6.0, "migrations": 2.0}
         out += [base | {"definition": name, "value": value} | blocks(name, value, base)
                 for name, value in values.items()]  # fmt: skip
-    return pa.Table.from_pylist(out, schema=plain).cast(schema)
+    return pa.Table.from_pylist(out, schema=plain).cast(columns)

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from harness.cli import codes, terminal
 from harness.cli.app import COMMANDS, load, main
 from harness.cli.compare import compared
 from harness.loop import engine
@@ -141,13 +142,39 @@ def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
         assert (load(name).name, (load(name).help or "").splitlines()[0]) == (name, line)
 
 
+def test_the_list_of_commands_cuts_nothing_and_has_the_main_ones_first() -> None:
+    text = ok("--help")
+    assert all(len(line) <= 60 for _, line in COMMANDS.values())
+    listed = text.partition("Main commands:")[2].partition("Exit codes:")[0]
+    shown = re.findall(r"^  (\w+) {2,}(\S.*)$", listed, re.MULTILINE)
+    assert shown == [(name, line) for name, (_, line) in COMMANDS.items()]
+    assert [name for name, _ in shown[:3]] == ["compare", "study", "explain"]
+
+
+@cases("path", [(name,) for name in COMMANDS if isinstance(load(name), click.Group)])
+def test_the_list_of_subcommands_cuts_nothing(path: tuple[str, ...]) -> None:
+    group = load(path[0])
+    assert isinstance(group, click.Group)
+    for name, command in group.commands.items():
+        assert re.search(rf"^  {name} +{re.escape((command.help or '').splitlines()[0])}$", ok(*path, "--help"),
+                         re.MULTILINE), name  # fmt: skip
+
+
+@cases("path", [(), *commands()])
+def test_help_has_80_columns_however_wide_the_terminal(path: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    for columns in ("80", "240"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert [line for line in ok(*path, "--help").splitlines() if len(line) > 80] == []
+
+
 def test_help_imports_no_command() -> None:
     code = (
         "import sys\nfrom harness.cli.app import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
         "print(*(name for name in sys.modules if name.startswith('harness.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
-    light = {"harness.cli", "harness.cli.app", "harness.cli.options", "harness.rows", "harness.rows.definitions"}
+    light = {"harness.cli", "harness.cli.app", "harness.cli.codes", "harness.cli.options", "harness.rows",
+             "harness.rows.definitions"}  # fmt: skip
     assert set(done.stdout.splitlines()[-1].split()) == light
 
 
@@ -215,7 +242,7 @@ def test_python_m_harness_is_bench_and_runs_from_any_folder(tmp_path: Path) -> N
             [sys.executable, "-m", "harness", *args], capture_output=True, text=True, check=True, cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
-        assert done.stdout.startswith(("bench", "trace"))
+        assert re.match(r"bench|\d+ of \d+ traces are here", done.stdout)
 
 
 # ------------------------------------------------------------------ compare
@@ -367,7 +394,8 @@ def test_a_trace_that_is_not_here_says_so_first(monkeypatch: pytest.MonkeyPatch,
     assert first.startswith("arena-chat is not here")
     assert "synthetic" in first
     assert "traces/data" in first
-    listed = ok("list", "traces")
+    assert re.search(r"^not here: arena-chat, .*mooncake-conversation", ok("list", "traces"), re.MULTILINE)
+    listed = ok("list", "traces", "--all")
     assert "arena-chat is not here (arena-like stands in)" in listed
     assert "mooncake-conversation is not here (nothing stands in)" in listed
 
@@ -392,15 +420,15 @@ def test_explain_accounts_for_every_second(out: Path) -> None:
     folder = next(out.glob("static-*"))
     rows = record.read(folder).to_pylist()
     for rid in (0, len(rows) // 2, len(rows) - 1):
-        slo, *lines = ok("explain", folder, "--request", rid).splitlines()
+        first, slo, *lines = ok("explain", folder, "--request", rid, "--all").splitlines()
         q = rows[rid]
         assert slo.startswith("SLO 5xP95 (P95 measured on dedicated), as sample-")
-        assert lines[0].startswith(f"request {rid} · {q['model']} · {q['prompt_tokens']} in, {q['output_tokens']} out")
+        assert re.match(rf"request {rid}: (met|missed) TTFT: .* SLO", first)
+        assert lines[0].startswith(f"  {q['model']} · {q['prompt_tokens']} tokens in, {q['output_tokens']} out")
         start = next(i for i, line in enumerate(lines) if "by cause" in line)
         parts = [float(line.split()[0]) for line in lines[start + 1 :]]
         latency = (q["done_ns"] - q["arrival_ns"]) / 1e9
         assert sum(parts) == pytest.approx(latency, abs=1e-4 * len(parts))
-        assert re.search(r"(met|missed) TTFT: .* SLO", lines[1])
 
 
 def test_explain_counts_misses_by_model_and_cause(tmp_path: Path) -> None:
@@ -408,7 +436,8 @@ def test_explain_counts_misses_by_model_and_cause(tmp_path: Path) -> None:
     path.write_text('system = "static"\ntrace = "sample"\nmodels = "nemo-12b*4"\ngpus = 2\nrate_scale = 40\n')
     text = ok("run", path, "-o", tmp_path / "out")
     (folder,) = (tmp_path / "out").glob("static-*")
-    slo, *lines = ok("explain", folder, "--misses").splitlines()
+    first, slo, *lines = ok("explain", folder, "--misses").splitlines()
+    lines.insert(0, first)
     assert re.match(r"SLO 5xP95 \(P95 measured on dedicated\), as sample-[0-9a-f]{8} judged this run$", slo)
     missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", lines[0]).groups())  # type: ignore[union-attr]
     assert 0 < missed <= offered
@@ -465,11 +494,11 @@ def test_explain_misses_what_the_table_misses(rule: str, label: str, crowd: dict
     text = ok("explain", folder, "--misses", "--slo", stored["rule"])
     missed, offered = (int(x) for x in re.search(r"^(\d+) of (\d+) requests missed", text, re.MULTILINE).groups())  # type: ignore[union-attr]
     assert missed == round((1 - value) * offered)
-    assert text.startswith(f"SLO {stored['rule']} (")
+    assert text.splitlines()[1].startswith(f"SLO {stored['rule']} (")
     asked = shlex.split(following)
     assert asked[:2] == ["bench", "explain"]
     assert asked[3:] == ["--slo", stored["rule"], "--misses"]
-    assert ok(*asked[1:]).startswith(f"SLO {stored['rule']} (")
+    assert ok(*asked[1:]).splitlines()[1].startswith(f"SLO {stored['rule']} (")
 
 
 def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tuple[Path, str]]) -> None:
@@ -477,7 +506,7 @@ def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tupl
     newest = max(crowd.values(), key=lambda one: (one[0] / record.SWEEP).stat().st_mtime_ns)[0]
     rules = {sweep: json.loads(pq.read_metadata(sweep / record.SWEEP).metadata[b"judges"])[0]["rule"]
              for sweep, _ in crowd.values()}  # fmt: skip
-    first, *others = ok("explain", folder, "--misses").partition(" requests")[0].splitlines()[:-1]
+    _, first, *others = ok("explain", folder, "--misses", "--all").partition("\nmodel ")[0].splitlines()
     assert first.startswith(f"SLO {rules.pop(newest)} (")
     assert first.endswith(f", as {newest.name} judged this run")
     assert set(others) == {f"{sweep.name} judged it otherwise: --slo {rule}" for sweep, rule in rules.items()}
@@ -486,9 +515,9 @@ def test_explain_names_every_judge_where_none_is_asked_for(crowd: dict[str, tupl
 def test_explain_by_a_rule_that_nobody_used_measures_it(crowd: dict[str, tuple[Path, str]]) -> None:
     folder, _ = attained(crowd["8xP95"][0], "static")
     near, far = (ok("explain", folder, "--misses", "--slo", "P95", "--slo-scale", x).splitlines() for x in (8, 16))
-    assert near[0].endswith("judged this run")
-    assert far[0] == "SLO 16xP95 (P95 measured on dedicated), as asked for"
-    assert int(far[1].split()[0]) < int(near[1].split()[0])
+    assert near[1].endswith("judged this run")
+    assert far[1] == "SLO 16xP95 (P95 measured on dedicated), as asked for"
+    assert int(far[0].split()[0]) < int(near[0].split()[0])
     assert "--slo 16xP95" in far[-1]
 
 
@@ -510,13 +539,13 @@ def test_a_run_that_no_table_names_is_judged_by_the_default_and_says_so(tmp_path
     from tests.test_sweep import TINY
 
     folder = execute(resolve(TINY), tmp_path, code(resolve(TINY)))
-    first = ok("explain", folder, "--misses").splitlines()[0]
-    assert first == "SLO 5xP95 (P95 measured on dedicated), the default, for no comparison beside this run judged it"
+    slo = ok("explain", folder, "--misses").splitlines()[1]
+    assert slo == "SLO 5xP95 (P95 measured on dedicated), the default, for no comparison beside this run judged it"
 
 
 def test_list_shows_systems_engines_and_gaps() -> None:
-    text = ok("list")
-    head, *lines = (re.split("  +", line) for line in text.splitlines())
+    text = ok("list", "--all")
+    _, head, *lines = (re.split("  +", line) for line in text.splitlines())
     engines = engine.names()  # without torch and servers, too
     assert {"attach", "llamacpp", "sglang", "sglang_pdmux", "sim", "torchcpu", "vllm"} <= set(engines)
     most = 2 + len(engines)
@@ -530,6 +559,68 @@ def test_list_shows_systems_engines_and_gaps() -> None:
     assert "static on attach: no Limit" in text.splitlines()
     assert "attach needs the URLs of servers that run: --engine attach+urls=http://HOST:PORT" in text.splitlines()
     assert "heavy8, light8" in text
+
+
+@cases(("args", "answer"), [
+    (("list",), r"\d+ systems; "), (("list", "traces"), r"\d+ of \d+ traces are here; "),
+    (("list", "figures"), r"\d+ figures; "), (("list", "definitions"), r"\d+ definitions of SLO attainment; "),
+    (("trace", "stats", "sample"), r"sample \(synthetic\): 200 requests of 8 models in 60 s, 3.33 requests/s"),
+    (("explain", "static", "--misses"), r"\d+ of \d+ requests missed"),
+    (("explain", "static", "--request", "0"), r"request 0: (met|missed) TTFT"),
+    (("explain", "sweep", "--misses"), r"\S+ misses [\d.]+ %.*; \S+ misses [\d.]+ %"),
+])  # fmt: skip
+def test_what_is_printed_is_one_screen_that_answers_first(args: tuple[str, ...], answer: str, out: Path) -> None:
+    folders = {"static": next(out.glob("static-*")), "sweep": next(out.glob(f"*/{record.SWEEP}")).parent}
+    words = [folders.get(word, word) for word in args]
+    lines = ok(*words).splitlines()
+    assert re.match(answer, lines[0])
+    assert len(lines) <= 30
+    assert [line for line in lines if len(line) > 100 and not line.startswith("next: ")] == []
+    if args not in {("list", "figures"), ("list", "definitions")}:  # which are short
+        assert len(ok(*words, "--all").split()) >= sum(len(line.split()) for line in lines)
+
+
+def test_a_public_log_is_named_with_a_command_that_converts_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = tmp_path / "of burst" / "BurstGPT_1.csv"
+    log.parent.mkdir()
+    log.write_text("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+                   "5,ChatGPT,472,18,490,API log\n45,GPT-4,417,276,693,API log\n")  # fmt: skip
+    (tmp_path / "notes.csv").write_text("of nobody\n")
+    monkeypatch.setenv("TRACES_DIR", str(tmp_path))
+    assert "1 public logs lie in TRACES_DIR" in ok("list", "traces").splitlines()[0]
+    assert re.search(r"^burstgpt +1 +of burst/BurstGPT_1.csv$", ok("list", "traces"), re.MULTILINE)
+    (command,) = [line for line in ok("list", "traces", "--all").splitlines() if line.startswith("bench trace convert")]
+    *words, target = shlex.split(command)[1:]
+    done = ok(*(word.replace("$TRACES_DIR", str(tmp_path)) for word in words), tmp_path / target)
+    assert done.startswith("2 requests in ")
+
+
+@cases("name", [name for name in COMMANDS if not isinstance(load(name), click.Group)])
+def test_every_command_can_be_made_quiet_or_verbose(name: str) -> None:
+    assert {"-q", "-v"} <= {flag for param in load(name).params for flag in param.opts}
+
+
+def test_verbose_tells_when_and_quiet_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    said = {}
+    for level in ("", "quiet", "verbose"):
+        token = terminal.LEVEL.set(level)
+        try:
+            terminal.Terminal().say("compiling")
+        finally:
+            terminal.LEVEL.reset(token)
+        said[level] = capsys.readouterr().err
+    assert (said[""], said["quiet"]) == ("compiling\n", "")
+    assert re.fullmatch(r" +\d+\.\d s  compiling\n", said["verbose"])
+
+
+def test_the_exit_codes_have_a_page_and_stand_in_the_help() -> None:
+    assert (ROOT / "docs/exit-codes.md").read_text("utf-8") == codes.page(), "make docs writes it anew"
+    told = re.findall(r"^  (\d+) {2,}(\S.*)$", ok("--help").partition("Exit codes:")[2], re.MULTILINE)
+    assert told == [(str(code.value), when) for code, when in codes.MEANS.items()]
+    assert set(codes.MEANS) == set(codes.Code)
+    sources = [path for path in (ROOT / "harness").rglob("*.py") if "codes" not in path.name]
+    literal = re.compile(r"(sys\.exit|Exit)\(\d|code = \d")
+    assert [path.name for path in sources if literal.search(path.read_text("utf-8"))] == []
 
 
 def test_trace_stats_and_make(tmp_path: Path) -> None:
@@ -552,7 +643,7 @@ def test_trace_convert_reads_a_released_format(tmp_path: Path) -> None:
     assert ok(*convert, "--span-s", "200").splitlines()[0] == "2 requests in 200 s, 1 rows left out"
     refused = bench(*convert, "--column", "model=Model")
     assert (refused.exit_code, refused.stderr) == (2, "error: --from burstgpt knows its columns: give no --column\n")
-    listed = ok("list", "traces")
+    listed = ok("list", "traces", "--all")
     assert all(f"\n{name} " in listed for name in readers.names())
 
 

@@ -160,7 +160,7 @@ def test_none_waits_for_another_to_end() -> None:
         while len(came) < n:
             one.poll(0.01)
         log = one.log()
-    assert states(log) == ["open"] * n
+    assert states(log) == ["sent"] * n
     assert (log.write_ns > 0).all()
     assert (log.done_ns == -1).all()
 

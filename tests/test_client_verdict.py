@@ -10,7 +10,7 @@ import pytest
 
 from harness.client import load
 from harness.client.load import OtherLoad
-from harness.client.log import DONE, FAILED, Book, Log, assemble
+from harness.client.log import DONE, FAILED, SENT, Book, Log, assemble
 from harness.client.verdict import Verdict, verdict
 from tests.cases import cases
 
@@ -104,6 +104,7 @@ def test_chunks_of_an_earlier_try_are_not_in_the_log() -> None:
     book.chunks(1, 10, [1, 1])
     spilt = [book.spill()]
     book.chunks(0, 11, [1])
+    book.step(1, SENT)
     book.again(1)
     book.chunks(1, 20, [3])
     spilt.append(book.spill())

@@ -218,6 +218,16 @@ def test_verdicts_of_one_table_are_corrected_together() -> None:
     assert corrected([]) == []
 
 
+def test_a_side_that_chance_may_give_leaves_what_stands_without_it() -> None:
+    """Two differences within half a point are an equality, whatever becomes of the third."""
+    near, far = Estimate(0.0, -0.001, 0.001, 60), Estimate(-0.013, -0.024, -0.002, 60)
+    flat = Standing(None, "behind", "", 0.2, True, differences=((0.8, near), (3.2, near), (12.8, far)))
+    steep = Standing(Estimate(0.9, 0.8, 0.99, 60), "behind, by less than 25 %", "", 0.2)
+    open_ = flat._replace(differences=((0.8, near), (3.2, far), (12.8, far)))
+    assert [one.says for one in corrected([flat, steep, open_])] == ["equal within 25 %"] * 2 + [UNDECIDED]
+    assert [one.says for one in corrected([flat._replace(p=1e-6)])] == ["behind"]
+
+
 # ------------------------------------------------------------------ models
 
 

@@ -80,13 +80,13 @@ def experiment(world: World, budget: float, panel: crossings.Panel) -> tuple[Sta
     pair = first, second
     while True:
         left = enough.unsettled(curves, panel, [pair], LEVEL, 0.1)
-        more = enough.more(curves, panel, left, SEEDS, LEVEL) if left else None
-        if more is None or spent + more.requests > budget:
+        more = enough.more(curves, panel, left, SEEDS, LEVEL, GIVEN[0] / 8) if left else []
+        cost = sum(one.requests for one in more)
+        if not more or spent + cost > budget:
             break
-        spent += more.requests
-        for name, seeds in more.seeds.items():
-            for seed in seeds:
-                curves[name][seed] = {x: world.run(name, seed, x) for x in more.xs[name]}
+        spent += cost
+        for name, seed, x, _ in more:
+            curves[name].setdefault(seed, {})[x] = world.run(name, seed, x)
     shared = curves[first].keys() & curves[second].keys()
     ours, theirs = (together(curves[name], shared) for name in pair)
     assert ours is not None
@@ -152,21 +152,79 @@ def test_flat_curves_are_enough_by_their_differences() -> None:
     assert not enough.settled(Standing(None, UNDECIDED, "", flat=True, differences=wide), 0.1, 1)
 
 
+def asked(more: list[enough.More]) -> dict[str, tuple[set[int], set[float]]]:
+    """The seeds and the x that are asked for, by system."""
+    found: dict[str, tuple[set[int], set[float]]] = {}
+    for name, seed, x, _ in more:
+        seeds, xs = found.setdefault(name, (set(), set()))
+        seeds.add(seed)
+        xs.add(x)
+    assert len(more) == sum(len(seeds) * len(xs) for seeds, xs in found.values())
+    return found
+
+
 def test_more_seeds_keep_pairs_paired() -> None:
     """A system that lacks seeds of an earlier round gets these too; the same rates, near its crossing and the given."""
     world = World({"a": 3.0, "b": 4.0}, 4.0, np.random.default_rng(1))
     curves = {name: searched(world, name) for name in world.at}
     curves["a"] |= dict.fromkeys(range(5, 10), curves["a"][0])
-    more = enough.more(curves, PANEL, {"a": True, "b": False}, 5, LEVEL)
-    assert more is not None
-    assert more.seeds == {"a": range(10, 15), "b": range(5, 15)}
-    assert set(GIVEN) <= set(more.xs["a"]) <= set(curves["a"][0])
-    assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= set(more.xs["b"]) <= set(curves["b"][0]) - {0.8, 12.8}
-    offered = {name: sum(curves[name][0][x].offered.sum() for x in more.xs[name]) for name in more.xs}
-    assert more.requests == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+    left = {"a": True, "b": False}
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 10 for one in more):
+        for name, seed, x, _ in more:  # what an interval lacks comes first
+            curves[name][seed][x] = world.run(name, seed % 5, x)
+    runs = asked(more)
+    assert {name: seeds for name, (seeds, _) in runs.items()} == {"a": {*range(10, 15)}, "b": {*range(5, 15)}}
+    xs = {name: xs for name, (_, xs) in runs.items()}
+    assert set(GIVEN) <= xs["a"] <= set(curves["a"][0])
+    assert {x for x in curves["b"][0] if 2.5 < x < 6.0} <= xs["b"] <= set(curves["b"][0])
+    offered = {name: sum(curves[name][0][x].offered.sum() for x in xs[name]) for name in xs}
+    assert sum(one.requests for one in more) == pytest.approx(5 * offered["a"] + 10 * offered["b"])
+
+
+def test_every_seed_gets_the_same_x() -> None:
+    """A rate that some seeds lack is run by them too, once it counts: only rates that all have are pooled."""
+    world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
+    curves, left = {"a": searched(world, "a")}, {"a": True}
+    while (more := enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)) and all(one.seed < 5 for one in more):
+        for name, seed, x, _ in more:
+            curves[name][seed][x] = world.run(name, seed, x)
+    lacking = max(one.x for one in more if one.x not in GIVEN)
+    del curves["a"][3][lacking]
+    assert lacking not in {one.x for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
+    del curves["a"][3][GIVEN[0]]
+    assert ("a", 3, GIVEN[0]) in {one[:3] for one in enough.more(curves, PANEL, left, 5, LEVEL, GIVEN[0] / 8)}
+
+
+@cases(
+    ("at", "xs", "axis", "x"),
+    [
+        (4.0, (1.0, 3.6, 4.2), "rate_rps", 5.94),  # misses at the last one may be fewer than 1 % yet
+        (0.9, (1.0, 2.0, 8.0), "rate_rps", None),  # crossed below all that ran, which the search answers for
+        (3.0, (0.5, 1.0, 8.0), "rate_rps", 3.0),  # no x is near to the crossing
+        (0.55, (0.05, 0.2, 0.8), "slo_scale", 0.55),
+    ],
+)
+def test_an_interval_that_lacks_an_x_asks_for_it_by_all_seeds(
+    at: float, xs: tuple[float, ...], axis: str, x: float | None
+) -> None:
+    offered = np.full(12, 2000.0)
+    spread = np.where(np.arange(12) % 6, 0.0, 6.0)  # a steep curve, whose misses come in few blocks
+    of = {k: Block(np.round(np.minimum(0.9, 0.01 * (k / at) ** 6.0) * offered * spread), offered) for k in xs}
+    curves: dict[str, Windows] = {"a": dict.fromkeys(range(3), of)}
+    given = tuple(crossings.turned(k) for k in xs) if axis == "slo_scale" else xs
+    more = enough.more(curves, {"axis": axis, "xs": given, "unit_rps": 1.0}, {"a": False}, 3, LEVEL, 0.1)
+    seeds, found = asked(more)["a"]
+    if x is None:
+        assert found <= set(xs)
+    else:
+        assert sorted(found) == [pytest.approx(x, rel=0.25)]
+        assert seeds == {0, 1, 2}
 
 
 def test_seeds_never_meet_those_of_copies() -> None:
     world = World({"a": 3.0}, 4.0, np.random.default_rng(1))
-    curves = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
-    assert enough.more(curves, PANEL, {"a": False}, 5, LEVEL) is None
+    curves: dict[str, Windows] = {"a": {AA_SEED - 3: {x: world.run("a", 0, x) for x in GIVEN}}}
+    while more := enough.more(curves, PANEL, {"a": False}, 5, LEVEL, GIVEN[0] / 8):
+        for _, seed, x, _ in more:
+            assert seed == AA_SEED - 3
+            curves["a"][seed][x] = world.run("a", 0, x)

@@ -117,7 +117,7 @@ def test_explain_shows_a_request_in_order_of_time(out: Path) -> None:
     run = run_of(out, "qlm")
     rows = record.read(run).to_pylist()
     row = max(rows, key=lambda q: (q["state"] == "done") * q["load_ns"])
-    said = ok("explain", run, "--request", row["id"]).splitlines()
+    said = ok("explain", run, "--request", row["id"], "--all").splitlines()
     lines = [line for line in said if re.match(r" +\d+\.\d{4} s  ", line)]
     order = lines[: next(i for i, line in enumerate(said) if "by cause" in line) - said.index(lines[0])]
     starts = [float(line.split()[0]) for line in order]
@@ -181,7 +181,8 @@ def test_a_run_that_cannot_be_made_again_is_explained_by_its_sums_alone(
 
 
 def test_misses_of_a_comparison_sum_to_their_latencies(sweep: Path, tmp_path: Path) -> None:
-    said = ok("explain", sweep, "--misses", "-o", tmp_path / "f.pdf").splitlines()
+    answer, *said = ok("explain", sweep, "--misses", "--all", "-o", tmp_path / "f.pdf").splitlines()
+    assert re.match(r"\S+ misses [\d.]+ %.*; \S+ misses [\d.]+ %, mostly ", answer)
     assert said[0].startswith(f"{sweep} · SLO 5xP95 (both) · misses at rate scale ")
     table = pq.read_table(sweep / record.SWEEP).to_pylist()
     points = pd.read_csv(tmp_path / "f.csv", comment="#")
@@ -206,11 +207,11 @@ def test_misses_of_a_comparison_sum_to_their_latencies(sweep: Path, tmp_path: Pa
 
 
 def test_misses_of_one_system_go_by_rate_and_agree_with_its_run(sweep: Path, out: Path, tmp_path: Path) -> None:
-    said = ok("explain", sweep, "--misses", "--system", "qlm", "-o", tmp_path / "f").splitlines()
+    said = ok("explain", sweep, "--misses", "--all", "--system", "qlm", "-o", tmp_path / "f").splitlines()[1:]
     assert "misses of qlm at each rate" in said[0]
     assert [line.split()[0] for line in said[2:4]] == ["2", "4"]
     alone = ok("explain", run_of(out, "qlm"), "--misses").splitlines()
-    missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", alone[1]).groups())  # type: ignore[union-attr]
+    missed, offered = (int(x) for x in re.match(r"(\d+) of (\d+) requests", alone[0]).groups())  # type: ignore[union-attr]
     assert [int(x.replace(",", "")) for x in said[3].split()[2:4]] == [missed, offered]
     whole = float(re.search(r"all misses together took ([\d.]+) s", "\n".join(alone))[1])  # type: ignore[index]
     points = pd.read_csv(tmp_path / "f.csv", comment="#")

@@ -21,7 +21,7 @@ from tests.test_plots import GRID, PLAIN, lightness, rows, xs
 
 
 def measured(*runs: dict[str, Any]) -> pa.Table:
-    """Made-up rows of a study, as `measure.table_of` makes them."""
+    """Made-up rows of a study, as `table.table_of` makes them."""
     first = [("condition", pa.string()), ("x", pa.float64())]
     word = tidy.TABLE_SCHEMA.field("run").type
     base = {"trace": "hyperbolic-like", "tier": "synthetic"}

@@ -33,6 +33,7 @@ from tests.cases import cases
 from tests.dump import digest
 from tests.oracle import CAUSES, Oracle, Req, Result
 from tests.worlds import (
+    BESIDE,
     CUT,
     HEARD,
     LAYERED,
@@ -184,6 +185,7 @@ WORLDS = {  # by what they have: the first seed, how many the fast tests try, an
     "prompts that begin alike": (SHARED, 100, 400),
     "prefills in slices": (LAYERED, 50, 400),
     "KV attended on other GPUs": (LENT, 50, 400),
+    "steps that disturb each other": (BESIDE, 50, 400),
 }
 
 
@@ -226,7 +228,7 @@ def escaped(first: int, last: int, changes: Sequence[tuple[int, str, str]]) -> l
 
 @pytest.mark.slow
 def test_compiled_and_plain_python_give_the_same_bits() -> None:
-    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT):
+    for first in (0, TURNED, WILD, CUT, SLICED, SHARED, LAYERED, LENT, BESIDE):
         assert plain(str(first), str(first + 15)).split() == [digest(seed) for seed in range(first, first + 15)]
 
 
@@ -330,6 +332,16 @@ def test_oracle_notices_a_wrong_cut_or_a_move_that_hides() -> None:
         (1, "        transit = 1 if xfer_at(S, x).stage == GRANT else 2\n", "        transit = 2\n"),
     ]
     assert escaped(CUT, CUT + 60, changes) == []
+
+
+@pytest.mark.slow
+def test_oracle_notices_wrong_interference() -> None:
+    changes = [
+        (0, "                n.given /= W.interference\n", "                pass\n"),
+        (0, "        while d >= 0 and x != lane:\n", "        while d >= 0:\n"),  # a lane disturbs itself
+        (0, "            if demand_on(S, x, demand_at(S, d).gpu) >= 0:\n", "            if True:\n"),  # from afar
+    ]
+    assert escaped(BESIDE, BESIDE + 60, changes) == []
 
 
 @pytest.mark.slow

@@ -287,6 +287,19 @@ def test_two_co_runners_at_half_speed() -> None:
     assert [r.done_s for r in alone.requests] == [4 / 64, 8 / 64]
 
 
+def test_two_co_runners_disturb_each_other() -> None:
+    """Compute is shared by halves, and steps take 1.195 times as long as that tells; one alone takes no longer."""
+    work, s = jobs((0.0, "a", 4, 1), (0.0, "b", 8, 1)), setup(cost={"fl_tok": 1e9}, interference=1.195)
+    out = Oracle(s).run(work, resident(A, B))
+    first = 2 * 1.195 * 4 / 64  # b has done half of its prompt by then, and has the GPU to itself
+    assert [r.done_s for r in out.requests] == pytest.approx([first, first + 4 / 64])
+    assert waits(out.requests[0]) == pytest.approx({"compute": 4 / 64, "contention": first - 4 / 64})
+    assert waits(out.requests[1]) == pytest.approx({"compute": 8 / 64, "contention": first - 4 / 64})
+    light = Oracle(setup(interference=1.195)).run(work, resident(A, B))  # neither asks for half of anything
+    assert light.requests[0].done_s == pytest.approx(1.195 * 4 / 64)
+    assert light.requests[1].done_s == pytest.approx(1.195 * 4 / 64 + 4 / 64)
+
+
 @cases(("quantum", "turns"), [(0, (4, 8)), (6, (6, 8)), (10, (10, 10))])
 def test_two_processes_take_turns(quantum: int, turns: tuple[int, int]) -> None:
     s = setup(sharing="turns", quantum_s=quantum / 64)

@@ -181,6 +181,16 @@ def test_captions_have_at_most_sixty_words_and_what_must_be_said(note: str) -> N
         assert ("stale" in words) == ("stale" in note)
 
 
+def test_what_a_study_notes_stands_in_its_captions() -> None:
+    said = {"notes": ["A share of SMs is unmeasured."]}
+    ratios = about("steps", pair("open") | {"kind": "base"}, claims=[claim("ratio", "prism", "static")])
+    with style.theme():
+        figures = [overview.draw(TABLE, FACTS | said), matrix.draw(TABLE, ratios | said | {"layout": "matrix"})]
+    for figure in figures:
+        assert figure is not None
+        assert "A share of SMs is unmeasured." in " ".join(" ".join(text.get_text() for text in figure.texts).split())
+
+
 def test_what_a_caption_leaves_out_stands_in_the_csv(tmp_path: Path) -> None:
     pdf, png, csv = fig_study.render(stored(tmp_path / "s", TABLE, FACTS), tmp_path / "f", "bench plot x", LONG)
     told = [line.removeprefix("# ") for line in csv.read_text().splitlines() if line.startswith("#")]

@@ -389,4 +389,4 @@ def test_activation_is_the_sum_of_its_parts(name: str, tp: int, published_s: flo
     gather_s = size * (1 - tp / 8) / gpu.nvlink
     predicted_s = cluster.profile.load_s(Inst("m", tuple(range(tp))), "parallel")
     assert predicted_s == pytest.approx(way.fixed_s + max(pcie_s, gather_s), rel=0.02)
-    assert published_s / 1.7 < predicted_s < published_s * 1.3  # known distance: harness/README.md
+    assert published_s / 1.7 < predicted_s < published_s * 1.3  # known distance: docs/trust.md

@@ -8,7 +8,9 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
+import venv
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -24,7 +26,7 @@ from harness.cli.app import load, main
 ROOT = Path(__file__).resolve().parent.parent
 MAX_BYTES = 500_000
 MAX_LINES = 600
-FENCE = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)  # a block of code in Markdown
 
 
 @cache
@@ -99,29 +101,91 @@ def pyproject() -> Any:
 
 def test_every_folder_of_modules_is_a_package() -> None:
     folders = {path.parent for path in files() if path.suffix == ".py" and not path.is_relative_to(ROOT / "tests")}
-    assert [path for path in folders - {ROOT} if not (path / "__init__.py").is_file()] == []
+    assert [path for path in folders - {ROOT, ROOT / "docs"} if not (path / "__init__.py").is_file()] == []
 
 
-def test_the_lock_is_hashed_and_holds_all_that_is_asked_for() -> None:
-    lock = text(ROOT / "requirements.lock")
-    pinned = re.findall(r"^([a-z0-9-]+)==\S+", lock, re.MULTILINE)
-    blocks = re.split(r"^(?=[a-z0-9-]+==)", lock, flags=re.MULTILINE)[1:]
-    assert len(blocks) == len(pinned)
+def pinned(lock: str) -> set[str]:
+    """The packages of a lock, each of which must have a hash."""
+    blocks = re.split(r"^(?=[a-z0-9-]+==)", text(ROOT / lock), flags=re.MULTILINE)[1:]
     assert all("--hash=sha256:" in block for block in blocks)
+    return {block.partition("==")[0] for block in blocks}
+
+
+def test_the_locks_are_hashed_and_hold_all_that_is_asked_for() -> None:
     project = pyproject()
-    asked = [
-        *project["build-system"]["requires"],
-        *project["project"]["dependencies"],
-        *project["project"]["optional-dependencies"]["dev"],
-    ]
-    assert {re.match(r"[\w-]+", name).group() for name in asked} <= set(pinned)  # type: ignore[union-attr]
+    extras = project["project"]["optional-dependencies"]
+    asked = [*project["build-system"]["requires"], *project["project"]["dependencies"], *extras["dev"]]
+
+    def names(of: list[str]) -> set[str]:
+        return {re.match(r"[\w-]+", name).group() for name in of}  # type: ignore[union-attr]
+
+    assert names(asked) <= pinned("requirements.lock")
+    assert names(extras["docs"]) <= pinned("requirements-docs.lock")
+    assert names(extras["docs"]).isdisjoint(pinned("requirements.lock"))  # who runs the bench installs none of it
+
+
+# What `make help` offers; a study or a kind of server more needs no target.
+TARGETS = (
+    "compare help setup lint types test test-fast test-slow test-torch test-servers smoke fuzz torch ci bench docs "
+    "validate fit-hosts claims gpu gpu-servers lock clean reproduce-% servers-%"
+)
+
+
+def test_make_has_few_targets() -> None:
+    told = re.findall(r"^([a-z0-9%-]+):.*## ", text(ROOT / "Makefile"), re.MULTILINE)
+    assert sorted(told) == sorted(TARGETS.split())
+
+
+def test_the_version_stands_in_one_place() -> None:
+    import harness
+
+    version = pyproject()["project"]["version"]
+    assert harness.__version__ == version
+    assert f"version: {version}\n" in text(ROOT / "CITATION.cff")  # which tools read by itself
+    assert f"## [{version}]" in text(ROOT / "CHANGELOG.md")
+    others = [path for path in files() if path.suffix == ".py" and f'"{version}"' in text(path)]
+    assert others == []
+
+
+def copied(to: Path) -> Path:
+    """A checkout of what a commit would hold."""
+    for path in files():
+        target = to / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+    return to
+
+
+def test_a_wheel_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path / "out")]
+    run = subprocess.run([*pip, str(copied(tmp_path / "clone"))], capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert "installed from a checkout only: pip install -e ." in run.stdout + run.stderr
+
+
+@pytest.mark.slow
+def test_an_editable_install_of_a_checkout_works(tmp_path: Path) -> None:
+    clone = copied(tmp_path / "clone")
+    venv.create(tmp_path / "venv")
+    there = sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")})
+    # all that it depends on, behind its own packages
+    (Path(there) / "zz-locked.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    python = str(tmp_path / "venv/bin/python")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-build-isolation", "-e"]
+    subprocess.run([*pip, str(clone)], capture_output=True, check=True)
+    where = "import harness; print(harness.__file__)"
+    found = subprocess.run([python, "-c", where], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert Path(found.strip()) == clone / "harness/__init__.py"
+    listed = [str(tmp_path / "venv/bin/bench"), "list", "traces"]
+    told = subprocess.run(listed, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    assert "sample" in told
 
 
 def promised(program: str) -> set[tuple[str, ...]]:
     """Commands of `program` in the code of the documents, each as its words."""
     spans: list[str] = []
     for path in files():
-        if path.suffix == ".md":
+        if path.suffix == ".md" and path.name != "CHANGELOG.md":  # what was, is not promised
             prose, code = re.sub(FENCE, "", text(path)), re.findall(FENCE, text(path))
             spans += re.findall(r"`([^`\n]+)`", prose) + [
                 line.split("#")[0] for block in code for line in block.split("\n")
@@ -142,12 +206,12 @@ def test_the_readme_names_commands_that_bench_has() -> None:
     assert promised("bench")
     for words in promised("bench"):
         command: click.Command = main
-        rest = list(words[1:])
+        rest = list(words[1 : words.index("|") if "|" in words else None])
         while rest and isinstance(command, click.Group) and rest[0] in command.commands:
             command = load(rest.pop(0)) if command is main else command.commands[rest.pop(0)]
         if isinstance(command, click.Group):  # one that stands alone takes options of its own
             alone = command.invoke_without_command and all(word.startswith("-") for word in rest)
-            assert alone or rest in ([], ["--help"]), " ".join(words)
+            assert alone or rest in ([], ["--help"], ["--version"]), " ".join(words)
         known = {flag for param in command.params for flag in (*param.opts, *param.secondary_opts)} | {"--help"}
         assert {word.split("=")[0] for word in rest if word.startswith("-")} <= known, " ".join(words)
 
@@ -180,3 +244,4 @@ def test_ci_runs_the_test_command_of_the_readme() -> None:
     assert {"test-fast", "test-slow"} <= set(re.findall(r"[\w-]+", test.group(1)))
     assert set(test.group(1).splitlines()) <= set(ci.group(1).splitlines())  # each with its time limit
     assert "make ci" in text(ROOT / ".ci/run")
+    assert "run: make ci\n" in text(ROOT / ".github/workflows/ci.yml")

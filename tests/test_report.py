@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from harness.report import formats, sentences
 from harness.report.commands import again
 from harness.report.summary import Summary, summarize
-from harness.report.text_table import laid
+from harness.report.text_table import MOST, WIDTH, aligned, brief, clause, laid
 from harness.rows import estimate, tidy
 from harness.rows.estimate import GPUS, POINTS, RATE, RATIO, SCALE, SHARE, Style
 from harness.rows.statistics import Estimate
@@ -348,3 +348,38 @@ def test_a_table_is_aligned_or_markdown() -> None:
     rows = [["a", "b"], ["1", "x|y"]]
     assert list(laid(rows, markdown=True)) == ["", "| a | b |", "| --- | --- |", r"| 1 | x\|y |", ""]
     assert list(laid(rows)) == ["a  b", "1  x|y"]
+
+
+def test_a_screen_keeps_its_tail_and_says_how_much_is_left_out() -> None:
+    lines = [f"line {k}" for k in range(40)]
+    shown = list(brief(lines, every=False, tail=["next: bench list"]))
+    assert (len(shown), shown[-1]) == (MOST, "next: bench list")
+    assert shown[:-2] == lines[:28]
+    assert shown[-2] == "... 12 more lines: --all"
+    assert list(brief(lines, every=True, tail=["end"])) == [*lines, "end"]
+    assert list(brief(lines[:30], every=False)) == lines[:30]
+
+
+def test_long_lines_are_folded_at_words_and_lose_none() -> None:
+    text = "  " + "word 12 % " * 30
+    parts = list(brief([text], every=False))
+    assert max(map(len, parts)) <= WIDTH
+    assert " ".join(parts).split() == text.split()
+    assert all(part.startswith("    ") for part in parts[1:])
+    assert not any(part.lstrip().startswith("%") for part in parts)
+    command = "next: bench explain " + "x" * WIDTH + " --misses"
+    assert list(brief([command], every=False)) == [command]
+
+
+def test_the_last_column_is_folded_under_itself() -> None:
+    rows = [("name", "what it is"), ("a", "one two three four five six seven eight")]
+    lines = list(aligned(rows, 30))
+    assert lines == ["name  what it is", "a     one two three four five", "      six seven eight"]
+    assert list(aligned(rows)) == ["name  what it is", "a     one two three four five six seven eight"]
+
+
+def test_a_clause_is_the_longest_part_that_fits() -> None:
+    text = "Prism: memory ballooning, models placed by pressure; the rest."
+    assert [clause(text, room) for room in (100, 52, 30, 10, 3)] == [
+        text, "Prism: memory ballooning, models placed by pressure", "Prism: memory ballooning", "Prism", text,
+    ]  # fmt: skip

@@ -119,6 +119,7 @@ def test_a_factor_of_one_is_no_factor() -> None:
         ({"swap": -1.0}, "scaled.swap is -1.0, not above 0"),
         ({"swap": math.inf}, "scaled.swap is inf, not a finite number"),
         ({"swap": True}, "scaled.swap is true, not a number"),
+        ({"interference": 0.5}, "scaled.interference is 0.5, not at least 1"),
         (2.0, r"scaled is 2.0, not a table"),
     ],
 )
@@ -157,7 +158,7 @@ def numbers(c: Config) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("factor", [0.5, 2.0])
-@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "co_run"])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name not in ("co_run", "interference")])
 def test_a_constant_is_multiplied_where_it_acts_and_nothing_else_is(name: str, factor: float) -> None:
     base, scaled = numbers(config()), numbers(config(**{name: factor}))
     expected = {key: value * (factor if key.partition(" ")[0] == name else 1) for key, value in base.items()}
@@ -183,19 +184,34 @@ def test_a_step_beside_others_takes_its_factor_of_what_it_takes_longer() -> None
 def test_so_does_a_run_of_two_models_that_saturate_a_gpu() -> None:
     """Each lane goes at one rate all the time, so that the run's length is linear in the factor."""
 
-    def end_ns(factor: float) -> float:
-        plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
-        c = replace(config(co_run=factor), gpus=1, plan=plan)
-        zero, one = np.zeros(2), np.ones(2)
-        jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(2, dtype=np.int32), np.full(2, 64, np.int32),
-                    np.full(2, 200, np.int32), one, one)  # fmt: skip
-        engine = Sim(c)
-        replay(find("static")(engine.cluster), engine, jobs)
-        return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
-
-    half, as_it_is, double = (end_ns(factor) for factor in (0.5, 1.0, 2.0))
+    half, as_it_is, double = (end_ns(co_run=factor) for factor in (0.5, 1.0, 2.0))
     assert as_it_is > 1.05 * half
     assert double - as_it_is == pytest.approx(2 * (as_it_is - half), rel=1e-6)
+
+
+def end_ns(gpus: int = 1, models: int = 2, **scaled: float) -> float:
+    """When the last of one request to each model is done."""
+    plan = {m.name: Plan(1.0, 64, 200, "test") for m in config().models}
+    c = replace(config(**scaled), gpus=gpus, plan=plan)
+    zero, one = np.zeros(models), np.ones(models)
+    jobs = Jobs(tuple(m.name for m in c.models), zero, np.arange(models, dtype=np.int32),
+                np.full(models, 64, np.int32), np.full(models, 200, np.int32), one, one)  # fmt: skip
+    engine = Sim(c)
+    replay(find("static")(engine.cluster), engine, jobs)
+    return max(float(row["done_ns"]) for batch in engine.rows() for row in batch.to_pylist())
+
+
+def test_steps_beside_others_take_so_many_times_as_long_as_shares_tell() -> None:
+    """Both lanes are busy from the same first step to the same last one; the API before it takes what it takes."""
+    once, measured, twice = (end_ns(interference=factor) for factor in (1.0, 1.195, 2.0))
+    assert measured - once == pytest.approx(0.195 * (twice - once), rel=1e-6)
+    api_ns = 1e9 * (machine.machine(config()).host.api_in_s + machine.machine(config()).host.api_out_s)
+    assert twice - once == pytest.approx(once, abs=1.01 * api_ns)
+
+
+@pytest.mark.parametrize(("gpus", "models"), [(1, 1), (2, 2)])
+def test_a_step_alone_on_its_gpu_takes_no_longer(gpus: int, models: int) -> None:
+    assert end_ns(gpus, models, interference=2.0) == end_ns(gpus, models)
 
 
 # ------------------------------------------------------------------ what stays
@@ -366,6 +382,8 @@ def test_every_constant_is_varied_or_said_not_to_be() -> None:
     assert {change.constant for change in found} | set(left) == set(MEANS)
     assert "net" in left
     assert {change.said for change in found if change.constant == "reserve"} == {"x 0.5", "x 2"}
+    assert {change.said for change in found if change.constant == "interference"} == {"x 1.195", "x 1.5"}
+    assert "beside others" in settings([replace(one, sharing="turns") for one in specs])[1]["interference"]
     assert "neither system has elastic KV memory" in settings([Spec("static"), Spec("chunked")])[1]["reserve"]
     for one in constants(specs):
         assert one.means

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.client.log import DONE, OPEN, Book, Log, assemble
+from harness.client.log import DONE, SENT, Book, Log, assemble
 from harness.engines import llamacpp
 from harness.engines.servers import wakes
 from harness.engines.servers.commands import LLAMACPP_WAKES
@@ -34,7 +34,7 @@ def log(*requests: tuple[float, float, float, float | None]) -> Log:
     """Requests by seconds: written, first token, end (-1: none), and prompt by the server's own account."""
     book = Book(len(requests))
     for rid, (write_s, first_s, end_s, prompt_s) in enumerate(requests):
-        book.write_ns[rid], book.state[rid] = round(write_s * S), OPEN
+        book.write_ns[rid], book.state[rid] = round(write_s * S), SENT
         if first_s >= 0:
             book.chunks(rid, round(first_s * S), [1])
         if end_s >= 0:

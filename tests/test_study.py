@@ -52,6 +52,7 @@ def test_figure_7_is_as_large_as_promised() -> None:
         ("rate_scale", "prism18", None, POOL),
         ("rate_scale", "heavy8", None, None),  # processes inside the engines' share
         ("rate_scale", "light8", None, POOL),
+        ("rate_scale", "heavy8", None, POOL),  # SLOs in seconds of the paper
         ("rate_scale", "heavy8", None, POOL),
         ("gpus", "prism18", None, POOL),
     ]
@@ -64,8 +65,9 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert all(len(one.at_rps) == 3 for one in rated)
     assert all(min(one.at_rps) < 1 for one in rated if not one.extra)
     assert fig7.requests >= 700
-    assert fig7.full.seeds > fig7.quick.seeds >= 5
-    assert fig7.full.points > fig7.quick.points >= 6
+    assert fig7.full.seeds >= fig7.quick.seeds >= 5
+    assert fig7.full.points >= fig7.quick.points >= 6
+    assert fig7.full.window_s > fig7.quick.window_s
     judged = {claim.on.get("condition"): claim for claim in fig7.claim}
     assert set(judged) == {"heavy8", "SLO scale", "GPUs", None}  # None: nobody measures it
     assert [c.paper for c in fig7.claim if c.on.get("condition") == "heavy8"] == [2.3, 3.5, "ahead", "never"]
@@ -82,7 +84,7 @@ def test_figure_7_is_as_large_as_promised() -> None:
     assert all(not claim.comparable and "no request rate" in claim.why for claim in unrated)
 
 
-@cases(("full", "most"), [(False, 3_500), (True, 20_000)])
+@cases(("full", "most"), [(False, 3_500), (True, 12_000)])
 def test_figure_7_keeps_its_budget_of_runs(full: bool, most: int) -> None:
     fig7 = study("fig7").of(full)
     scope, runs = fig7.scope(full), 0
@@ -116,6 +118,7 @@ def test_pd_multiplexing_is_compared_where_its_authors_do() -> None:
     assert [claim.lacks for claim in one.claim if claim.lacks] == ["LooGLE's lengths"]
     assert all("co-running is unmeasured" in claim.why.lower() for claim in (*one.claim, *eight.claim)
                if claim.system.startswith("pdmux") and not claim.lacks)  # fmt: skip
+    assert all("Co-running is unmeasured" in asked.notes[0] for asked in (one, eight))
     assert all(claim.metric for claim in one.claim if claim.paper in {"met", "missed", "ahead"} and not claim.lacks)
     assert all("itl" in asked.definitions for asked in (one, eight))
 

@@ -31,6 +31,7 @@ from harness.run.resolve import resolve
 from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.sources import closure, code, scoring
 from harness.run.spec import Spec, as_dict, canonical
+from harness.study import receipt
 from harness.study.bases import TUNING_SEEDS, base_specs, bases, slo_target
 from harness.study.compare import comparison
 from harness.study.measure import Measured, measure
@@ -90,7 +91,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != record.SIDE
+        if path.is_file() and path.name not in {record.SIDE, receipt.FILE}
     }
 
 

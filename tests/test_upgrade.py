@@ -13,7 +13,7 @@ from harness.rows import record
 from harness.run import sweep
 from harness.run.upgrade import Upgraded, upgrade
 from harness.study.bases import slo_target
-from harness.study.measure import scored_alone
+from harness.study.table import scored_alone
 from tests.test_record import of_schema_1
 from tests.test_sweep import SYSTEM, TINY
 

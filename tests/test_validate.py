@@ -123,7 +123,7 @@ def test_options_of_servers_are_refused_without_them(given: str, tmp_path: Path)
 def test_what_we_lack_is_skipped_counted_and_listed_with_the_nearest_names(tmp_path: Path) -> None:
     file(tmp_path, "a,b", "1,2", name="foreign.csv")
     file(tmp_path, CLOSED, LOOP.replace("h100_sxm", "h1000"), LOOP.replace("llama-3.1-8b", "llama-9b"))
-    result = CliRunner().invoke(main, ["validate", str(tmp_path), "--no-plot"])
+    result = CliRunner().invoke(main, ["validate", str(tmp_path), "--no-plot", "--all"])
     assert result.exit_code == 0, result.output
     assert "0 cases of 0 files, 3 skipped" in result.stdout
     assert "skipped foreign.csv:1: no known columns; the nearest form lacks model" in result.stdout

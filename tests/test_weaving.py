@@ -162,6 +162,12 @@ def test_the_figure_has_a_panel_for_each_of_what_is_measured(
     assert len(pd.read_csv(paths[2], comment="#")) == len(points)
 
 
+def test_no_claim_rests_on_shares_of_sms_unsaid() -> None:
+    beside = [claim for claim in CLAIMS if claim.get("measure") in {"gain_muxserve", "tpot_muxserve", "gain_long"}]
+    assert len(beside) == 3
+    assert all("co-running is unmeasured" in text for text in (fig_weaver.CAPTION.lower(), *(c["why"] for c in beside)))
+
+
 def test_the_figure_marks_what_the_claims_say_of_the_paper() -> None:
     said = {claim["measure"]: claim["paper"] for claim in CLAIMS if "measure" in claim}
     gpu_ms = said["cpu_ms"] / 4.83

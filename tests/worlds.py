@@ -32,6 +32,7 @@ SLICED = 4_000_000  # and from here on processes take turns on a GPU, in worlds 
 SHARED = 5_000_000  # and from here on prompts begin alike, in all of the worlds before
 LAYERED = 6_000_000  # and from here on prefills run in slices of layers, in all of the worlds before
 LENT = 7_000_000  # and from here on KV is attended on other GPUs, in worlds of all the kinds before slices of layers
+BESIDE = 8_000_000  # and from here on steps disturb those beside them, in worlds of all the kinds before
 SHAPE = Shape("tiny", 2, 64, 2, 2, 16, 128, 100, True, False, 4096)
 HEARD: frozenset[type] = frozenset({Woke, Arrived, Finished, Prefilled, Preempted, TurnEnded, Load, Evict, Move})
 
@@ -94,6 +95,7 @@ class World:
             piece_bytes=c.piece_bytes,
             watermark=c.watermark,
             sharing=text.get("sharing", "fluid"),
+            interference=c.scaled.get("interference", 1.0),
             quantum_s=self.machine.quantum_s,
             poll_s=self.machine.poll_s,
             pairs=text.get("process") == "pair",
@@ -172,6 +174,8 @@ def workload(rng: np.random.Generator, models: Sequence[str], n: int, rate: floa
 
 def world(seed: int) -> World:
     """One world of many kinds: memory pressure, chunks, partitions, phases, loads, evictions, moves, drops."""
+    if seed >= BESIDE:
+        return beside(seed)
     if seed >= LENT:
         return lent(seed)
     if seed >= LAYERED:
@@ -397,6 +401,14 @@ def lent(seed: int) -> World:
         script = [*((NEVER, Limit(*one)) for one in limits if rng.random() < 0.5), *script]
     end_s = min(w.end_s, 60.0)
     return replace(w, machine=machine, script=script, rota=rota, end_s=end_s, far=far, far_share=share)
+
+
+def beside(seed: int) -> World:
+    """Another world, in which steps that run at once on a GPU take longer than their shares tell."""
+    n, rng = seed - BESIDE, np.random.default_rng(seed)
+    w = world((0, TURNED, WILD, CUT, SHARED, LAYERED, LENT)[n % 7] + n // 7)
+    config = replace(w.config, scaled={"interference": float(rng.choice([1.195, 1.5, 2.0]))})
+    return replace(w, config=config, end_s=min(w.end_s, 60.0))
 
 
 def on(inst: Inst) -> Gpus:

@@ -19,22 +19,29 @@ BOTTOM = 0.6  # of the models, the least popular
 LONG_TOKENS = 8192  # what Llama 3 served at first
 
 
-def stats(trace: Trace) -> dict[str, Any]:
-    """Popularity, burstiness, idleness and lengths.
+MEANS = {  # of what a trace's name, tier, requests, models, span and rate do not tell
+    "iat_cv": "std / mean of the gaps between requests",
+    "minute_cv": "std / mean of requests per whole minute",
+    "top1_share": "of the requests, those of the hottest model",
+    "bottom60_share": "of the requests, those of the floor(0.6 N) least popular models",
+    "minute_cv_models": "quartiles over models of minute_cv, for models with a request",
+    "idle_median_s": "quartiles over models of the median gap above 10 s, for models with one",
+    "idle_per_hour": "quartiles over models of the number of such gaps an hour",
+    "active_fraction": "of the models, those with a request in the past 2 minutes: mean over seconds",
+    "switches_per_hour": "changes of the set of active models between those seconds",
+    "prompt_tokens": "of a request",
+    "output_tokens": "of a request",
+    "over_8192_share": "of the requests, those of more than 8,192 tokens, prompt and output",
+    "block_tokens": "of the blocks whose ids the trace has",
+    "hit_share": "of the prompt tokens, those that a prefix cache without limit finds, in whole blocks",
+    "one_token_outputs": "requests without a TPOT",
+}
 
-    iat_cv            std / mean of the gaps between requests
-    minute_cv         std / mean of requests per whole minute
-    top1_share        of the requests, those of the hottest model
-    bottom60_share    of the requests, those of the floor(0.6 N) least popular models
-    minute_cv_models  quartiles over models of minute_cv, for models with a request
-    idle_median_s     quartiles over models of the median gap above 10 s, for models with one; ends are no gaps
-    idle_per_hour     quartiles over models of the number of such gaps an hour
-    active_fraction   of the models, those with a request in the past 2 minutes: mean over whole seconds t < span
-    switches_per_hour changes of the set of active models between those seconds, as an hourly rate
-    over_8192_share   of the requests, those of more than 8,192 tokens, prompt and output
-    block_tokens      of the blocks whose ids the trace has; none: it has no ids
-    hit_share         of the prompt tokens, those that a prefix cache without limit finds, in whole blocks
-    Standard deviations are of the population (ddof 0).
+
+def stats(trace: Trace) -> dict[str, Any]:
+    """Measure popularity, burstiness, idleness and lengths: what MEANS names, and more.
+
+    Standard deviations are of the population (ddof 0). The ends of a trace are no gaps.
     """
     n, span_s = len(trace), trace.span_s
     counts = np.bincount(trace.model, minlength=len(trace.models))

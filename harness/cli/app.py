@@ -17,63 +17,28 @@ from typing import Any
 import click
 from click.exceptions import NoArgsIsHelpError
 
-from harness.cli.options import WORDS, examples
+from harness.cli.codes import MEANS, Code
+from harness.cli.options import HEARD, WIDTH, WORDS, examples
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}  # of a disk, wherever it was written to
 COMMANDS = {  # by name: its module and function, and the first line of its help, which `bench --help` shows
-    "calibrate": (
-        "tools.calibrate",
-        "A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.",
-    ),
-    "check": (
-        "tools.check",
-        "Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.",
-    ),
-    "claims": (
-        "claims.claims",
-        "Hold every paper's statements against runs here: one page, each once, with its class and what it rests on.",
-    ),
-    "compare": (
-        "compare.compare",
-        "Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs.",
-    ),
-    "explain": (
-        "runs.explain",
-        "Explain a stored run: where a request's time went, or why requests missed their SLOs.",
-    ),
-    "list": ("tools.list_", "List systems with their presets, and which engine can run them."),
-    "mock": (
-        "mock.mock",
-        "Serve models that compute nothing: OpenAI's API, latency from a cost table, sleep, and faults on request.",
-    ),
-    "new": ("tools.new", "Write a small annotated system that passes bench check at once."),
-    "plot": (
-        "runs.plot",
-        "Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points.",
-    ),
-    "run": (
-        "runs.run",
-        'Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all).',
-    ),
-    "sensitivity": (
-        "sensitivity.sensitivity",
-        "Halve and double constants of the machine: which of them turns the order of two systems.",
-    ),
-    "study": ("study.study", "Run a study: systems under conditions, beside what papers say."),
-    "timeline": (
-        "runs.timeline",
-        "Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.",
-    ),
-    "trace": ("traces.trace", "Look at traces, and make canonical ones."),
-    "tune": (
-        "tune.tune",
-        "Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.",
-    ),
-    "upgrade": ("runs.upgrade", "Rewrite stored results of earlier releases with the names that they have now."),
-    "validate": (
-        "tools.validate",
-        "Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).",
-    ),
+    "compare": ("compare.compare", "Compare systems on a trace: SLOs, latency, highest rate."),
+    "study": ("study.study", "Run a study: a paper's figure, or your own TOML file."),
+    "explain": ("runs.explain", "Say where a request's time went, or why SLOs were missed."),
+    "calibrate": ("tools.calibrate", "Measure the cost table of an engine's servers, or of a GPU."),
+    "check": ("tools.check", "Test that a system keeps the rules."),
+    "claims": ("claims.claims", "Hold every paper's claims against runs made here."),
+    "list": ("tools.list_", "List systems, engines, traces, figures and definitions."),
+    "mock": ("mock.mock", "Serve OpenAI's API with set latencies and no model."),
+    "new": ("tools.new", "Write a small annotated system that passes bench check."),
+    "plot": ("runs.plot", "Draw stored results as PDF, PNG and CSV."),
+    "run": ("runs.run", "Run one spec, a TOML file."),
+    "sensitivity": ("sensitivity.sensitivity", "Find the machine's constants that turn an order."),
+    "timeline": ("runs.timeline", "Write a stored run as a trace for Perfetto."),
+    "trace": ("traces.trace", "Look at traces, convert logs, draw synthetic ones."),
+    "tune": ("tune.tune", "Tune systems alike, on seeds that no evaluation uses."),
+    "upgrade": ("runs.upgrade", "Rewrite results of earlier releases with today's names."),
+    "validate": ("tools.validate", "Hold the simulator against measured end-to-end runs."),
 }
 
 
@@ -87,14 +52,29 @@ FORMER = {  # commands of before, and what stands for them
 
 
 def load(name: str) -> click.Command:
-    """A command, from its module."""
+    """A command, from its module, with the options that all have."""
     module, function = COMMANDS[name][0].split(".")
     command: click.Command = getattr(import_module(f"harness.cli.{module}"), function)
+    if not isinstance(command, click.Group) and not set(HEARD) & set(command.params):
+        command.params += HEARD
     return command
+
+
+FIRST = 3  # commands of the list above that most users need, shown before the others
 
 
 class Bench(click.Group):
     """A group whose user errors are one line with exit code 2; a bug keeps its traceback and exits with 1."""
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, those first that most users need."""
+        width = max(map(len, COMMANDS))
+        rows = [(name.ljust(width), line) for name, (_, line) in COMMANDS.items()]
+        for title, some in (("Main commands", rows[:FIRST]), ("Other commands", rows[FIRST:])):
+            with formatter.section(title):
+                formatter.write_dl(some)
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code.value).ljust(width), when) for code, when in MEANS.items()])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         """Find the command, and keep its words for those that say what to ask next."""
@@ -129,7 +109,7 @@ class Bench(click.Group):
             from harness.loop.guard import Terminated
 
             click.echo("interrupted: finished runs are kept; the same command goes on from there", err=True)
-            code = 143 if isinstance(error.__cause__, Terminated) else 130
+            code = Code.TERMINATED if isinstance(error.__cause__, Terminated) else Code.INTERRUPTED
         except click.ClickException as error:
             if not isinstance(error, NoArgsIsHelpError):  # its message is the help
                 click.ClickException.__init__(error, one_line(error.message))
@@ -143,14 +123,14 @@ class Bench(click.Group):
             else:
                 raise
             click.echo(f"error: {one_line(said)}", err=True)
-            code = 2
+            code = Code.REFUSED
         except Exception as error:
             from harness.policy.types import UserError
 
             if not isinstance(error, UserError):
                 raise
             click.echo("error: " + "\n".join(map(one_line, error.lines)), err=True)
-            code = 2
+            code = Code.REFUSED
         sys.exit(code if isinstance(code, int) else 0)
 
 
@@ -166,7 +146,7 @@ def _read() -> Iterator[None]:
         yield
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise click.exceptions.Exit(0) from None
+        raise click.exceptions.Exit(Code.DONE) from None
 
 
 def _open() -> None:
@@ -192,7 +172,7 @@ def _surrogate(word: str) -> bool:
     return any("\ud800" <= c <= "\udfff" for c in word)
 
 
-@click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+@click.group(cls=Bench, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
              epilog=examples("bench compare --systems dedicated,static,chunked,ideal",
                          "bench list",
                          'eval "$(_BENCH_COMPLETE=bash_source bench)"  # or zsh_source, fish_source'))  # fmt: skip

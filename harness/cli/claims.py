@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
+from harness.cli.codes import Code
 from harness.cli.options import LIMIT, RESULTS, TARGET, WORKERS, examples, listed
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 FILE = "claims.md"
@@ -16,14 +17,18 @@ FILE = "claims.md"
 
 @click.command(epilog=examples("bench claims", "bench claims --only fig7,weaver", "bench claims --check"))
 @click.option("--only", metavar="NAME,...", help="Only the claims that these hold; then they are printed, without -o.")
+@click.option("--all", "every", is_flag=True, help="Of --only: print the whole page, as Markdown.")
 @LIMIT
 @WORKERS
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="Where the page goes.  [default: results/claims.md]")  # fmt: skip
 @click.option("--check", is_flag=True,
               help="Exit with 1 where a class rests on fewer than 10 misses of either side, or 5 windows.")  # fmt: skip
-def claims(*, only: str | None, workers: int | None, out: Path | None, check: bool) -> None:
-    """Hold every paper's statements against runs here: one page, each once, with its class and what it rests on."""
+def claims(*, only: str | None, every: bool, workers: int | None, out: Path | None, check: bool) -> None:
+    """Hold every paper's claims against runs made here.
+
+    One page has each statement once, with its class and what it rests on.
+    """
     from harness.rows import record
     from harness.study import ledger
 
@@ -32,8 +37,10 @@ def claims(*, only: str | None, workers: int | None, out: Path | None, check: bo
         found = ledger.ledger(names, real(RESULTS), workers=workers, teller=teller)
     page = "\n".join(ledger.markdown(found)).rstrip() + "\n"
     path = out or (RESULTS / FILE if names is None else None)
-    if path is None:
+    if path is None and every:
         click.echo(page, nl=False)
+    elif path is None:
+        screen([ledger.counted(found.statements), *ledger.listed(found.statements, room())], every=False)
     else:
         record.write_bytes(real(path), page.encode())
         click.echo(f"{ledger.counted(found.statements)} · {short_path(path)}")
@@ -43,6 +50,6 @@ def claims(*, only: str | None, workers: int | None, out: Path | None, check: bo
     for line in weak:
         click.echo(f"rests on too little: {line}", err=True)
     if found.missing:
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
     if weak:
-        sys.exit(1)
+        sys.exit(Code.FAILED)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.cli.codes import Code
 from harness.cli.options import (
     DEFINITION,
     ENOUGH,
     FIGURES,
     FIRST_SEEDS,
+    JSON_PROGRESS,
     LIMIT,
     MEMORY,
     MORE,
@@ -35,8 +37,8 @@ from harness.cli.options import (
     slo_rule,
     system_names,
 )  # fmt: skip
-from harness.cli.study import dry
-from harness.cli.terminal import Terminal
+from harness.cli.study import dry, figures
+from harness.cli.terminal import room, teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -46,7 +48,6 @@ if TYPE_CHECKING:
 
 ALL = "all"
 FORMS = ("--json", "--csv", "--markdown", "--latex")
-ROOM = 100  # characters of a line where the width of the terminal is not known
 
 
 @click.command(epilog=examples(
@@ -78,6 +79,7 @@ ROOM = 100  # characters of a line where the width of the terminal is not known
 @MOVED
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @OUT
 def compare(
     *,
@@ -96,20 +98,19 @@ def compare(
     form: str | None,
     dry_run: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
     **setting: Any,
 ) -> None:
-    """Compare systems on a trace: attainment, latency, and the rate at which each still meets its SLOs."""
+    """Compare systems on a trace: SLOs, latency, highest rate.
+
+    The answer is one screen: attainment, latency, and the rate at which each system still meets its SLOs.
+    """
     from harness.policy.types import UserError
     from harness.report import formats
-    from harness.report.summary import summarize
     from harness.run.setup import load_trace
     from harness.study import sensitivity, sentences
-    from harness.study.compare import silent
     from harness.study.measure import measure
-    from harness.study.search import LEVEL
-    from harness.study.study import UPPER
-    from harness.study.text import unchecked
 
     words = click.get_current_context().meta.get(WORDS, ())
     if len(given := list(dict.fromkeys(word for word in words if word in FORMS))) > 1:
@@ -123,14 +124,11 @@ def compare(
     trace = load_trace(asked.spec["trace"])
     if trace.notice:
         click.echo(trace.notice, err=form is not None)
-    with Terminal() as teller:
-        measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=teller)
     (rule,) = asked.definitions
-    names = list(measured.about["systems"])
-    late = unchecked(measured.table)
-    (panel,) = measured.about["panels"]
-    shown = summarize(measured.table, names, rule, LEVEL, controls=silent(names), unchecked=late,
-                      halves=panel["halves"], upper=UPPER)  # fmt: skip
+    with teller(machine=machine) as told:
+        watch = (lambda found: told.show(_so_far(found, rule))) if told.redraws and form is None else None
+        measured = measure(asked, folder, stem=stem_of(asked), workers=workers, teller=told, watch=watch)
+    shown = _summary(measured, rule)
     stem = (FIGURES if out is None else folder) / f"compare-{measured.folder.name.rpartition('-')[2]}"
     plots = not no_plot and not all(system.infeasible for system in shown.systems)
     if form is None:
@@ -143,14 +141,12 @@ def compare(
         click.echo("\n".join((formats.markdown if form == "markdown" else formats.latex)(shown)))
     sys.stdout.flush()
     if plots:  # the table first: drawing takes longer than all else
-        from plots import fig_compare
-
-        note = sensitivity.kept(measured.folder)
-        fig_compare.render(measured.folder, stem, f"bench plot {short_path(measured.folder)}", note)
+        command = f"bench plot {short_path(measured.folder)}"
+        figures(measured, "compare", stem, command, sensitivity.kept(measured.folder))
     if form is not None:
         click.echo("".join(f"{line}\n" for line in sentences.failures(measured.failed)), err=True, nl=False)
     if measured.failed:
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
 
 
 def compared(
@@ -183,6 +179,33 @@ def stem_of(asked: Study) -> str:
     return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
+def _summary(found: Measured, rule: str) -> Summary:
+    """A comparison at its most telling rate."""
+    from harness.report.summary import summarize
+    from harness.study.compare import silent
+    from harness.study.search import LEVEL
+    from harness.study.study import UPPER
+    from harness.study.text import unchecked
+
+    names = list(found.about["systems"])
+    (panel,) = found.about["panels"]
+    return summarize(found.table, names, rule, LEVEL, controls=silent(names), unchecked=unchecked(found.table),
+                     halves=panel["halves"], upper=UPPER)  # fmt: skip
+
+
+def _so_far(found: Measured, rule: str) -> list[str]:
+    """The table of what was run by now, under a line that says so."""
+    from shutil import get_terminal_size
+
+    from harness.report import formats
+
+    shown = _summary(found, rule)
+    of = found.study.scope(full=False).seeds
+    seeds = f"{found.seeds} of {of} seeds" if found.seeds < of else f"{of} seeds"
+    table = formats.terminal(shown, bold=False, room=get_terminal_size().columns - 1)
+    return [f"so far, {seeds}, {len(found.about['runs'])} runs:", *table]
+
+
 def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
     """The answer on one screen."""
     from harness.report import formats
@@ -192,16 +215,10 @@ def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every:
         click.echo(said)
     for line in sentences.headline(found, shown):
         click.echo(line)
-    tty = sys.stdout.isatty()
-    room = ROOM
-    if tty:
-        import shutil
-
-        room = shutil.get_terminal_size().columns
     lacks, ways = sentences.unfit(found)
     if shown.systems:
-        bold = tty and not os.environ.get("NO_COLOR")
-        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room, unfit=lacks, every=every)))
+        bold = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        click.echo("\n".join(formats.terminal(shown, bold=bold, room=room(), unfit=lacks, every=every)))
     for note in sentences.notes(found, shown, rule):
         click.echo(note)
     if said := sensitivity.kept(found.folder):

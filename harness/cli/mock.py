@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from harness.cli.codes import Code
 from harness.cli.options import Number, complete, examples, gpu_names, stems
 
 if TYPE_CHECKING:
@@ -149,7 +150,10 @@ def mock(
     with_parent: bool,
     log: bool,
 ) -> None:
-    """Serve models that compute nothing: OpenAI's API, latency from a cost table, sleep, and faults on request."""
+    """Serve OpenAI's API with set latencies and no model.
+
+    Its latencies come from a cost table or from options; it can sleep, and fail on request.
+    """
     import time
 
     from harness.mock.faults import Shares
@@ -197,7 +201,7 @@ def mock(
     kind: Flavour = "llama.cpp" if flavour == "llama.cpp" else "vllm"
     settings = Settings(kind, queue, output_tokens, shares, seed, log)
     stopped = run(Mock(served, pacing, settings, time.monotonic_ns()), host, port, ports=ports, with_parent=with_parent)
-    sys.exit(130 if stopped is signal.SIGINT else 0)
+    sys.exit(Code.INTERRUPTED if stopped is signal.SIGINT else Code.DONE)
 
 
 def _priced(

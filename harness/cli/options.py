@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import tempfile
+import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,12 +36,28 @@ OF_RUNS = {  # fields of a spec that no user sets, and why
     "measured_on": "it is of the machine",
     "token_times": "--definition itl and token ask for them",
 }
+WIDTH = 80  # characters of a line of help
+INDENT = 4  # of an example
 WORDS = "bench.words"  # key of the context's meta: the words of the command line
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
-    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+    """Set example commands as the end of a command's help.
+
+    A line of more than WIDTH characters goes on in the next one after a backslash; its comment stands above it.
+    """
+    shown = []
+    for line in lines:
+        command, _, comment = line.partition("  # ")
+        if comment and len(line) + INDENT > WIDTH:
+            shown.append(f"# {comment}")
+        whole = command if comment and len(line) + INDENT > WIDTH else line
+        room = WIDTH - INDENT - len(" \\")
+        joined = re.sub(r"( --?[a-z-]+) (?!-)", "\\1\0", whole)  # an option and its value stay together
+        parts = textwrap.wrap(joined, room, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False)
+        parts = [part.replace("\0", " ") for part in parts]
+        shown += [f"{part} \\" for part in parts[:-1]] + parts[-1:] if len(whole) + INDENT > WIDTH else [whole]
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in shown)
 
 
 # ------------------------------------------------------------------ completion
@@ -210,6 +228,7 @@ SOME_SEEDS = click.IntRange(1, 500)  # beyond, they would be those of A/A copies
 PROCESSES = click.IntRange(1, 4096)
 MOST_INT = (1 << 63) - 1
 SHORTEST_S, LONGEST_S = 1e-3, 86400.0 * 365  # of a limit: a timer ticks within it, and counts so far
+ALL = click.option("--all", "every", is_flag=True, help="Every line and column.  [default: what one screen holds]")
 OUT = click.option("-o", "--out", type=PATH, metavar="DIR", help="Where runs go.  [default: results/]")
 
 
@@ -226,7 +245,26 @@ LIMIT = click.option("--policy-limit-s", type=Number(SHORTEST_S, LONGEST_S), def
                      metavar="S", callback=_limited, expose_value=False,
                      help="Wall-clock seconds that a policy may take for an answer; a system that takes longer is "
                      "left out.")  # fmt: skip
+JSON_PROGRESS = click.option("--json-progress", "machine", is_flag=True,
+                             help="Progress on stderr as JSON, an object a line.")  # fmt: skip
 WORKERS = click.option("--workers", type=PROCESSES, metavar="N", help="Processes.  [default: as many as pay]")
+
+
+def _heard(ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
+    """Say more or less on stderr for as long as this command runs."""
+    from harness.cli.terminal import LEVEL
+
+    if level is not None:
+        token = LEVEL.set(level)
+        ctx.call_on_close(lambda: LEVEL.reset(token))
+
+
+HEARD = [  # options of every command
+    click.Option(["-v", "--verbose", "heard_verbose"], flag_value="verbose", type=str, default=None, expose_value=False,
+                 callback=_heard, help="Say on stderr what happens, a line a second, with the time."),
+    click.Option(["-q", "--quiet", "heard_quiet"], flag_value="quiet", type=str, default=None, expose_value=False,
+                 callback=_heard, help="Say nothing on stderr but warnings and errors."),
+]  # fmt: skip
 
 
 def _moved(_ctx: click.Context, param: click.Parameter, text: str | None) -> None:

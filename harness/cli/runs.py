@@ -10,6 +10,7 @@ import click
 
 import plots
 from harness.cli.options import (
+    ALL,
     DEFINITION,
     FIGURES,
     LIMIT,
@@ -22,7 +23,7 @@ from harness.cli.options import (
     examples,
     slo_rule,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import Terminal, screen
 from harness.report.commands import explain_command, real, short_path
 
 
@@ -35,7 +36,10 @@ from harness.report.commands import explain_command, real, short_path
 @LIMIT
 @OUT
 def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path | None) -> None:
-    """Run one spec: a TOML file with `system = "static"` and any other field (--dry-run shows all)."""
+    """Run one spec, a TOML file.
+
+    The file has `system = "static"` and any other field; --dry-run shows all.
+    """
     from dataclasses import replace
 
     from harness.policy.types import UserError
@@ -48,7 +52,7 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
     from harness.run.setup import Setup
     from harness.run.spec import as_dict, read
     from harness.study.bases import ahead, said, slo_target
-    from harness.study.measure import scored_alone
+    from harness.study.table import scored_alone
 
     folder = real(out or RESULTS)
     asked = read(spec)
@@ -108,7 +112,10 @@ def run(*, spec: Path, dry_run: bool, keep: bool, engine: str | None, out: Path 
 @click.option("-o", "--out", type=PATH, metavar="STEM",
               help="Path of the figure without its ending.  [default: plots/out/FIGURE-HASH]")  # fmt: skip
 def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
-    """Draw stored results (default: the newest comparison or study) as PDF, PNG and the CSV of their points."""
+    """Draw stored results as PDF, PNG and CSV.
+
+    Without FOLDER, the newest comparison or study.
+    """
     from harness.policy.types import UserError
     from harness.rows.record import SWEEP
     from harness.study import sensitivity
@@ -215,6 +222,7 @@ def _stale(made: Path) -> str:
 @click.option("--slo", metavar="RULE", help="Instead of the SLO by which a comparison judged the run.")
 @click.option("--slo-scale", type=Number(), metavar="X", help="Times the base.  [default: 5; of seconds 1]")
 @click.option("--definition", type=DEFINITION, help="Of a miss.  [default: both; e2e for an SLO by solo latency]")
+@ALL
 def explain(
     *,
     run: Path,
@@ -225,8 +233,9 @@ def explain(
     slo: str | None,
     slo_scale: float | None,
     definition: str | None,
+    every: bool,
 ) -> None:
-    """Explain a stored run: where a request's time went, or why requests missed their SLOs.
+    """Say where a request's time went, or why SLOs were missed.
 
     RUN is a run's folder, or with --misses that of a comparison (bench compare prints both).
     """
@@ -246,7 +255,7 @@ def explain(
             raise UserError(
                 f"{run} is a comparison: --misses, and its own SLO; --request and --slo are for a run of it"
             )
-        _sweep_misses(real(folder), system, out, definition)
+        _sweep_misses(real(folder), system, out, definition, every)
         return
     if system is not None or out is not None:
         raise UserError(f"{run}: {'--system' if system else '-o'} is for a comparison's folder")
@@ -265,7 +274,6 @@ def explain(
     with Terminal() as teller:
         under, lines = judged.target(run, spec, asked, slo_rule("P95", None), teller)
     limits = slos.limits(run, under)
-    click.echo("\n".join(lines))
     if request is not None and row is not None:
         parts, made_ns = list[Part](), None
         try:
@@ -275,11 +283,13 @@ def explain(
             made_ns = retrace.first_ns(trace, request)
         except retrace.Lost as why:
             click.echo(f"in no order of time: {why}", err=True)
-        click.echo("\n".join(words.request(table, request, limits, parts, made_ns)))
+        first, *others = words.request(table, request, limits, parts, made_ns)
+        screen([first, *lines, *others], every=every)
     if misses:
         window_s = spec.window_s if spec.window_s is not None else float("inf")
         again = explain_command(run, under.rule)
-        click.echo("\n".join(words.misses(table, window_s, limits, definition or under.definition, again)))
+        first, *others = words.misses(table, window_s, limits, definition or under.definition, again)
+        screen([first, *lines, *others[:-1]], tail=others[-1:], every=every)
 
 
 @click.command(epilog=examples(
@@ -290,9 +300,10 @@ def explain(
 @click.option("-o", "--out", type=TARGET, metavar="FILE",
               help="A .json, or compressed a .json.gz.  [default: plots/out/timeline-RUN.json]")  # fmt: skip
 def timeline(run: Path, out: Path | None) -> None:
-    """Write what happened in a stored run as a trace for Perfetto: lanes, turns, links, memory, requests.
+    """Write a stored run as a trace for Perfetto.
 
-    The run is made again from its spec, which a simulated run alone allows. A span of decode steps is one slice.
+    Lanes, turns, links, memory, requests. The run is made again from its spec, which a simulated run alone allows. A
+    span of decode steps is one slice.
     """
     from harness.policy.types import UserError
     from harness.rows import record
@@ -317,7 +328,7 @@ def timeline(run: Path, out: Path | None) -> None:
 @click.command(epilog=examples("bench upgrade", "bench upgrade /data/results"))
 @click.argument("results", type=PATH, required=False)
 def upgrade(results: Path | None) -> None:
-    """Rewrite stored results of earlier releases with the names that they have now.
+    """Rewrite results of earlier releases with today's names.
 
     Of columns, of measures, and of runs whose spec names files: these enter a run's name by their content, not by where
     they lie. Every command reads results of earlier releases also without this.
@@ -332,7 +343,7 @@ def upgrade(results: Path | None) -> None:
     click.echo(f"{short_path(folder)}: {found.files} files rewritten, {len(found.names)} runs renamed")
 
 
-def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None) -> None:
+def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
     """What the misses of a comparison were made of: lines, and on request a figure."""
     import shlex
 
@@ -344,8 +355,10 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
     of = f"of {system} at each rate" if system else f"at rate scale {found.rows[0].rate_scale:g}"
     runs = max(one.runs for one in found.rows)
     seeds = f"{runs} seeds together" if runs > 1 else "one seed"
-    click.echo(f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}")
-    click.echo("\n".join(words.lines(found.rows, "rate" if system else "system")))
+    by = "rate" if system else "system"
+    of_what = f"{short_path(sweep)} · SLO {found.rule} ({found.definition}) · misses {of}, {seeds}"
+    table = words.lines(found.rows, by, every=every)
+    screen([*words.answer(found.rows, by), of_what, *table], every=every)
     if out is None:
         return
     from plots import fig_causes

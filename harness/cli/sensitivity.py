@@ -80,10 +80,11 @@ def sensitivity(
     out: Path | None,
     **setting: Any,
 ) -> None:
-    """Halve and double constants of the machine: which of them turns the order of two systems.
+    """Find the machine's constants that turn an order.
 
-    SLOs stay in seconds what they are on the machine as it is. The sentence that comes out is kept beside the
-    comparison of the same systems, rates and seeds, and stands under its figure.
+    Constants of the machine are halved and doubled, one by one: which of them turns the order of two systems? SLOs stay
+    in seconds what they are on the machine as it is. The sentence that comes out is kept beside the comparison of the
+    same systems, rates and seeds, and stands under its figure.
     """
     from harness.policy.types import UserError
     from harness.study.compare import silent

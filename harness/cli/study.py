@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from harness.cli.codes import Code
 from harness.cli.options import (
     ENOUGH,
     FIGURES,
+    JSON_PROGRESS,
     LIMIT,
     PATH,
     RESULTS,
@@ -26,7 +28,7 @@ from harness.cli.options import (
     system_names,
     trace_names,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import teller
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ if TYPE_CHECKING:
 @click.option("--markdown", is_flag=True, help="Print tables as Markdown.")
 @LIMIT
 @WORKERS
+@JSON_PROGRESS
 @click.option("-o", "--out", type=PATH, metavar="DIR",
               help="Where runs (and then the figure) go.  [default: results/NAME]")  # fmt: skip
 def study(
@@ -88,11 +91,12 @@ def study(
     every: bool,
     markdown: bool,
     workers: int | None,
+    machine: bool,
     out: Path | None,
 ) -> None:
-    """Run a study: systems under conditions, beside what papers say.
+    """Run a study: a paper's figure, or your own TOML file.
 
-    Without a name, list the studies that come with the bench.
+    Systems are run under conditions, beside what papers say. Without a name, list the studies that come with the bench.
     """
     from harness.policy.types import UserError
     from harness.study import load as studies
@@ -119,18 +123,29 @@ def study(
     if dry_run:
         dry(asked, full, folder)
         return
-    with Terminal() as teller:
-        measured = measure(asked, folder, full=full, workers=workers, teller=teller)
+    with teller(machine=machine) as told:
+        measured = measure(asked, folder, full=full, workers=workers, teller=told)
     _print(measured, every, markdown)
     sys.stdout.flush()
     if not no_plot:
-        from plots import fig_study
-
         stem = (FIGURES if out is None else folder) / asked.name
-        paths = fig_study.render(measured.folder, stem, f"bench study {name}")
+        paths = figures(measured, "study", stem, f"bench study {name}")
         click.echo(" · ".join(short_path(path) for path in (measured.folder, *paths)), err=markdown)
     if measured.failed:
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
+
+
+def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
+    """The figures of a study, drawn by plots/fig_KIND.py where they are not as they would be."""
+    from harness.study import receipt, text
+
+    def draw() -> list[Path]:
+        import plots
+
+        paths: list[Path] = plots.find(kind).render(measured.folder, stem, command, note)
+        return paths
+
+    return receipt.drawn(measured.folder, [str(stem), command, note, *text.unchecked_lines(measured.table)], draw)
 
 
 def _list() -> None:
@@ -169,7 +184,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
     searched = False
     panels = list(grid.panels(left, full))
     for panel in panels:
-        here = dict.fromkeys(grid.rules(left, panel).values())
+        here = dict.fromkeys(grid.rule(left, panel, scale) for scale in grid.scales(left, panel))
         for rule, models in product(here, {spec.models for spec in panel.specs.values()}):
             said(rule, models)
         based = replace(panel.first, engine=left.base_engine or panel.first.engine, placement="", homes=())
@@ -213,7 +228,7 @@ def dry(asked: Study, full: bool, out: Path) -> None:
         click.echo(f"{runs} runs, about {total:.0f} s on one core ({how}); {stored}")
     if failed:
         click.echo("".join(f"{name}: {why}\n" for name, why in failed.items()), nl=False)
-        sys.exit(2)
+        sys.exit(Code.REFUSED)
 
 
 class _Cost(NamedTuple):

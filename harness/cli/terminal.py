@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import sys
 import time
+from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, Self
 
 import click
 
+ROOM = 100  # characters of a line where the width of the terminal is not known
 PROGRESS_HZ = 4
-LINE_S = 20.0  # between two lines where no bar is
+LINE_S, OFTEN_S = 20.0, 1.0  # between two lines where no bar is; where all is told
+LEVEL: ContextVar[str] = ContextVar("level", default="")  # "quiet" or "verbose", as options say
+STAGES = frozenset({"compile", "scores"})  # phases of which nothing is kept when the user interrupts
+UP = "\x1b[{}A\x1b[J"  # so many lines up, and nothing below
 MANY = 20  # runs: of fewer it is not said how many are stored
 
 
 def duration(seconds: float) -> str:
     """Seconds below two minutes, else minutes."""
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
+
+
+def room() -> int:
+    """The characters of a line on stdout: the terminal's, or ROOM in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
+
+
+def screen(lines: Iterable[str], *, every: bool, tail: Iterable[str] = ()) -> None:
+    """Print lines on one screen, the tail last; with `every` all of them, as they are."""
+    from harness.report.text_table import WIDTH, brief
+
+    for line in brief(lines, every=every, tail=tail, room=min(WIDTH, room())):
+        click.echo(line)
 
 
 class Terminal:
@@ -29,15 +50,52 @@ class Terminal:
         self._unit = unit
         self._bar: Any = None
         self._phase = ""
-        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI"))
+        self._level = LEVEL.get()
+        self._quiet = not sys.stderr.isatty() or bool(os.environ.get("CI")) or bool(self._level)
+        self._line_s, self._zero = OFTEN_S if self._level == "verbose" else LINE_S, time.monotonic()
         self._begun, self._told = (0, 0.0), time.monotonic()  # what stood when the phase began, and when; the last line
         self._worked = False  # something was done
+        self._shown: list[str] = []  # above the bar
+        self._kept_of = "runs"
         self.kept: tuple[int, int] = (0, 0)
+
+    @property
+    def redraws(self) -> bool:
+        """Somebody watches a terminal on which lines can take the place of others."""
+        plain = os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+        return not self._quiet and sys.stdout.isatty() and not plain
 
     def say(self, line: str) -> None:
         """Print one line."""
         self._told = time.monotonic()
-        click.echo(line, err=True)
+        shown = self._wiped()
+        if self._level != "quiet":
+            clock = f"{self._told - self._zero:7.1f} s  " if self._level == "verbose" else ""
+            click.echo(clock + line, err=True)
+        self._draw(shown)
+
+    def show(self, lines: Iterable[str]) -> None:
+        """Put lines above the bar, in place of those that were shown before, where that can be done."""
+        if self.redraws:
+            room = shutil.get_terminal_size()
+            self._wiped()
+            self._draw([line[: room.columns - 1] for line in lines][: room.lines - 2])
+
+    def _wiped(self) -> list[str]:
+        """Take the bar and what is shown away; returns that."""
+        if self._bar is not None:
+            self._bar.clear()
+        shown, self._shown = self._shown, []
+        if shown:
+            click.echo(UP.format(len(shown)), nl=False, err=True, color=True)
+        return shown
+
+    def _draw(self, lines: list[str]) -> None:
+        self._shown = lines
+        if lines:
+            click.echo("\n".join(lines), err=True)
+        if self._bar is not None:
+            self._bar.refresh()
 
     def progress(self, what: str, done: int, total: int) -> None:
         """Move the bar of a phase; a new phase starts a new one."""
@@ -48,10 +106,12 @@ class Terminal:
             if 0 < done < total >= MANY and self._unit == "run" and not self._worked:  # else by this command
                 self.say(f"{what}: {done:,} of {total:,} are stored")
         self._worked |= done > self._begun[0]
-        self._phase, self.kept = what, (done, total)
+        self._phase = what
+        if what not in STAGES:
+            self._kept_of, self.kept = what, (done, total)
         if self._quiet or done == total:
             self.close()
-            if done < total and now - self._told >= LINE_S:
+            if done < total and now - self._told >= self._line_s:
                 self.say(f"{what}: {done:,} of {total:,}{self._left(done, total, now)}")
             return
         if self._bar is None:
@@ -79,5 +139,35 @@ class Terminal:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close()
+        self._wiped()
         if kind is KeyboardInterrupt and self._unit == "run":
-            self.say(f"{self._phase or 'runs'}: {self.kept[0]} of {self.kept[1]} done and kept")
+            self.say(f"{self._kept_of}: {self.kept[0]} of {self.kept[1]} done and kept")
+
+
+class Machine(Terminal):
+    """Tells a program how a sweep goes on: a JSON object a line on stderr, a few a second."""
+
+    redraws = False
+
+    def say(self, line: str) -> None:
+        """One line for the user, as {"said": ...}."""
+        click.echo(json.dumps({"said": line}), err=True)
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """How far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
+        now = time.monotonic()
+        first = what != self._phase
+        if first:
+            self._phase, self._begun = what, (done, now)
+        if what not in STAGES:
+            self._kept_of, self.kept = what, (done, total)
+        if first or done == total or now - self._told >= 1 / PROGRESS_HZ:
+            self._told = now
+            stood, since = self._begun
+            left_s = round((now - since) / (done - stood) * (total - done), 1) if done > stood else None
+            click.echo(json.dumps({"stage": what, "done": done, "total": total, "left_s": left_s}), err=True)
+
+
+def teller(*, machine: bool) -> Terminal:
+    """Who hears how a command goes on: a person, or a program that asked with --json-progress."""
+    return Machine() if machine else Terminal()

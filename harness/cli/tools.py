@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 from click.core import ParameterSource
 
+from harness.cli.codes import Code
 from harness.cli.options import (
+    ALL,
     FIGURES,
     MOVED,
     PATH,
@@ -24,33 +27,40 @@ from harness.cli.options import (
     gpu_names,
     system_names,
 )
-from harness.cli.terminal import Terminal
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from harness.check.findings import Failure
     from harness.validate.names import Skipped
     from harness.validate.staggered import Read
 
+SIM = "sim"
 INVALID = "Runs that did not measure their servers are left out."
 
 
 @click.group(
     "list", invoke_without_command=True, epilog=examples("bench list", "bench list --matrix", "bench list traces")
 )
-@click.option(
-    "--matrix", is_flag=True, help="Only which system runs on which engine, with what is lacking in short ..."
-)
-@click.option("--markdown", is_flag=True, help="... as the page docs/matrix.md.")
+@click.option("--matrix", is_flag=True, help="Instead: which preset runs on which engine, and what else lacks.")
+@click.option("--markdown", is_flag=True, help="With --matrix: as the page docs/matrix.md.")
+@ALL
 @click.pass_context
-def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
-    """List systems with their presets, and which engine can run them."""
+def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> None:
+    """List systems, engines, traces, figures and definitions.
+
+    Without a command: systems, and where each runs; --all adds presets, and what each engine lacks for them.
+    """
     from harness.policy.types import UserError
 
     if markdown and not matrix:
         raise UserError("--markdown is a form of --matrix: bench list --matrix --markdown")
     if matrix and ctx.invoked_subcommand is not None:
         raise UserError(f"--matrix is of systems and engines, not of {ctx.invoked_subcommand}")
+    if every and ctx.invoked_subcommand is not None:
+        raise UserError(f"--all comes last: bench list {ctx.invoked_subcommand} --all")
     if ctx.invoked_subcommand is not None:
         return
     from harness.run import matrix as cells
@@ -61,7 +71,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
         return
     from harness.engines.costs import quantities
     from harness.loop import system
-    from harness.report.text_table import aligned
+    from harness.report.text_table import WIDTH, aligned, clause
     from harness.run.resolve import gaps as gaps_of
     from workloads.models import sets
 
@@ -73,7 +83,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
 
     systems, others = cells.tried(system.names(), lacking)
     gaps = []
-    lines = [("system", "presets", *engines, "what it is")]
+    lines, short = [("system", "presets", *engines, "what it is")], [("system", "runs on", "what it is")]
     for name, by_engine in systems.items():
         marks = []
         for where, lacks in by_engine.items():
@@ -81,63 +91,112 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool) -> None:
             alike = len({tuple(names) for names in lacks.values()}) == 1
             told = {None: lacks[None]} if alike else lacks
             gaps += [f"{name}{f':{p}' if p else ''} on {where}: no {', '.join(x)}" for p, x in told.items() if x]
-        told_by = (system.module(name).__doc__ or "-").strip().splitlines()
-        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, told_by[0]))
-    click.echo("\n".join(aligned(lines)))
-    click.echo("\n".join(gaps) if gaps else "every system runs on every engine with every preset")
+        what = (system.module(name).__doc__ or "-").strip().splitlines()[0]
+        lines.append((name, ", ".join(filter(None, cells.presets_of(name))) or "-", *marks, what))
+        short.append((name, _runs_on(dict(zip(engines, marks, strict=True))), what))
+    beside = sum(runs_on != SIM for _, runs_on, _ in short[1:])
+    answer = f"{len(systems)} systems; all but {beside} run on the simulator alone (sim)"
+    left = WIDTH - sum(max(len(line[k]) for line in short) + 2 for k in (0, 1))
+    brief = [(*line, clause(what, left)) for *line, what in short]
     needs = [f"{name} needs {made.lacks}" for name, made in engines.items() if made.lacks]
-    click.echo("".join(f"{line}\n" for line in [*needs, *broken, *others]), nl=False)
     kinds, hosts = ", ".join(quantities.gpu_kinds()), ", ".join(quantities.hosts())
-    click.echo(f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}")
-    click.echo("next: bench list traces; bench compare --systems " + ",".join(systems))
+    names = f"model sets: {', '.join(sets())} · GPUs: {kinds} · hosts: {hosts}"
+    after = "next: bench list traces; bench compare --systems all"
+    if every:
+        gaps = gaps or ["every system runs on every engine with every preset"]
+        screen([answer, *aligned(lines), *gaps, *needs, *broken, *others, names], tail=[after], every=True)
+        return
+    signs = "+ N real: and on N engines in real time; in part: with some presets. bench list --matrix names them."
+    lack = ", ".join(name for name, made in engines.items() if made.lacks)
+    here = [f"engines that cannot run here as things are: {lack} (--all says what they need)"] if lack else []
+    more = [f"presets, and what engines lack ({len(gaps)} lines): --all", *here, *broken, *others, names, after]
+    screen([answer, *aligned(brief), signs], tail=more, every=False)
 
 
-@list_.command(epilog=examples("bench list traces"))
-def traces() -> None:
-    """List traces: what is here, its tier, models, requests, span, licence, how to fetch the rest; and readers."""
+def _runs_on(marks: Mapping[str, str]) -> str:
+    """The engines of a system in few words, from a mark an engine."""
+    real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
+    part = sum(mark == "in part" for mark in marks.values())
+    said = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
+    return " + ".join(said) or "none"
+
+
+@list_.command(epilog=examples("bench list traces", "bench list traces --all"))
+@ALL
+def traces(*, every: bool) -> None:
+    """List traces: those here, and public logs to convert.
+
+    A public log that lies in the folder TRACES_DIR is shown with the command that converts it.
+    """
     from harness.report.text_table import aligned
     from traces import readers
     from traces.load import drawn, manifest, present
 
     lines = [("trace", "here", "tier", "models", "requests", "span s", "licence", "what it is")]
-    missing = []
+    missing, absent = [], []
     for name, entry in manifest().items():
         here = drawn(name) or present(name) is not None
         if not here and "fetch" in entry:
+            absent.append(name)
             missing.append(f"{name} is not here ({entry.get('fallback', 'nothing')} stands in): {entry['fetch']}")
         what = (str(entry[key]) for key in ("models", "requests"))
         mark = "drawn" if "drawn" in entry else "yes" if here else "no"
         shown = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
         lines.append((shown, mark, entry["tier"], *what, f"{entry['span_s']:g}", entry["licence"], entry["note"]))
-    click.echo("\n".join(aligned(lines)))
-    for line in missing:
-        click.echo(line)
-    click.echo("\n".join(aligned([("reader", "what it reads (bench trace convert --from READER FILE)"),
-                                        *readers.listing()])))  # fmt: skip
+    folder = os.environ.get("TRACES_DIR", "")
+    logs = readers.logs(Path(folder)) if folder else {}
+    files = sum(map(len, logs.values()))
+    found = (
+        f"{files} public logs lie in TRACES_DIR" if folder else "TRACES_DIR is not set, so no public log is looked for"
+    )
+    answer = f"{len(lines) - 1 - len(absent)} of {len(lines) - 1} traces are here; {found}"
+    signs = "drawn: made for each seed. replayed: real requests; composed: of real counts; synthetic: fitted."
+    converts = [_converts(name, path, Path(folder)) for name, of in logs.items() for path in of]
+    after = f"next: bench trace stats {lines[1][0]}"
+    if every:
+        known = aligned([("reader", "what it reads (bench trace convert --from READER FILE)"), *readers.listing()])
+        screen([answer, *aligned(lines), signs, *missing, *known, *converts], tail=[after], every=True)
+        return
+    heads = ("reader", "logs", "first LOG (bench trace convert --from READER $TRACES_DIR/LOG -o OUT.parquet)")
+    some = [heads, *((name, str(len(of)), str(of[0].relative_to(folder))) for name, of in logs.items())]
+    fetch = [f"not here: {', '.join(absent)} (--all says how to fetch each)"] if absent else []
+    more = [*fetch, "licences in full, what each trace is, readers, every log: --all", after]
+    cut = [(*line[:6], line[6].partition(" (")[0]) for line in lines]
+    screen([answer, *aligned(cut), signs, *(aligned(some) if logs else ())], tail=more, every=False)
+
+
+def _converts(reader: str, path: Path, folder: Path) -> str:
+    """The command that converts a log of TRACES_DIR."""
+    stem = path.name.removesuffix(".gz").rpartition(".")[0]
+    log = shlex.quote(str(path.relative_to(folder)))
+    return f"bench trace convert --from {reader} $TRACES_DIR/{log} -o {shlex.quote(stem)}.parquet"
 
 
 @list_.command(epilog=examples("bench list figures", "bench plot results/arena-chat-3f9c01ab --figure compare"))
 def figures() -> None:
-    """List the figures that bench plot draws of stored results, and what each shows."""
+    """List the figures that bench plot draws."""
     import plots
     from harness.report.text_table import aligned
 
-    click.echo("\n".join(aligned([("figure", "what it shows"), *plots.listing()])))
+    rows = plots.listing()
+    answer = f"{len(rows)} figures; bench plot draws those that a folder of results has data for"
+    screen([answer, *aligned([("figure", "what it shows"), *rows], room())], every=False)
 
 
 @list_.command(epilog=examples("bench list definitions", "bench compare --systems static,chunked --definition itl"))
 def definitions() -> None:
-    """List the definitions of SLO attainment: the part of the SLO that each judges, and its formula."""
+    """List the definitions of SLO attainment, with formulas."""
     from harness.report.text_table import aligned
     from harness.rows.definitions import DEFINITIONS
 
+    answer = f"{len(DEFINITIONS)} definitions of SLO attainment; --definition NAME says which one judges"
     lines = [("definition", "judges", "needs", "formula")]
     for name, entry in DEFINITIONS.items():
         needs = "token times" if entry.by_token else "-"
         lines.append(
             (name, ", ".join(entry.judges) or "-", needs, entry.formula.partition("\n\n")[0].replace("\n", " "))
         )
-    click.echo("\n".join(aligned(lines)))
+    screen([answer, *aligned(lines, room())], every=False)
 
 
 @click.command(epilog=examples(
@@ -153,10 +212,11 @@ def definitions() -> None:
 def check(
     *, system: str | None, engine: str | None, full: bool, law: str | None, case: str | None, every: bool, store: bool
 ) -> None:
-    """Test that a system keeps the rules: no lost request, no peeking, nothing undeclared, the same bytes twice.
+    """Test that a system keeps the rules.
 
-    Systems are tried in the simulator; an engine with scripted policies. Until a system's file has passed whole, and
-    whenever it is changed, bench compare, study and tune mark a file given by its path `unchecked`.
+    No lost request, no peeking, nothing undeclared, the same bytes twice. Systems are tried in the simulator; an engine
+    with scripted policies. Until a system's file has passed whole, and whenever it is changed, bench compare, study and
+    tune mark a file given by its path `unchecked`.
     """
     from harness.check.check import check as conform
     from harness.check.engine import check as conform_engine
@@ -188,7 +248,7 @@ def check(
     if store:
         vetted.store(passed, systems.names())
     if broken:
-        sys.exit(1)
+        sys.exit(Code.FAILED)
     if not every:
         click.echo(f"next: bench compare --systems static,{shlex.quote(system or '')}")
 
@@ -211,7 +271,7 @@ def _told(name: str, failures: Sequence[Failure], *, last: bool = True) -> None:
     broken = f"{len(failures)} laws broken" if len(failures) > 1 else "one law broken"
     click.echo(f"{name}: {broken if failures else 'all laws hold'}")
     if failures and last:
-        sys.exit(1)
+        sys.exit(Code.FAILED)
 
 
 @click.command(epilog=examples(
@@ -247,7 +307,7 @@ def calibrate(
     kind: str | None,
     out: Path | None,
 ) -> None:
-    """A cost table from what was measured: servers of an engine, or a GPU by `make gpu`; with its errors.
+    """Measure the cost table of an engine's servers, or of a GPU.
 
     Servers are measured now, and what stands in the folder is not measured again.
     """
@@ -318,13 +378,15 @@ def _servers(engine: str, models: str, folder: Path, rounds: int, given: dict[st
               help="Of a file's models that workloads/shapes.toml lacks: their dimensions, in its form.")  # fmt: skip
 @click.option("--page", type=TARGET, metavar="FILE.md", help="Write what came out as a page.")
 @click.option("--no-plot", is_flag=True, help="No figure and no CSV.")
+@ALL
 def validate(
     *, folder: Path | None, engine: str | None, out: Path | None, runs: Path | None, shape: Path | None,
-    page: Path | None, no_plot: bool, **asked: Any,
+    page: Path | None, no_plot: bool, every: bool, **asked: Any,
 ) -> None:  # fmt: skip
-    """Hold the simulator against measured end-to-end runs (MEASURED_DIR, or any CSV of the same columns).
+    """Hold the simulator against measured end-to-end runs.
 
-    Or against servers that run now: how both rank systems, then attainment, then latencies.
+    Of the folder MEASURED_DIR, or any CSV of the same columns. Or against servers that run now: how both rank systems,
+    then attainment, then latencies.
     """
     from harness.policy.types import UserError
 
@@ -337,16 +399,18 @@ def validate(
         raise UserError(f"{option} is for --engine NAME, which runs servers; files of measured runs say their own")
     stem = real(out.with_suffix("") if out else FIGURES / "validate")
     if engine is not None:
-        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, **asked)
+        _predicted(engine, stem, real(runs or RESULTS), plot=not no_plot, every=every, **asked)
     elif folder is None:
         raise UserError(
             "bench validate FOLDER, or MEASURED_DIR, names a folder of measured runs; --engine runs servers"
         )
     else:
-        _measured(folder, out, stem, shape, page, plot=not no_plot)
+        _measured(folder, out, stem, shape, page, plot=not no_plot, every=every)
 
 
-def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool) -> None:
+def _measured(
+    folder: Path, out: Path | None, stem: Path, shape: Path | None, page: Path | None, *, plot: bool, every: bool
+) -> None:
     """Hold the simulator against files of measured runs."""
     from functools import partial
 
@@ -358,26 +422,32 @@ def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, pa
     from workloads.models import read_shapes
 
     shapes, shared = read_shapes(shape) if shape else {}, staggered.files(folder)
-    ramps = {path: staggered.read(path, shapes) for path in shared}
-    told, lacking = _staggered(ramps, out if folder in shared else None, plot=plot)
+    ran, lacking = _staggered({path: staggered.read(path, shapes) for path in shared})
+    ramps = [line for one in ran for line in (one.path.name, *(f"  {note}" for note in one.notes))]
+    aims = [f"{one.path.name}: {staggered.met(one.notes)}" for one in ran]
+    frame, skipped = None, list(lacking)
     if folder in shared:
-        click.echo("".join(f"skipped {one}\n" for one in lacking), nl=False)
-        return
-    found = measured.read(folder, shapes, {path.name for path in shared})
-    skipped = [*found.skipped, *lacking]
-    with Terminal() as teller:
-        frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
-    counts = f"{len(found.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
-    click.echo(f"{counts}; errors in % of what was measured")
-    if found.cases:
-        click.echo("\n".join(aligned(judge.scores(frame))))
-    for note in (*judge.notes(frame), *(f"skipped {one}" for one in skipped)):
-        click.echo(note)
+        answer, table, notes = "; ".join(aims), [], [f"skipped {one}" for one in skipped]
+    else:
+        found = measured.read(folder, shapes, {path.name for path in shared})
+        skipped = [*found.skipped, *lacking]
+        with Terminal() as teller:
+            frame = judge.points(found.cases, lambda done, total: teller.progress("measured runs", done, total))
+        counts = f"{len(found.cases)} cases of {frame['file'].nunique()} files, {len(skipped)} skipped"
+        answer = f"{judge.answer(frame)}{counts}"
+        rows = list(judge.scores(frame)) if found.cases else []
+        table = list(aligned(line if every else line[: judge.BRIEF] for line in rows)) if rows else []
+        table += [judge.SIGNS] * bool(rows)
+        notes = [*judge.notes(frame), *(f"skipped {one}" for one in skipped)]
+    screen([answer, *table, *notes, *(ramps if every or folder in shared else aims)], every=every)
     sys.stdout.flush()
-    if page is not None:
+    if page is not None and frame is not None:
+        told = [note for one in ran for note in one.notes]
         write_bytes(real(page), pages.page(frame, skipped, told, partial(laid, markdown=True)).encode())
         click.echo(short_path(real(page)))
-    if plot and found.cases:
+    if plot:
+        _draw_staggered(ran, out if folder in shared else None)
+    if plot and frame is not None and len(frame):
         from plots import fig_validate
 
         stem.parent.mkdir(parents=True, exist_ok=True)
@@ -385,7 +455,7 @@ def _measured(folder: Path, out: Path | None, stem: Path, shape: Path | None, pa
         click.echo(" · ".join(short_path(path) for path in paths))
 
 
-def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | None, **asked: Any) -> None:
+def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, every: bool, slo: str | None, **asked: Any) -> None:
     """Hold the simulator against servers, on the same specs."""
     from harness.policy.types import UserError
     from harness.report.text_table import aligned
@@ -405,20 +475,18 @@ def _predicted(engine: str, stem: Path, runs: Path, *, plot: bool, slo: str | No
         ahead = realtime.told(predicted.spans(plan, runs, slo))
         teller.say(f"{ahead} on the servers, beside their starts; runs are kept, and a second call goes on")
         found = predicted.predict(plan, runs, teller, slo)
-    click.echo(f"SLO {found.rule}; attainment: {found.attainment}")
     frame, void = found.frame, ""
-    for line in (*found.notes, *ranks.summary(ranks.pairs(frame, found.attainment))):
-        click.echo(line)
+    lines = [*ranks.summary(ranks.pairs(frame, found.attainment))]
+    lines += [f"SLO {found.rule}; attainment: {found.attainment}", *found.notes]
     if not len(ranks.valid(frame)):
         void = "No run on the servers is valid: what follows is of INVALID runs, and judges nothing."
-        click.echo(void)
+        lines.insert(0, void)
         frame = frame.assign(invalid=False)
     pairs, cells = ranks.pairs(frame, found.attainment), ranks.cells(frame, found.attainment)
-    click.echo("\n".join(aligned(list(ranks.pair_rows(pairs)))))
-    click.echo("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
-    click.echo("\n".join(aligned(list(ranks.cell_rows(cells, found.attainment)))))
-    for line in ranks.aims(cells):
-        click.echo(line)
+    lines += aligned(list(ranks.pair_rows(pairs)))
+    lines.append("attainment in %; latencies of the simulator, off by; beside it the servers' own spread over repeats")
+    lines += aligned(list(ranks.cell_rows(cells, found.attainment)))
+    screen(lines, tail=ranks.aims(cells), every=every)
     sys.stdout.flush()
     if plot and cells:
         import pandas as pd
@@ -454,19 +522,23 @@ def _numbers(option: str, text: str) -> list[float]:
     return found
 
 
-def _staggered(ramps: Mapping[Path, Read], out: Path | None, *, plot: bool) -> tuple[list[str], list[Skipped]]:
-    """Print how equal models on one card compare with measured runs, and draw each.
+class _Ramp(NamedTuple):
+    """Equal models on one card beside a measured run."""
 
-    Returns what it printed, and what was skipped.
-    """
+    path: Path
+    title: str
+    frame: pd.DataFrame
+    notes: list[str]
+
+
+def _staggered(ramps: Mapping[Path, Read]) -> tuple[list[_Ramp], list[Skipped]]:
+    """Hold equal models on one card against measured runs; beside them what was skipped."""
     from harness.policy.types import Infeasible
     from harness.validate import staggered
     from harness.validate.names import Skipped
 
-    told, stem = list[str](), real(out.with_suffix("") if out else FIGURES / "staggered")
-    skipped = [one for read in ramps.values() for one in read.skipped]
-    every = [(path, run) for path, read in ramps.items() for run in read.found]
-    for k, (path, run) in enumerate(every, start=1):
+    ran, skipped = list[_Ramp](), [one for read in ramps.values() for one in read.skipped]
+    for path, run in [(path, run) for path, read in ramps.items() for run in read.found]:
         try:
             with Terminal() as teller:
                 held = staggered.process(run)
@@ -474,26 +546,29 @@ def _staggered(ramps: Mapping[Path, Read], out: Path | None, *, plot: bool) -> t
         except Infeasible as error:
             skipped.append(Skipped(path.name, 0, f"{run.load}: {error}"))
             continue
-        click.echo(path.name)
-        lines = staggered.notes(run.load, frame, held)
-        for note in lines:
-            click.echo(f"  {note}")
-        sys.stdout.flush()
-        if plot:
-            from plots import fig_staggered
+        notes = list(staggered.notes(run.load, frame, held))
+        ran.append(_Ramp(path, f"{run.load} ({path.name})", frame, notes))
+    return ran, skipped
 
-            at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
-            at.parent.mkdir(parents=True, exist_ok=True)
-            paths = fig_staggered.render(frame, at, f"bench validate {short_path(path)}", f"{run.load} ({path.name})")
-            click.echo(" · ".join(short_path(made) for made in paths))
-        told += lines
-    return told, skipped
+
+def _draw_staggered(ran: Sequence[_Ramp], out: Path | None) -> None:
+    """Draw each ramp, and print where."""
+    if not ran:
+        return
+    from plots import fig_staggered
+
+    stem = real(out.with_suffix("") if out else FIGURES / "staggered")
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    for k, one in enumerate(ran, start=1):
+        at = stem if k == 1 else stem.with_name(f"{stem.name}-{k}")
+        paths = fig_staggered.render(one.frame, at, f"bench validate {short_path(one.path)}", one.title)
+        click.echo(" · ".join(short_path(made) for made in paths))
 
 
 @click.command(epilog=examples("bench new mine.py && bench check ./mine.py"))
 @click.argument("file", type=PATH, metavar="FILE.py")
 def new(file: Path) -> None:
-    """Write a small annotated system that passes bench check at once."""
+    """Write a small annotated system that passes bench check."""
     from harness.check.new import write
 
     write(file)

@@ -9,23 +9,29 @@ from typing import Any
 
 import click
 
-from harness.cli.options import MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.options import ALL, MOST_INT, PATH, POSITIVE, TARGET, complete, examples, read_pairs, trace_names
+from harness.cli.terminal import room, screen
 from harness.report.commands import short_path
 from traces import readers
+
+NONE = "-"  # what a trace does not tell
+HOTTEST = 4  # models
 
 
 @click.group(epilog=examples("bench trace stats arena-chat", "bench trace convert log.csv --column arrival_s=time ..."))
 def trace() -> None:
-    """Look at traces, and make canonical ones."""
+    """Look at traces, convert logs, draw synthetic ones."""
 
 
 @trace.command(epilog=examples("bench trace stats arena-chat", "bench trace stats mine.parquet --json"))
 @click.argument("name", shell_complete=complete(trace_names), metavar="NAME|FILE")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def stats(name: str, as_json: bool) -> None:
-    """Popularity, burstiness, idleness and lengths of a trace."""
+@ALL
+def stats(name: str, as_json: bool, every: bool) -> None:
+    """Show a trace's popularity, bursts, idle times and lengths."""
     from harness.report.text_table import aligned
     from harness.run.setup import load_trace
+    from traces.stats import MEANS
     from traces.stats import stats as measure
 
     found = load_trace(name)
@@ -33,16 +39,22 @@ def stats(name: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"notice": found.notice, **facts}, indent=1))
         return
-    if found.notice:
-        click.echo(found.notice)
-    click.echo("\n".join(aligned((key, _fact(value)) for key, value in facts.items() if key != "counts")))
-    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])[:8]
-    click.echo("hottest: " + ", ".join(f"{model} {count}" for model, count in top))
+    answer = (
+        f"{facts['name']} ({facts['tier']}): {facts['requests']} requests of {facts['models']} models in "
+        f"{facts['span_s']:g} s, {facts['rate_rps']:.3g} requests/s"
+    )
+    shown = {key: _fact(facts[key]) for key in MEANS}
+    lengths = [f"{key}: {shown.pop(key)}" for key in ("prompt_tokens", "output_tokens")]
+    rows = [(key, told, MEANS[key]) for key, told in shown.items() if every or told != NONE]
+    top = sorted(facts["counts"].items(), key=lambda pair: -pair[1])
+    hottest = "hottest: " + ", ".join(f"{model} {count}" for model, count in (top if every else top[:HOTTEST]))
+    notice = [found.notice] if found.notice else []
+    screen([*notice, answer, *aligned(rows, None if every else room()), *lengths, hottest], every=every)
 
 
 def _fact(value: Any) -> str:
-    if value is None:
-        return "-"
+    if value is None or value == []:
+        return NONE
     if isinstance(value, dict):
         return ", ".join(f"{key} {_fact(item)}" for key, item in value.items())
     if isinstance(value, list):
@@ -52,8 +64,8 @@ def _fact(value: Any) -> str:
 
 @trace.command(epilog=examples(
     "bench trace convert --from burstgpt BurstGPT_1.csv -o burstgpt.parquet",
-    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name \\",
-    "    --column prompt_tokens=in --column output_tokens=out --time-unit ms",
+    "bench trace convert log.csv -o mine.parquet --column arrival_s=time --column model=name "
+    "--column prompt_tokens=in --column output_tokens=out --time-unit ms",
     "bench compare --systems static,chunked --trace mine.parquet --models llama-3.1-8b*4",
 ))  # fmt: skip
 @click.argument("source", type=PATH, metavar="FILE")
@@ -76,11 +88,12 @@ def _fact(value: Any) -> str:
 @click.option("--sort", is_flag=True, help="Rows are not in order of time: sort them.")
 @click.option("--trust-times", is_flag=True, help="Times look like another unit, and yet are as said.")
 def convert(source: Path, out: Path, reader: str | None, columns: dict[str, str], **options: Any) -> None:
-    """Make a canonical trace of a released format, or of any CSV, Parquet or pickle by naming its columns.
+    """Make a canonical trace of a log or a released format.
 
-    Formats: .csv and .csv.gz (with a header), .parquet, .jsonl (an object a line), .pkl (lists of records, read by a
-    restricted unpickler). Ids of the blocks that prompts share are the column prefix_hashes, with --block-tokens.
-    With --from, an option stands in place of what the reader says.
+    Of any table by naming its columns, or of a released format by --from. Files: .csv and .csv.gz (with a header),
+    .parquet, .jsonl (an object a line), .pkl (lists of records, read by a restricted unpickler). Ids of the blocks that
+    prompts share are the column prefix_hashes, with --block-tokens. With --from, an option stands in place of what the
+    reader says.
     """
     from harness.policy.types import UserError
     from traces import convert as converter
@@ -115,7 +128,10 @@ def _makers() -> list[str]:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0, MOST_INT), help="Of all its draws.")
 @click.option("-o", "--out", type=TARGET, metavar="OUT.parquet", help="Where it goes, if anywhere.")
 def make(name: str, models: int | None, span_s: float | None, seed: int, out: Path | None) -> None:
-    """Draw a synthetic trace from a fitted generator, and hold its statistics against what it is fitted to."""
+    """Draw a synthetic trace from a fitted generator.
+
+    Its statistics are shown beside those that it is fitted to.
+    """
     from harness.report.text_table import aligned
     from traces import realism, schema, synthetic
     from traces.load import of_table

@@ -8,8 +8,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli.options import LIMIT, OUT, RESULTS, ROOT, TARGET, WORKERS, complete, examples, listed, system_names
-from harness.cli.terminal import Terminal
+from harness.cli.options import (
+    ALL,
+    LIMIT,
+    OUT,
+    RESULTS,
+    ROOT,
+    TARGET,
+    WORKERS,
+    complete,
+    examples,
+    listed,
+    system_names,
+)
+from harness.cli.terminal import Terminal, room, screen
 from harness.report.commands import real, short_path
 
 if TYPE_CHECKING:
@@ -26,14 +38,16 @@ SYSTEMS = "prism,muxserve,static,elastic,qlm"
               help="Settings that each system tries, the first its defaults.")  # fmt: skip
 @click.option("--to", type=TARGET, default=TUNED, metavar="FILE",
               help="Where the draws and the choice are written.  [default: systems/tuned.toml]")  # fmt: skip
+@ALL
 @LIMIT
 @WORKERS
 @OUT
-def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path | None) -> None:
-    """Tune systems alike: the same number of random settings each, on seeds that no evaluation uses.
+def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None, out: Path | None) -> None:
+    """Tune systems alike, on seeds that no evaluation uses.
 
-    Only fields that a system's source leaves open are drawn (tuned=True where the field is declared). Runs are kept, so
-    the same command goes on where it was ended. To adopt a choice, make its values the defaults in the system's file.
+    Each system tries the same number of random settings. Only fields that a system's source leaves open are drawn
+    (tuned=True where the field is declared). Runs are kept, so the same command goes on where it was ended. To adopt a
+    choice, make its values the defaults in the system's file.
     """
     from datetime import UTC, datetime
 
@@ -46,15 +60,15 @@ def tune(*, systems: str, draws: int, to: Path, workers: int | None, out: Path |
         raise UserError(f'--systems "{systems}": {twice} is there twice')
     with Terminal() as teller:
         found = tuning.tune(names, real(out or RESULTS), draws=draws, workers=workers, teller=teller)
-    for one in found:
-        click.echo("\n".join(_lines(one)))
+    better = sum(one.chosen > 0 for one in found)
+    answer = f"{better} of {len(found)} systems have a setting better than their defaults"
+    screen([answer, *(line for one in found for line in _lines(one, every))], tail=[short_path(to)], every=every)
     command = f"bench tune --systems {','.join(names)} --draws {draws}"
     record.write_bytes(to.resolve(), tuning.as_toml(found, datetime.now(UTC).date().isoformat(), command).encode())
-    click.echo(short_path(to))
 
 
-def _lines(one: Tuned) -> Sequence[str]:
-    """A system's draws as a table, and what was chosen."""
+def _lines(one: Tuned, every: bool) -> Sequence[str]:
+    """What was chosen for a system, and a table of its draws: with `every` all, else the defaults and the choice."""
     from harness.loop import vetted
     from harness.report.text_table import aligned
     from harness.rows import estimate
@@ -63,9 +77,11 @@ def _lines(one: Tuned) -> Sequence[str]:
 
     rows: list[Sequence[str]] = [("draw", "held %", "gain in points", "attainment %", "fields")]
     for k, draw in enumerate(one.draws):
+        if k not in {0, one.chosen} and not every:
+            continue
         gain = estimate.text(draw.gain.times(100), POINTS._replace(decimals=2))
         name, held, score = f"{k}{' *' if k == one.chosen else ''}", f"{100 * draw.held:.2f}", f"{100 * draw.score:.2f}"
         rows.append((name, held, gain, score, shown(draw.fields)))
     mark = " (unchecked)" if vetted.unchecked([one.system]) else ""
     why = f"draw {one.chosen} is chosen" if one.chosen else "the defaults stay: no draw is better"
-    return [f"{one.system}{mark}: {why}", *aligned(rows), ""]
+    return [f"{one.system}{mark}: {why} (of {len(one.draws)} draws)", *aligned(rows, None if every else room())]

@@ -9,8 +9,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-STATES = ("waiting", "open", "done", "failed", "dropped")  # before it leaves; sent, without an end; how it ended
-WAITING, OPEN, DONE, FAILED, DROPPED = range(5)
+from harness.client.states import REQUEST
+
+STATES = tuple(REQUEST.steps)
+WAITING, CONNECTING, SENT, STREAMING, DONE, FAILED, DROPPED = range(len(STATES))
+LEGAL = tuple(frozenset(map(STATES.index, to)) for to in REQUEST.steps.values())  # by state, those that may follow
 
 
 class Log(NamedTuple):
@@ -39,6 +42,7 @@ class Log(NamedTuple):
     cpu_s: float  # of the client's process since `begin`
     wall_s: float  # since `begin`
     peak_bytes: int  # of its resident memory
+    illegal: tuple[str, ...] = ()  # steps that the diagram of requests does not have
 
     @property
     def tokens(self) -> NDArray[np.int64]:
@@ -65,6 +69,7 @@ class Columns(NamedTuple):
     cpu_s: float
     wall_s: float
     peak_bytes: int
+    illegal: tuple[str, ...]
 
 
 NS = ("intended_ns", "due_ns", "write_ns", "byte_ns", "done_ns", "end_ns", "usage_tokens", "prompt_ns")
@@ -85,11 +90,20 @@ class Book:
         self.status, self.state, self.tries = (column(name, 0) for name in ("status", "state", "tries"))
         self.errors: dict[int, str] = {}
         self.cut: dict[int, int] = {}
+        self.illegal: list[str] = []
         self._spilt = 0  # chunks that the parent has
         self._rid, self._ns, self._tokens, self._shared = (array(kind) for kind in CHUNKS.values())
 
+    def step(self, rid: int, state: int) -> None:
+        """Move a request to a state. A step that its diagram does not have is noted, or raises: see Diagram."""
+        before = self.state[rid]
+        if state not in LEGAL[before]:
+            self.illegal.append(REQUEST.illegal(STATES[before], STATES[state], rid))
+        self.state[rid] = state
+
     def again(self, rid: int) -> None:
-        """Forget an earlier try."""
+        """Forget an earlier try: the request waits to leave."""
+        self.step(rid, WAITING)
         self.cut[rid] = self._spilt + len(self._rid)
         self.errors.pop(rid, None)
         for column in (self.write_ns, self.byte_ns, self.done_ns, self.end_ns, self.usage_tokens, self.prompt_ns):
@@ -118,7 +132,7 @@ class Book:
     def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
         """All but the chunks."""
         requests = {name: getattr(self, name).tobytes() for name in KINDS}
-        return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes)
+        return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes, tuple(self.illegal))
 
 
 def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
@@ -137,5 +151,5 @@ def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
     return Log(
         **requests, error=[columns.errors.get(i, "") for i in range(n)], offsets=offsets, chunk_ns=ns[order],
         chunk_tokens=tokens[order], chunk_shared=shared[order].astype(bool), precise=columns.precise,
-        cpu_s=columns.cpu_s, wall_s=columns.wall_s, peak_bytes=columns.peak_bytes,
+        cpu_s=columns.cpu_s, wall_s=columns.wall_s, peak_bytes=columns.peak_bytes, illegal=columns.illegal,
     )  # fmt: skip

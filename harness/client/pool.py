@@ -34,7 +34,6 @@ class Connection(asyncio.Protocol):
         self.pool = pool
         self.rid = -1  # of the request that is open here; -1: none
         self.to = Server("", "")  # where that was sent
-        self.told = False  # its first chunk was told
         self.served = False  # it has carried a request before this one
         self.response = Response(pool.style.counts)
         self.last_ns = time.monotonic_ns()  # of the last bytes either way
@@ -49,7 +48,7 @@ class Connection(asyncio.Protocol):
 
     def ask(self, rid: int, to: Server, request: bytes) -> int:
         """Send a request; when the kernel had it."""
-        self.rid, self.to, self.told = rid, to, False
+        self.rid, self.to = rid, to
         self.response.begin()
         sent = 0
         if self._fd >= 0:

@@ -27,13 +27,14 @@ import uvloop
 
 from harness.client.body import Bodies, Server, Style
 from harness.client.frames import Unpacker, packed
-from harness.client.log import DONE, DROPPED, FAILED, OPEN, WAITING, Book
+from harness.client.log import CONNECTING, DONE, DROPPED, FAILED, SENT, STATES, STREAMING, WAITING, Book
 from harness.client.pool import Connection, Pool
 from harness.client.slice import hurry
 from harness.client.timer import Timer
 from harness.policy.types import Jobs, UserError
 
 SWEEP_S = 1.0  # between two looks for silent servers, and for connections to open or close
+ENDS = {DONE, FAILED, DROPPED}
 PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
 
 
@@ -65,7 +66,7 @@ class Sender:
         self._later: list[tuple[int, int]] = []  # a heap of those who come after another's end: stamp, request
         self._routes: dict[str, Server] = {}
         self._pools: dict[str, Pool] = {}
-        self._open: dict[int, Connection | None] = {}  # sent and without an end; None: it is connecting
+        self._open: dict[int, Connection] = {}  # by request that is sent or streaming
         self._tasks: set[asyncio.Task[None]] = set()
         self._told: list[tuple[str, int, int, int]] = []
         self._hears = False
@@ -100,7 +101,7 @@ class Sender:
         book = self._book
         if book.state[rid] == DONE:  # it ended while the parent decided
             return
-        if book.tries[rid] or book.end_ns[rid] >= 0:
+        if book.state[rid] != WAITING:
             self._let_go(rid)
             book.again(rid)
         book.due_ns[rid] = asked_ns
@@ -108,7 +109,7 @@ class Sender:
 
     def cancel(self, rid: int) -> None:
         """See Client."""
-        if self._book.state[rid] in {WAITING, OPEN}:
+        if self._book.state[rid] not in ENDS:
             self._end(rid, DROPPED, time.monotonic_ns())
 
     def log(self) -> None:
@@ -162,7 +163,6 @@ class Sender:
 
     def _leave(self, rid: int, to: Server, fresh: bool = False) -> None:
         """Send a request on a connection that waits, unless a fresh one is asked for, or on a new one."""
-        self._book.state[rid] = OPEN
         if not fresh:
             self._book.tries[rid] += 1
         pool = self._pool(to)
@@ -170,7 +170,7 @@ class Sender:
         if connection is not None:
             self._write(rid, to, connection)
             return
-        self._open[rid] = None
+        self._book.step(rid, CONNECTING)
         task = self._loop.create_task(self._connect(rid, to, pool, self._book.tries[rid]))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -187,7 +187,7 @@ class Sender:
         except OSError as error:
             why = f"no connection: {error.strerror or type(error).__name__}"
         book = self._book
-        if book.state[rid] != OPEN or book.tries[rid] != its_try:  # given up, or sent elsewhere, in the meantime
+        if book.state[rid] != CONNECTING or book.tries[rid] != its_try:  # given up, or sent elsewhere, in the meantime
             if connection is not None:
                 connection.drop()
         elif connection is not None:
@@ -196,6 +196,7 @@ class Sender:
             self._end(rid, FAILED, time.monotonic_ns(), why)
 
     def _write(self, rid: int, to: Server, connection: Connection) -> None:
+        self._book.step(rid, SENT)
         self._open[rid] = connection
         at_ns = connection.ask(rid, to, self._bodies.request(rid, to))
         if self._book.write_ns[rid] < 0:
@@ -209,8 +210,8 @@ class Sender:
             book.byte_ns[rid] = now_ns
         if tokens:
             book.chunks(rid, now_ns, tokens)
-            if not connection.told:
-                connection.told = True
+            if book.state[rid] == SENT:
+                book.step(rid, STREAMING)
                 self._tell("first", rid, now_ns, tokens[0])
         book.status[rid] = response.status
         book.usage_tokens[rid], book.prompt_ns[rid] = response.usage_tokens, response.prompt_ns
@@ -226,6 +227,7 @@ class Sender:
         """See Owner. A server that closes an idle connection never reads a request then under way: send it again."""
         rid = connection.rid
         if connection.served and self._book.byte_ns[rid] < 0:
+            del self._open[rid]
             self._leave(rid, connection.to, fresh=True)
         else:
             self._end(rid, FAILED, time.monotonic_ns(), why)
@@ -235,10 +237,11 @@ class Sender:
         book, connection = self._book, self._open.get(rid)
         tokens = 0 if connection is None else connection.response.made
         self._let_go(rid)
-        book.state[rid], book.end_ns[rid] = state, now_ns
+        book.step(rid, state)
+        book.end_ns[rid] = now_ns
         if why:
             book.errors[rid] = self._bodies.redacted(why)
-        self._tell({DONE: "done", FAILED: "failed", DROPPED: "dropped"}[state], rid, now_ns, tokens)
+        self._tell(STATES[state], rid, now_ns, tokens)
         heir = self._heirs.pop(rid, None)
         if heir is not None and self._jobs.think_s is not None:
             book.intended_ns[heir] = now_ns + round(self._jobs.think_s.item(heir) * 1e9)

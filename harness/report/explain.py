@@ -52,11 +52,11 @@ def request(
     own = slo.take(which) if isinstance(slo, attainment.Limits) else slo
     limits = [float(x[0]) for x in attainment.limits(rows, own)]
     where = f"gpu {q['gpus']}" if q["gpus"] else "never ran"
-    yield f"request {rid} · {q['model']} · {q['prompt_tokens']} in, {q['output_tokens']} out · {where} · {q['state']}"
     said = [_against("TTFT", ttft_s, limits[0], q["state"] == "done")]
     if q["output_tokens"] > 1:
         said.append(_against("TPOT", tpot_s, limits[1], q["state"] == "done"))
-    yield "  " + "; ".join(said)
+    yield f"request {rid}: {'; '.join(said)}"
+    yield f"  {q['model']} · {q['prompt_tokens']} tokens in, {q['output_tokens']} out · {where} · {q['state']}"
     if q["first_ns"] is not None and q["ttft_host_ns"] is not None:
         ttft = {wait: q[f"ttft_{wait}_ns"] for wait in WAITS}
         if ttft_s > limits[0]:

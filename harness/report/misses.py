@@ -12,6 +12,8 @@ from harness.report.text_table import aligned
 from harness.rows.estimate import NONE
 from harness.rows.record import WAITS
 
+LEAST = 0.01  # of a row's seconds, where not all is asked for
+
 
 class Misses(NamedTuple):
     """Requests that missed, in one or more runs of a system at a rate."""
@@ -46,9 +48,28 @@ class Misses(NamedTuple):
         return {wait: self.ns.get(wait, 0) / 1e9 / self.missed if self.missed else 0.0 for wait in WAITS}
 
 
-def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
-    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean."""
-    shown = [wait for wait in WAITS if any(one.ns.get(wait) for one in rows)]
+def answer(rows: Sequence[Misses], by: str) -> Iterator[str]:
+    """A sentence that says who missed least and most, and what for; none where nobody ran."""
+    ran = sorted((one for one in rows if not one.hollow), key=lambda one: one.missed / max(1, one.offered))
+    if not ran:
+        return
+    ends = [ran[0], ran[-1]] if len(ran) > 1 else ran
+    told = []
+    for one in ends:
+        name = f"rate scale {one.rate_scale:g}" if by == "rate" else one.label
+        why = max(one.explained, key=lambda wait: one.explained[wait], default="")
+        cause = f", mostly {CAUSES[why].phrase}" if why and one.missed else ""
+        told.append(f"{name} misses {100 * one.missed / max(1, one.offered):.1f} %{cause}")
+    yield "; ".join(told)
+
+
+def lines(rows: Sequence[Misses], by: str, *, every: bool = True) -> Iterator[str]:
+    """The table, a row a system or (by "rate") a rate, those that missed least first; then what the columns mean.
+
+    Without `every` a cause has a column only where it took LEAST of a row's seconds.
+    """
+    least = 0.0 if every else LEAST
+    shown = [wait for wait in WAITS if any(one.ns.get(wait, 0) > least * sum(one.ns.values()) for one in rows)]
     ordered = sorted(rows, key=lambda one: one.rate_scale if by == "rate" else one.missed / max(1, one.offered))
     cells = [
         [
@@ -59,7 +80,7 @@ def lines(rows: Sequence[Misses], by: str) -> Iterator[str]:
             "%",
             "s a miss",
             *shown,
-            "most missed for",
+            "most for",
         ]
     ]
     cells += [_cells(one, by, shown) for one in ordered]
@@ -79,7 +100,7 @@ def _cells(one: Misses, by: str, shown: Sequence[str]) -> list[str]:
         return [name, *counts, *[NONE] * (1 + len(shown)), NONE]
     seconds = one.seconds
     wait = max(one.explained, key=lambda key: one.explained[key])
-    most = f"{CAUSES[wait].phrase} ({100 * one.explained[wait] / one.missed:.0f} %)"
+    most = f"{wait} ({100 * one.explained[wait] / one.missed:.0f} %)"
     return [name, *counts, f"{sum(seconds.values()):.3g}", *(_three(seconds[x]) for x in shown), most]
 
 

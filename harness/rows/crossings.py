@@ -42,8 +42,13 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """A panel's rows."""
-    return table.filter(pc.equal(table["condition"].cast(pa.string()), panel["condition"]))
+    """A panel's rows: of a table always the same, so that what is worked out of them is so once."""
+    return _of_condition(table, panel["condition"])
+
+
+@tidy.once
+def _of_condition(table: pa.Table, condition: str) -> pa.Table:
+    return table.filter(pc.equal(table["condition"].cast(pa.string()), condition))
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
@@ -80,7 +85,7 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
     found = tidy.windows(rows, system, definition, "pooled" if over == "pooled" else "model")
     if axis not in EASES:
         return list(found.values())
-    return [{seed: {_turned(x): block for x, block in curve.items()} for seed, curve in of.items()} for of in
+    return [{seed: {turned(x): block for x, block in curve.items()} for seed, curve in of.items()} for of in
             found.values()]  # fmt: skip
 
 
@@ -104,8 +109,8 @@ def _pair(
     return None if ours is None or theirs is None else (ours, theirs)
 
 
-def _turned(x: float) -> float:
-    """1 / x; twice it is x again, of any x that a study gives."""
+def turned(x: float) -> float:
+    """Return 1 / x, which is harder the greater it is along an axis of EASES; twice it is x again, of any study's x."""
     return float(f"{1.0 / x:.12g}")
 
 
@@ -134,13 +139,13 @@ def crossing(
     fails = min((point.x for point in points if point.attained < level), default=None)
     dip = max(point.fitted - point.attained for point in points)
     if axis == "gpus":
-        return statistics.fewest({_turned(x): y for x, y in attained.items()}, level, c.blocks)
+        return statistics.fewest({turned(x): y for x, y in attained.items()}, level, c.blocks)
     at = pooled.crossing(c, level)
     if axis == "models" and (unfit := _unfit(rows, system)):
         fails = min(unfit if fails is None else [fails, *unfit])
         at = replace(at, sign="=", low=None, high=None) if at.sign == ">" else at
     if axis in EASES:
-        return Crossing(inverse(at), None if fails is None else _turned(fails), dip)
+        return Crossing(inverse(at), None if fails is None else turned(fails), dip)
     return Crossing(at, fails, dip).times(panel["unit_rps"] if axis == "rate_scale" else 1.0)
 
 
@@ -167,14 +172,14 @@ def attained(rows: pa.Table, axis: str, system: str, definition: str, over: str 
     known = c.blocks >= pooled.FEWEST
     for x, share, low, high in zip(c.rates_rps.tolist(), *pooled.shares(c), strict=True):
         least, most = (1.0 - float(high), 1.0 - float(low)) if known else (None, None)
-        found[_turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
+        found[turned(x) if axis in EASES else x] = Estimate(1.0 - float(share), least, most, c.blocks)
     return found
 
 
 def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, x: float) -> Estimate | None:
     """Attainment of the first system less that of the second at x, paired by block; None where they share no seed."""
     pair = _pair(rows, axis, systems, definition)
-    at = _turned(x) if axis in EASES else x
+    at = turned(x) if axis in EASES else x
     if pair is None or not all(np.isclose(c.rates_rps, at).any() for c in pair):
         return None
     return pooled.difference(*pair, at)
@@ -249,7 +254,7 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
     told, p = _by_differences([gap for _, gap in differences])
     if axis in EASES:
-        differences = tuple((_turned(x), gap) for x, gap in reversed(differences))
+        differences = tuple((turned(x), gap) for x, gap in reversed(differences))
     few = pair[0].blocks < pooled.FEWEST
     shared = pooled.correlation(*pair, level)
     signs = {pooled.crossing(c, level).sign for c in pair}
@@ -272,7 +277,7 @@ def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standin
 def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
     """Three rates that both ran, fixed before anything was: the ends and the middle of what is given, else of all."""
     both = sorted(set(ours.rates_rps.tolist()) & set(theirs.rates_rps.tolist()))
-    given = {_turned(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
+    given = {turned(x) for x in panel["xs"]} if panel["axis"] in EASES else set(panel["xs"])
     xs = [x for x in both if x in given] if len(given & set(both)) >= 3 else both
     return xs if len(xs) < 4 else [xs[0], xs[len(xs) // 2], xs[-1]]
 
@@ -303,7 +308,9 @@ def corrected(found: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(one: Standing) -> str:
-    return "equal within 25 %" if "by less than" in one.says else UNDECIDED
+    """What is left where chance alone may give the side: an equality, of the ratio or at two of the three rates."""
+    alike = [pooled.apart(gap, NEAR) for _, gap in one.differences].count("equal") >= 2
+    return "equal within 25 %" if "by less than" in one.says or (one.flat and alike) else UNDECIDED
 
 
 class Claimed(NamedTuple):

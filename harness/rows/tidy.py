@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from harness.rows.requests import Floats
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 WEIGHTS = ("loads", "evicts", "migrations")  # how often weights came, went, and changed their place
 CAPS: Mapping[str, str] = {
@@ -150,6 +156,11 @@ def plans(origins: Iterable[str]) -> str:
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
 
 
+def scaled(factors: Mapping[str, float]) -> str:
+    """Constants of the machine that a run scales, in words."""
+    return ", ".join(f"{name} x {factor:g}" for name, factor in factors.items())
+
+
 ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square"}
 
 
@@ -166,7 +177,7 @@ def machine(spec: Mapping[str, Any]) -> str | None:
         SHARED.get(spec.get("sharing", "own"), ""),
         "" if held is None else f"{held / 2**30:.3g} GiB a process beside weights",
         *(f"{name} {spec[key]:g} GB/s" for key, name in links.items() if spec.get(key) is not None),
-        *(f"{name} x {factor:g}" for name, factor in (spec.get("scaled") or {}).items()),
+        scaled(spec.get("scaled") or {}),
     ]
     return ", ".join(fact for fact in facts if fact) or None
 
@@ -327,6 +338,47 @@ def utilisation(stats: Mapping[str, float]) -> dict[str, float]:
     }
 
 
+# ------------------------------------------------------------------ a table is read once
+
+
+def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa.Table, P], T]:
+    """Keep what a function makes of a table and words, as long as the table lives. Nobody changes the answer."""
+    known: dict[int, tuple[weakref.ref[pa.Table], dict[tuple[Any, ...], T]]] = {}
+
+    @wraps(work)
+    def kept(table: pa.Table, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        at = id(table)
+        if at not in known:
+            known[at] = weakref.ref(table, lambda _: known.pop(at, None)), {}
+        found, key = known[at][1], (*args, *sorted(kwargs.items()))
+        if key not in found:
+            found[key] = work(table, *args, **kwargs)
+        return found[key]
+
+    return kept
+
+
+@once
+def column(table: pa.Table, name: str) -> list[Any]:
+    """A column as Python's values."""
+    array = table[name].combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        words = [*array.dictionary.to_pylist(), None]
+        return [words[code] for code in array.indices.fill_null(-1).to_numpy().tolist()]
+    values: list[Any] = array.to_pylist() if array.null_count else array.to_numpy(zero_copy_only=False).tolist()
+    return values
+
+
+@once
+def _places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
+    """Where the rows of a label, a definition and what it is over stand."""
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
+        found.setdefault(key, []).append(i)
+    return found
+
+
+@once
 def invalid(table: pa.Table) -> dict[str, str]:
     """Labels of which a run is invalid, with the reason of the first one and how many runs there are like it."""
     if "invalid" not in table.column_names:  # stored before there were real servers
@@ -440,23 +492,20 @@ def curves(
 
     `axis` is offered_rps or a column of numbers; an infeasible run, which offered nothing, takes the rate of its peers.
     """
-    by = "rate_scale" if axis == "offered_rps" else axis
-    frame = table.select(["label", by, "seed", "definition", "over", "value"]).to_pandas()
-    frame = frame[frame["over"].isin(["pooled", over])].rename(columns={by: "rate_scale"})
-    offered = frame[(frame["over"] == "pooled") & (frame["definition"] == "offered_rps") & frame["value"].notna()]
-    rate = dict(zip(zip(offered["seed"], offered["rate_scale"], strict=True), offered["value"], strict=True))
-    rate |= dict(zip(*_own(offered[offered["label"] == label]), strict=True))
+    by = column(table, "rate_scale" if axis == "offered_rps" else axis)
+    seeds, values, places = column(table, "seed"), column(table, "value"), _places(table)
+    rate = dict[tuple[int, float], float]()
+    if axis == "offered_rps":
+        offered = [i for key, at in places.items() if key[1:] == ("offered_rps", "pooled") for i in at]
+        for i in (*sorted(offered), *places.get((label, "offered_rps", "pooled"), ())):  # its own come last, and stand
+            if values[i] is not None:
+                rate[seeds[i], by[i]] = values[i]
     found: dict[int, dict[float, float]] = {}
-    mine = frame[(frame["label"] == label) & (frame["definition"] == definition) & (frame["over"] == over)]
-    for seed, scale, value in zip(mine["seed"], mine["rate_scale"], mine["value"], strict=True):
-        x = rate.get((seed, scale), math.nan) if axis == "offered_rps" else scale
-        if not math.isnan(x):
-            found.setdefault(int(seed), {})[float(x)] = float(value)
+    for i in places.get((label, definition, over), ()):
+        x = rate.get((seeds[i], by[i])) if axis == "offered_rps" else by[i]
+        if x is not None and not math.isnan(x):
+            found.setdefault(seeds[i], {})[float(x)] = math.nan if values[i] is None else values[i]
     return {seed: found[seed] for seed in sorted(found)}
-
-
-def _own(offered: pd.DataFrame) -> tuple[list[tuple[int, float]], list[float]]:
-    return list(zip(offered["seed"], offered["rate_scale"], strict=True)), list(offered["value"])
 
 
 class Block(NamedTuple):
@@ -480,23 +529,33 @@ def windows(table: pa.Table, label: str, definition: str, over: str = "pooled") 
 
     `over` is pooled or model. A run of a table without blocks is a block.
     """
-    words = {"label": label, "definition": definition, "over": over}
-    which = pc.and_(pc.is_null(table["infeasible"]), pc.is_null(table["skipped"]))
-    for name, word in words.items():
-        which = pc.and_(which, pc.equal(table[name].cast(pa.string()), word))
-    stored = [name for name in ("missed", "offered") if name in table.column_names]
-    x = along(table)
-    own = table.filter(which).select(["model", "seed", x, "n", "value", *stored])
+    names = ("infeasible", "skipped", "model", "seed", along(table), "n", "value")
+    columns = [column(table, name) for name in names]
+    stored = _blocks(table)
     found: dict[str, Windows] = {}
-    for row in own.to_pylist():
-        if row.get("offered") is not None:
-            block = Block(np.array(row["missed"]), np.array(row["offered"]))
-        else:
-            met = 0.0 if row["value"] is None else row["value"]
-            block = Block(np.array([row["n"] * (1.0 - met)]), np.array([float(row["n"])]))
+    for i in _places(table).get((label, definition, over), ()):
+        infeasible, skipped, model, seed, x, n, value = (one[i] for one in columns)
+        if infeasible is not None or skipped is not None:
+            continue
+        block = stored.get(i) or Block(np.array([n * (1.0 - (value or 0.0))]), np.array([float(n)]))
         if block.offered.sum() > 0:
-            found.setdefault(row["model"] or "", {}).setdefault(row["seed"], {})[row[x]] = block
+            found.setdefault(model or "", {}).setdefault(seed, {})[x] = block
     return found
+
+
+@once
+def _blocks(table: pa.Table) -> dict[int, Block]:
+    """Blocks by row, where it has some."""
+    if "offered" not in table.column_names:
+        return {}
+    missed, offered = (table[name].combine_chunks() for name in ("missed", "offered"))
+    ends = zip(*(each.offsets.to_numpy() for each in (missed, offered)), strict=True)
+    values = [each.values.to_numpy() for each in (missed, offered)]
+    return {
+        i: Block(*(all_[low:high] for all_, low, high in zip(values, lows, highs, strict=True)))
+        for i, (there, (lows, highs)) in enumerate(zip(offered.is_valid().to_pylist(), pairwise(ends), strict=True))
+        if there
+    }
 
 
 def along(table: pa.Table) -> str:
@@ -533,17 +592,24 @@ class Unfit(NamedTuple):
 
 def unfit(table: pa.Table, label: str) -> Unfit | None:
     """With which seeds a label has no value at any x, and why; None where all have one."""
-    frame = table.select(["label", "seed", "infeasible", "skipped"]).to_pandas()
-    seeds = frame[frame["label"] == label].groupby("seed")
-    for name, word in (("infeasible", "does not fit"), ("skipped", "skipped")):
-        gone = [own[name].iloc[0] for _, own in seeds if own[name].notna().all()]
+    seeds = _reasons(table).get(label, {})
+    for k, word in enumerate(("does not fit", "skipped")):
+        gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(one[k] is not None for one in why)]
         if gone:
-            return Unfit(word, str(gone[0]), len(gone), len(seeds))
+            return Unfit(word, gone[0], len(gone), len(seeds))
     return None
 
 
 def ran(table: pa.Table, label: str) -> set[int]:
     """Seeds with which a label has a value at some x: it was neither skipped nor infeasible at all of them."""
-    frame = table.select(["label", "seed", "infeasible", "skipped"]).to_pandas()
-    own = frame[(frame["label"] == label) & frame["infeasible"].isna() & frame["skipped"].isna()]
-    return set(map(int, own["seed"]))
+    return {seed for seed, why in _reasons(table).get(label, {}).items() if (None, None) in why}
+
+
+@once
+def _reasons(table: pa.Table) -> dict[str, dict[int, list[tuple[str | None, str | None]]]]:
+    """Why runs of a label and seed are infeasible or skipped, if they are: in order of the rows, each once."""
+    found: dict[str, dict[int, dict[tuple[str | None, str | None], None]]] = {}
+    columns = (column(table, name) for name in ("label", "seed", "infeasible", "skipped"))
+    for label, seed, *why in zip(*columns, strict=True):
+        found.setdefault(label, {}).setdefault(seed, {})[tuple(why)] = None
+    return {label: {seed: list(why) for seed, why in seeds.items()} for label, seeds in found.items()}

@@ -49,6 +49,11 @@ def scoring(module: str) -> str:
     return _hash(closure(Path(module)))
 
 
+def tree(*packages: str) -> str:
+    """SHA-256 over all sources and tables of packages, whoever reads them: too much rather than too little."""
+    return _hash({path for name in packages for end in ("py", "toml") for path in (ROOT / name).rglob(f"*.{end}")})
+
+
 def _hash(files: AbstractSet[Path], asked: AbstractSet[Path] = frozenset()) -> str:
     """One hash of files by name and content, and of those that a user named by content alone."""
     pairs = [(str(path.relative_to(ROOT)), path) for path in files - asked] + [("", path) for path in asked]

@@ -17,6 +17,7 @@ from harness.run.setup import Setup
 from harness.run.spec import Spec
 
 FACTORS = (0.5, 2.0)
+INTERFERENCE = (1.195, 1.5)  # a measured pair, and an assumption: `constants.SOURCES`
 SHARING, MODES = "sharing", ("fluid", "turns")  # no number: its change is the other mode, for both
 MEANS = {**CONSTANTS, SHARING: "how models whose steps meet on a GPU divide it"}
 
@@ -75,7 +76,8 @@ def settings(specs: Sequence[Spec], only: Collection[str] | None = None) -> tupl
             have = _sharing(specs)
             found += [Setting(name, mode, {SHARING: mode}) for mode in MODES if have != {mode}]
         else:
-            found += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in FACTORS]
+            factors = INTERFERENCE if name == "interference" else FACTORS
+            found += [Setting(name, f"x {by:g}", {"scaled": ((name, by),)}) for by in factors]
     return found, left
 
 
@@ -87,7 +89,7 @@ def _fixed(name: str, specs: Sequence[Spec]) -> str:
         return "nothing crosses nodes, for there is one"
     if name == "reserve" and not any(one.options.get("kv") == "elastic" for one in _policies(specs)):
         return "neither system has elastic KV memory"
-    if name == "co_run" and "fluid" not in _sharing(specs):
+    if name in ("co_run", "interference") and "fluid" not in _sharing(specs):
         return "neither system has steps that run beside others"
     return ""
 
@@ -129,6 +131,7 @@ def constants(specs: Sequence[Spec]) -> tuple[Constant, ...]:
             if quantities.machine(spec.table) is None
             else (f"{priced.co_run:g} x what shares tell", said[f"{card.kind}.co_run"])
         ),
+        "interference": ("none but shares", SOURCES["interference"]),
         SHARING: (", ".join(sorted(_sharing(specs))), SOURCES["co_run"]),
     }
     return tuple(Constant(name, means, *stated[name]) for name, means in MEANS.items())

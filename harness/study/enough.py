@@ -12,16 +12,17 @@ from typing import NamedTuple
 from harness.rows import crossings, pooled, tidy
 from harness.rows.crossings import FALSE, UNDECIDED, Panel, Standing
 from harness.rows.tidy import Windows
-from harness.study.search import OCTAVE
+from harness.study.search import HALF_OCTAVE, OCTAVE, QUARTER, rounded
 from harness.study.study import AA_SEED
 
 
 class More(NamedTuple):
-    """What is run to tell the systems of a panel apart."""
+    """A run that is to tell the systems of a panel apart."""
 
-    seeds: Mapping[str, range]  # by system, those that it lacks
-    xs: Mapping[str, tuple[float, ...]]  # by system
-    requests: float  # that it takes, as the first seed was offered
+    system: str
+    seed: int
+    x: float
+    requests: float  # that it takes, as the system's first seed was offered at the nearest x
 
 
 def settled(found: Standing, precision: float, verdicts: int) -> bool:
@@ -60,30 +61,61 @@ def _standing(curves: Mapping[str, Windows], panel: Panel, pair: tuple[str, str]
 
 
 def more(
-    curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float
-) -> More | None:
-    """The next `step` seeds of systems that are not yet told apart (see `unsettled`), near their crossings.
+    curves: Mapping[str, Windows], panel: Panel, systems: Mapping[str, bool], step: int, level: float, least: float
+) -> list[More]:
+    """What to run next of systems that are not yet told apart (see `unsettled`).
 
-    All of them get the same seeds, so that they stay paired. None where seeds would meet those of A/A copies.
+    First an x that an interval lacks, by all seeds so far. Then the next `step` seeds, around the crossings: all
+    systems get the same seeds, so that they stay paired, and all seeds the same x. Nothing where seeds would meet
+    those of A/A copies. No rate below `least` is asked for.
     """
+    lacks = {name: x for name in systems if (x := _lacking(curves[name], panel, level, least)) is not None}
+    if lacks:
+        return [_priced(curves[name], name, seed, x) for name, x in lacks.items() for seed in sorted(curves[name])]
     had = max(max(curves[name], default=-1) for name in systems) + 1
-    lacks = {name: range(max(curves[name], default=-1) + 1, had + step) for name in systems}
     if had + step > AA_SEED:
+        return []
+    return [
+        _priced(curves[name], name, seed, x)
+        for name, given in systems.items()
+        for x in _around(curves[name], _harder(panel) if given else (), level)
+        for seed in range(had + step)
+        if x not in curves[name].get(seed, {})
+    ]
+
+
+def _lacking(of: Windows, panel: Panel, level: float, least: float) -> float | None:
+    """Where a system's interval lacks an x: at the crossing itself, or beyond the ends where it is open there."""
+    c = tidy.together(of, of.keys())
+    if c is None or (at := pooled.crossing(c, level)).sign != "=":
         return None
-    xs = {name: _near(curves[name], panel["xs"] if given else (), level) for name, given in systems.items()}
-    first = {name: curves[name][min(curves[name])] for name in systems}
-    requests = sum(
-        len(lacks[name]) * sum(float(first[name][x].offered.sum()) for x in xs[name] if x in first[name])
-        for name in systems
-    )
-    return More(lacks, xs, requests)
+    xs, rated = c.rates_rps.tolist(), panel["axis"] in crossings.RATED
+    if min(max(at.mean / x, x / at.mean) for x in xs) > QUARTER:
+        return rounded(at.mean, 3) if rated else crossings.turned(rounded(1.0 / at.mean, 3))
+    if rated and at.high is None:
+        return rounded(xs[-1] * HALF_OCTAVE, 3)
+    if rated and at.low is None and xs[0] / HALF_OCTAVE >= least:
+        return rounded(xs[0] / HALF_OCTAVE, 3)
+    return None
 
 
-def _near(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
-    """Rates that are given, and those within an octave, either way, of where a system crosses the level."""
+def _harder(panel: Panel) -> tuple[float, ...]:
+    """The x that are given, as curves have them: what is harder is greater."""
+    return tuple(map(crossings.turned, panel["xs"])) if panel["axis"] in crossings.EASES else tuple(panel["xs"])
+
+
+def _priced(of: Windows, name: str, seed: int, x: float) -> More:
+    first = of[min(of)]
+    near = min(first, key=lambda seen: abs(math.log(seen / x)))
+    return More(name, seed, x, float(first[near].offered.sum()))
+
+
+def _around(of: Windows, given: Sequence[float], level: float) -> tuple[float, ...]:
+    """The x that are given, and those within an octave, either way, of the interval in which a system crosses."""
     c = tidy.together(of, of.keys())
     if c is None:
         return ()
-    at = pooled.crossing(c, level).mean
-    near = (x for x in c.rates_rps.tolist() if abs(math.log(x / at)) <= math.log(OCTAVE) + 1e-9)
-    return tuple(sorted({*near, *(x for x in given if x in c.rates_rps)}))
+    at, xs = pooled.crossing(c, level), c.rates_rps.tolist()
+    low, high = (xs[0] if at.low is None else at.low), (xs[-1] if at.high is None else at.high)
+    around = (x for x in xs if low / OCTAVE <= x * (1 + 1e-9) and x <= high * OCTAVE * (1 + 1e-9))
+    return tuple(sorted({*around, *(x for x in given if x in of[min(of)])}))

@@ -22,7 +22,7 @@ from workloads.build import rate_rps, requests_seen, window_fold, window_span_s
 from workloads.slo import scaled
 
 HALVES = ("first", "second")
-SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes")  # what a caption says of a condition
+SETTING = ("process", "sharing", "assign", "plan", "placement", "pool_bytes", "scaled")  # captions say it
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,12 +240,15 @@ def family(sets: tuple[str, ...]) -> str:
     return heads.pop() if len(heads) == 1 else "models"
 
 
-def rules(study: Study, panel: Panel) -> dict[float, str]:
-    """The SLO rule of a panel by scale; those of --full too, since runs that read no SLO serve all scales."""
+def scales(study: Study, panel: Panel) -> tuple[float, ...]:
+    """The SLO scales of a panel; those of --full too, since runs that read no SLO serve all scales."""
+    return study.along_x(panel.condition, full=True) if panel.axis == "slo_scale" else (panel.scale,)
+
+
+def rule(study: Study, panel: Panel, scale: float) -> str:
+    """The SLO rule of a panel at one of its scales."""
     base = str(panel.setting.get("slo", study.slo))
-    if panel.axis == "slo_scale":
-        return {x: scaled(base, x) for x in study.along_x(panel.condition, full=True)}
-    return {panel.scale: scaled(base, panel.scale) if "slo_scale" in panel.setting else base}
+    return scaled(base, scale) if panel.axis == "slo_scale" or "slo_scale" in panel.setting else base
 
 
 # ------------------------------------------------------------------ points

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from harness.policy.fields import meant
 from harness.policy.types import UserError
+from harness.report.text_table import aligned
 from harness.rows import tidy
 from harness.rows.crossings import Panel
 from harness.rows.estimate import NONE
@@ -360,6 +361,13 @@ def _wrapped(text: str, bullet: str) -> list[str]:
 def escaped(text: str) -> str:
     """Text without the signs of Markdown."""
     return re.sub(r"([\\*<~_])", r"\\\1", " ".join(text.split()))
+
+
+def listed(found: Iterable[Statement], room: int) -> Iterator[str]:
+    """A table with a row a statement: its class, the paper's number, and what the paper says."""
+    stated = [(one.verdict, one.number, f"{one.says} ({_of(one)})") for one in found if one.stands]
+    yield from aligned([("class", "paper", "statement"), *stated], room)
+    yield "; ".join(f"{word}: {SAYS[word]}" for word in SAYS if any(word == verdict for verdict, *_ in stated))
 
 
 def counted(found: Iterable[Statement]) -> str:

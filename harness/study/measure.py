@@ -6,42 +6,43 @@ panel (`condition`) and x. It alone draws the study's figure; its metadata holds
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from harness.engines import sim
 from harness.policy.types import Inst, UserError
 from harness.rows import record, tidy
-from harness.rows.definitions import DEFINITIONS
+from harness.rows.crossings import EASES, RATED, turned
 from harness.run import score, streams, sweep
 from harness.run.resolve import resolve
-from harness.run.setup import Failed, Setup, load_trace
+from harness.run.setup import Failed, Setup, load_models, load_trace
 from harness.run.slo import SloTarget, judgements
 from harness.run.sources import Task
-from harness.run.spec import Spec, canonical, digest
+from harness.run.spec import Spec, canonical, digest, stored
 from harness.run.teller import Silent, Teller
-from harness.study import enough
+from harness.study import enough, receipt, table
 from harness.study import grid as grids
 from harness.study.bases import base_specs, slo_target
-from harness.study.enough import More
 from harness.study.grid import Grid, Panel, Point
 from harness.study.search import Ask, Shares, contends, following, highest
 from harness.study.study import BEST, Claim, Study, systems_of
+from harness.study.table import Key
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from traces.load import Trace
 
+LONG_S = 5.0  # of a step that is told in any case
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Measured:
     """A scored study."""
 
@@ -50,13 +51,14 @@ class Measured:
     table: pa.Table
     about: Mapping[str, Any]
     target: SloTarget  # the SLO of the first panel, at the scale that does not run along x
-    tasks: tuple[Task, ...]  # resolved specs of all points and the hashes of their sources
+    reference: Spec  # the resolved one of the first point: what the runs of a comparison have in common
     failed: Mapping[str, str] = field(default_factory=dict)  # systems that left it, as Failed has them
 
-    @property
-    def reference(self) -> Spec:
-        """The resolved spec of the first point: what the runs of a comparison have in common."""
-        return self.tasks[0].spec
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """Resolved specs of all runs and the hashes of their sources, as their folders say."""
+        each = (record.meta(self.folder.parent / run) for run in self.about["runs"])
+        return tuple(Task(stored(about["spec"]), about["code_hash"]) for about in each)
 
     @property
     def xs(self) -> tuple[float, ...]:
@@ -78,21 +80,30 @@ def measure(
     target: SloTarget | None = None,
     workers: int | None = None,
     teller: Teller | None = None,
+    watch: Callable[[Measured], None] | None = None,
 ) -> Measured:
     """Run and score a study below `out`; what stands there and is current is kept. Raises UserError.
 
+    Nothing is opened but the table where a receipt says that all is as it was.
     The study's folder begins with `stem` (empty: its name). With `target` all panels have this SLO, whatever the study
-    says. A system whose policy fails leaves the study; Failed where none is left to stand first.
+    says. A system whose policy fails leaves the study; Failed where none is left to stand first. `watch` sees what is
+    there after each round of runs; nothing of that is stored.
     """
     failed: dict[str, str] = {}
-    left: Study | None = study.of(full)
+    asked = study.of(full)
+    left: Study | None = asked
     counted = _Counted(teller or Silent(), quiet=study.layout == "table")
+    call = receipt.Call(asked, full, stem or study.name, target)
+    if (kept := receipt.found(call, out)) and (done := _kept(call, kept, counted)):
+        return done
+    begun_ns, digested = time_ns(), call.digest
     while left is not None:
-        work = _Work(left, out, full, stem or study.name, target, workers, counted)
+        work = _Work(left, out, full, stem or study.name, target, workers, counted, watch)
         try:
-            if not failed:
-                work.announce()
-            return replace(work.done(), failed=failed)
+            said = work.described()
+            for line in said if not failed else ():
+                counted.note(line)
+            measured = replace(work.done(), failed=failed)
         except Failed as why:  # again without it: finished runs cost nothing
             known = set(failed)
             failed |= why.why
@@ -100,11 +111,28 @@ def measure(
             if not gone or (study.layout == "parts" and study.first in gone):
                 raise Failed(failed) from why
             left = left.without(gone)
+        else:
+            if not failed:
+                work.vouch(call, digested, begun_ns, measured, said)
+            return measured
     raise Failed(failed)
 
 
+def _kept(call: receipt.Call, kept: receipt.Receipt, teller: _Counted) -> Measured | None:
+    """The study of a receipt; None where its table is not whole."""
+    path = kept.folder / record.SWEEP
+    try:
+        table, about = tidy.stored(path), record.footer(path)
+    except (OSError, UserError):
+        return None
+    for line in kept.said:
+        teller.note(line)
+    teller.current(len(about["runs"]))
+    return Measured(call.study, kept.folder, table, about, kept.target, kept.reference)
+
+
 class _Counted:
-    """A teller that remembers how much of a phase stood before; a quiet one takes no note of steps."""
+    """A teller that remembers how much of a phase stood before; a quiet one takes note of long steps alone."""
 
     def __init__(self, teller: Teller, *, quiet: bool) -> None:
         self._teller, self._quiet = teller, quiet
@@ -126,16 +154,33 @@ class _Counted:
         self._worked = bool(self._worked) or done < total
         self._teller.progress(what, done, total)
 
+    def current(self, total: int) -> None:
+        """Say that nothing is left to do."""
+        self.note(f"{total} of {total} points current, nothing to do")
+
     @contextmanager
     def step(self, name: str, words: Callable[[], str] = str) -> Iterator[None]:
         """Say a step's seconds once it is done, unless there was nothing to do."""
         self._worked, begun = None, perf_counter()
         yield
         if self._worked is not False:
-            self.note(f"{name:<12} {perf_counter() - begun:4.0f} s  {words()}".rstrip())
+            took_s = perf_counter() - begun
+            if not self._quiet or took_s >= LONG_S:
+                self.say(f"{name:<12} {took_s:4.0f} s  {words()}".rstrip())
 
 
 Curves = dict[tuple[str, str], dict[int, dict[float, Shares]]]  # by panel and system: seed -> x -> attainment
+
+
+class _Targets(dict[float, SloTarget]):
+    """SLO targets by scale: those of the scales that are given, and of others once they are asked for."""
+
+    def __init__(self, scales: Iterable[float], of: Callable[[float], SloTarget]) -> None:
+        super().__init__({scale: of(scale) for scale in sorted(scales)})
+        self._of = of
+
+    def __missing__(self, scale: float) -> SloTarget:
+        return self.setdefault(scale, self._of(scale))
 
 
 class _Group(NamedTuple):
@@ -167,19 +212,21 @@ class _Work:
     target: SloTarget | None
     workers: int | None
     teller: _Counted
+    watch: Callable[[Measured], None] | None = None
 
     def done(self) -> Measured:
         """All of it, in order: panels and their SLOs, curves, bounds, the table."""
         if self.study.spec.get("engine", "sim") == "sim" and not sim.compiled():
             with self.teller.step("compile", lambda: "the simulator, once"):
+                self.teller.progress("compile", 0, 1)
                 sweep.compile_once()
+                self.teller.progress("compile", 1, 1)
         grid = Grid(self.study, self.full, self.judged())
         with self.teller.step("runs"):
             points, grid = self.sampled(grid)
         measured = self.scored(grid, points)
         if all(done == of for done, of in self.teller.phases.values()):
-            total = len(measured.about["runs"])
-            self.teller.note(f"{total} of {total} points current, nothing to do")
+            self.teller.current(len(measured.about["runs"]))
         return measured
 
     @cached_property
@@ -192,12 +239,26 @@ class _Work:
         specs = ((name, spec) for panel in self.panels for name, spec in panel.specs.items())
         return {name for name, spec in specs if spec.label in labels}
 
-    def announce(self) -> None:
-        """Say what the traces are, and which are stand-ins."""
+    def described(self) -> list[str]:
+        """What the traces are, and which are stand-ins, a line each."""
         traces = [load_trace(name) for name in dict.fromkeys(panel.first.trace for panel in self.panels)]
         notices = dict.fromkeys(trace.notice for trace in self._asked().values() if trace.notice)
-        for line in (*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)):
-            self.teller.note(line)
+        return [*_described(traces), *notices, *streams.of_all(panel.first for panel in self.panels)]
+
+    def vouch(self, call: receipt.Call, digested: str, begun_ns: int, measured: Measured, said: list[str]) -> None:
+        """Write the receipt of a call that is done."""
+        specs, stamps = self._made
+        rules = {judge["rule"] for judge in measured.about["judges"]}
+        models = (str(len(load_models(panel.first.models).members)) for panel in self.panels)
+        traces = [str(panel.setting.get("trace", panel.first.trace)).replace("{models}", count)
+                  for panel, count in zip(self.panels, models, strict=True)]  # fmt: skip
+        kept = receipt.Receipt(measured.folder, measured.reference, measured.target, said)
+        receipt.write(call, digested, begun_ns, kept, specs, rules, stamps, traces)
+
+    @cached_property
+    def _made(self) -> tuple[dict[Spec, None], dict[str, receipt.Stamp]]:
+        """The specs that were run or stood there, and the stamps of their rows by path."""
+        return {}, {}
 
     def _asked(self) -> dict[str, Trace]:
         """The traces as they were asked for."""
@@ -214,15 +275,15 @@ class _Work:
                 self._tried(panel, spec)
         if self.target is not None:
             return tuple(replace(panel, targets={panel.scale: self.target}) for panel in self.panels)
-        rules = [grids.rules(self.study, panel) for panel in self.panels]
         based = [self._based(panel.first) for panel in self.panels]
-        measured = [spec for spec, every in zip(based, rules, strict=True) if any("P95" in x for x in every.values())]
+        rules = [grids.rule(self.study, panel, panel.scale) for panel in self.panels]
+        measured = [spec for spec, rule in zip(based, rules, strict=True) if "P95" in rule]
         if measured := list(dict.fromkeys(measured)):
             with self.teller.step("SLO bases", lambda: f"P95 of {len(measured)} pairs of trace and models, each alone"):
                 self._run([base for spec in measured for base in base_specs(spec)], "SLO bases")
         return tuple(
-            replace(panel, targets={x: self._judge(spec, text) for x, text in sorted(every.items())})
-            for panel, spec, every in zip(self.panels, based, rules, strict=True)
+            replace(panel, targets=_Targets(grids.scales(self.study, panel), partial(self._judge_at, panel, spec)))
+            for panel, spec in zip(self.panels, based, strict=True)
         )
 
     def _tried(self, panel: Panel, spec: Spec) -> None:
@@ -241,6 +302,9 @@ class _Work:
     def _based(self, spec: Spec) -> Spec:
         """What the SLO of a panel is measured for: what its runs share with each model alone."""
         return replace(spec, engine=self.study.base_engine or spec.engine, placement="", homes=())
+
+    def _judge_at(self, panel: Panel, spec: Spec, scale: float) -> SloTarget:
+        return self._judge(spec, grids.rule(self.study, panel, scale))
 
     def _judge(self, spec: Spec, rule: str) -> SloTarget:
         if (spec, rule) not in self._judges:
@@ -274,6 +338,7 @@ class _Work:
         """Run the curves of panels, a round of all at a time, until nothing is asked; returns the points to keep."""
         groups = [group for panel in panels for group in self._groups(panel)]
         kept: list[Point] = []
+        seen: list[Point] = []
         for turn in count(1):
             asked = {group: self._ask(grid, group, curves) for group in groups}
             runs = [run for group, ask in asked.items() for run in _runs(grid, group, ask)]
@@ -282,6 +347,8 @@ class _Work:
             what = self.study.name if turn == 1 else f"{self.study.name}, round {turn}"
             folders = self._run([run.point.spec for run in runs], what)
             room = self._heard(runs, folders, curves)
+            seen += [run.point for run in runs]
+            self._shown(grid, seen)
             kept += [run.point for run in runs if not run.ask.first_seed]
             bisects = self.study.sample.rule == "bisect"  # what has no room is searched no further
             groups = [group for group in groups if group in room and not asked[group].last
@@ -325,38 +392,37 @@ class _Work:
         scope, added = grid.scope, list[Point]()
         if not scope.budget:
             return added
-        panels = {panel.key: panel for panel in grid.panels if panel.rated and panel.drawn}
+        panels = {panel.key: panel for panel in grid.panels if panel.drawn and panel.axis in (*RATED, "slo_scale")}
         asked: Sequence[Point] = [point for point in points if point.panel.key in panels]
-        spent, curves = 0.0, dict[str, dict[str, tidy.Windows]]()
+        spent, known, curves = 0.0, {point.spec for point in points}, dict[str, dict[str, tidy.Windows]]()
         for turn in count(1):
             self._counted(asked, curves)
-            wanted = [(key, more) for key, panel in panels.items() if (more := self._more(panel, curves.get(key, {})))]
-            taken: list[tuple[str, More]] = []
-            for key, more in wanted:
-                if spent + more.requests <= scope.budget:
-                    spent += more.requests
-                    taken.append((key, more))
-            if not taken:
+            wanted = [more for panel in panels.values() if (more := self._more(grid, panel, curves.get(panel.key, {})))]
+            asked, taken = list[Point](), 0
+            for more in sorted(wanted, key=lambda more: _cost(more, known)):  # the most panels for the budget
+                if spent + (cost := _cost(more, known)) <= scope.budget:
+                    spent, taken = spent + cost, taken + 1
+                    known |= {point.spec for point, _ in more}
+                    asked += [point for point, _ in more]
+            if not asked:
                 return added
-            asked = [
-                grid.point(panels[key], name, seed, x)
-                for key, more in taken
-                for name, seeds in more.seeds.items()
-                for x in more.xs[name]
-                for seed in seeds
-            ]
-            what = f"{self.study.name}, more seeds {turn}: {len(taken)} of {len(panels)} panels not decided"
+            what = f"{self.study.name}, more seeds {turn}: {taken} of {len(panels)} panels not decided"
             self._run([point.spec for point in asked], what)
             added += asked
+            self._shown(grid, [*points, *added])
         raise AssertionError
 
-    def _more(self, panel: Panel, curves: Mapping[str, tidy.Windows]) -> More | None:
-        """What is run next to tell the systems of a panel apart; None where they are, or nothing can be."""
+    def _more(self, grid: Grid, panel: Panel, curves: Mapping[str, tidy.Windows]) -> list[tuple[Point, float]]:
+        """What is run next to tell the systems of a panel apart, and the requests of each; nothing where they are."""
         contend = [name for name in panel.specs if name in curves and contends(name)]
         scope, level = self.study.scope(self.full), self.study.level
         facts = {"axis": panel.axis, "xs": panel.xs, "unit_rps": panel.unit_rps}
         left = enough.unsettled(curves, facts, pairs(self.study, contend), level, scope.precision)
-        return enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level) if left else None
+        if not left:
+            return []
+        more = enough.more(curves, facts, dict(sorted(left.items())), scope.seeds, level, grid.bounds(panel).least)
+        shown = turned if panel.axis in EASES else float
+        return [(grid.point(panel, one.system, one.seed, shown(one.x)), one.requests) for one in more]
 
     def _counted(self, points: Sequence[Point], curves: dict[str, dict[str, tidy.Windows]]) -> None:
         """Put what runs missed by block into the curves, by panel and system; the first definition decides."""
@@ -366,7 +432,8 @@ class _Work:
             if definition in found:
                 of = curves.setdefault(point.panel.key, {}).setdefault(point.system, {})
                 seed = point.spec.seed - point.panel.specs[point.system].seed
-                of.setdefault(seed, {})[point.x] = found[definition]
+                x = turned(point.x) if point.panel.axis in EASES else point.x
+                of.setdefault(seed, {})[x] = found[definition]
 
     def _held(self, grid: Grid, curves: Curves, points: Sequence[Point]) -> dict[str, float | None]:
         """By panel along rates, the highest x at which the first system holds every definition, if any."""
@@ -380,7 +447,11 @@ class _Work:
         return held
 
     def _run(self, specs: Sequence[Spec], what: str) -> list[Path]:
-        return sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        folders = sweep.sweep(specs, self.out, workers=self.workers, teller=self.teller, what=what)
+        made, stamps = self._made
+        made |= dict.fromkeys(specs)
+        stamps |= {f"{folder.name}/{record.ROWS}": receipt.stamp(folder / record.ROWS) for folder in set(folders)}
+        return folders
 
     # -------------------------------------------------------------- the table
 
@@ -391,18 +462,30 @@ class _Work:
             [p.panel.key, p.x, p.system, p.under.identity, canonical(t.spec)]
             for p, t in zip(points, ready, strict=True)
         ]
-        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in panel.targets.items()]
+        seconds = [[panel.key, x, one.seconds] for panel in grid.panels for x, one in sorted(panel.targets.items())]
         folder = self.out / f"{self.stem}-{digest(record.dumps([sorted(asked, key=record.dumps), seconds]))}"
         about = self._about(grid, points, ready)
 
         def make() -> pa.Table:
             with self.teller.step("scores"):
-                return table_of(self.study, points, ready, self.out, self.workers)
+                return table.table_of(self.study, points, ready, self.out, self.workers, self._scored, self.teller)
 
-        table = score.kept(folder / record.SWEEP, about, ready, __file__, make)
-        first = grid.panels[0]
-        target = first.targets.get(first.scale, points[0].under)
-        return Measured(self.study, folder, table, about, target, tuple(ready))
+        made = score.kept(folder / record.SWEEP, about, ready, table.__file__, make)
+        about = record.footer(folder / record.SWEEP)
+        return Measured(self.study, folder, made, about, _target(grid, points), ready[0].spec)
+
+    def _shown(self, grid: Grid, points: Sequence[Point]) -> None:
+        """Let who watches see the study as far as it is."""
+        if self.watch is not None:
+            ready = sweep.tasks(point.spec for point in points)
+            so_far = table.table_of(self.study, points, ready, self.out, self.workers, self._scored)
+            about = self._about(grid, points, ready) | {"seeds": len({point.spec.seed for point in points})}
+            self.watch(Measured(self.study, self.out, so_far, about, _target(grid, points), ready[0].spec))
+
+    @cached_property
+    def _scored(self) -> dict[Key, pa.Table]:
+        """Scored runs, which `table_of` keeps."""
+        return {}
 
     def _about(self, grid: Grid, points: Sequence[Point], ready: Sequence[Task]) -> dict[str, Any]:
         """What readers of the table need to know beside its rows."""
@@ -429,6 +512,17 @@ class _Work:
             "judges": judgements((p.under, t.spec.folder) for p, t in zip(points, ready, strict=True)),
             "runs": dict(sorted((t.spec.folder, p.system) for p, t in zip(points, ready, strict=True))),
         }
+
+
+def _target(grid: Grid, points: Sequence[Point]) -> SloTarget:
+    """The SLO of the first panel, at the scale that does not run along x."""
+    first = grid.panels[0]
+    return first.targets.get(first.scale, points[0].under)
+
+
+def _cost(more: Iterable[tuple[Point, float]], known: Collection[Spec]) -> float:
+    """Requests of the runs that nobody asked for yet; one that stands at several points counts once."""
+    return sum({point.spec: requests for point, requests in more if point.spec not in known}.values())
 
 
 def activation_s(study: Study, claim: Claim) -> float:
@@ -460,20 +554,6 @@ def _runs(grid: Grid, group: _Group, ask: Ask) -> Iterator[_Round]:
                 yield _Round(group, ask, x, seed, grid.point(group.panel, name, seed, x))
 
 
-def scored_alone(task: Task, under: SloTarget, out: Path) -> pa.Table:
-    """The table of one run that no study asked for, kept beside it: it tells who judged the run."""
-    spec = task.spec
-    key = digest(record.dumps([[spec.label, canonical(spec)], under.identity, under.seconds]))
-    trace = Path(spec.trace).stem if spec.trace.endswith(".parquet") else spec.trace
-    folder = out / f"{trace.partition('+')[0].replace('/', '-')}-{key}"
-    about = {"judges": judgements([(under, spec.folder)]), "runs": {spec.folder: spec.label}}
-
-    def make() -> pa.Table:
-        return tidy.scores([score.scorable(spec.label, out / spec.folder, under)])
-
-    return score.kept(folder / record.SWEEP, about, [task], __file__, make)
-
-
 def fuller(study: Study) -> str:
     """What --full has more of; empty where the quick scope is all there is."""
     full = study.full
@@ -495,46 +575,3 @@ def _described(traces: Sequence[Trace]) -> Iterator[str]:
             (trace,) = of_kind
             text += f", {len(trace)} requests of {len(trace.models)} models in {trace.span_s:g} s"
         yield text
-
-
-def schema() -> pa.Schema:
-    """Columns of a study's table: condition (the panel's key) and x before those of `tidy.TABLE_SCHEMA`."""
-    import pyarrow as pa
-
-    word = tidy.TABLE_SCHEMA.field("run").type
-    return pa.schema([("condition", word), ("x", pa.float64()), *tidy.TABLE_SCHEMA])
-
-
-def table_of(
-    study: Study, points: Sequence[Point], ready: Sequence[Task], out: Path, workers: int | None = None
-) -> pa.Table:
-    """The rows of all points, sorted by condition, x and spec; each run is scored once a rule.
-
-    Rows by model are there where the study asks for them; else only what its text and figure show.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    names = [*study.definitions, "both", "offered_rps", "undefined_tpot", *tidy.WEIGHTS, *tidy.CAPS]
-    shown = pa.array(names, pa.string())
-    plain = record.plain(schema())
-    keys = [(task.spec.folder, point.system, point.under.rule) for point, task in zip(points, ready, strict=True)]
-
-    def rows(point: Point, folder: str) -> pa.Table:
-        wanted = DEFINITIONS if study.by_model else dict.fromkeys((*study.definitions, "both"))
-        run = score.scorable(point.system, out / folder, point.under)
-        scored = tidy.score(run, by_model=study.by_model, definitions=tuple(wanted))
-        if not study.by_model:
-            scored = scored.filter(pc.is_in(scored["definition"].cast(pa.string()), shown))
-        return scored.cast(pa.schema([f for f in plain if f.name not in {"condition", "x"}]))
-
-    once = dict(zip(keys, points, strict=True))
-    with ThreadPoolExecutor(workers or sweep.cpus()) as pool:  # files and arrays leave the interpreter to the others
-        scored = {key: pool.submit(rows, point, key[0]) for key, point in once.items()}
-    parts = []
-    for point, key in zip(points, keys, strict=True):
-        own = scored[key].result()
-        place = [pa.array([point.panel.key] * len(own), pa.string()), pa.array([point.x] * len(own), pa.float64())]
-        parts.append(pa.Table.from_arrays([*place, *own.columns], schema=plain))
-    order = [(name, "ascending") for name in ("condition", "x", *tidy.ORDER)]
-    return pa.concat_tables(parts).sort_by(order).cast(schema()).combine_chunks()

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from harness.loop import vetted
 from harness.report.commands import check_command
-from harness.report.text_table import laid
+from harness.report.text_table import brief, laid
 from harness.rows import crossings, estimate, record, statistics, tidy
 from harness.rows.crossings import STANDINGS, Panel, Standing, side_by_side
 from harness.rows.estimate import NONE, POINTS, RATIO
@@ -26,7 +26,6 @@ from harness.study.rule import SAYS
 from harness.study.study import AA, START, Claim
 
 Standings = Mapping[tuple[str, str, str], Standing]  # by panel and the two systems
-MOST = 30  # lines of tables; --all prints the rest
 KINDS: Mapping[str, str] = {"base": "", "cumulative": "+ ", "alone": "only "}
 
 
@@ -53,6 +52,7 @@ def lines(shown: Shown) -> Iterator[str]:
             yield from _parts(shown)
         case _:
             yield from _blocks(shown)
+    yield from shown.about["notes"]
     yield from unchecked_lines(shown.table)
     yield from _claims(shown)
     yield from _copies(shown)
@@ -65,10 +65,7 @@ def _blocks(shown: Shown) -> Iterator[str]:
     standings = _standings(shown)
     lines = [line for row in sorted({panel["row"] for panel in shown.about["panels"]})
              for line in _block(shown, shown.panels(row), standings)]  # fmt: skip
-    most = len(lines) if shown.every or shown.markdown else MOST
-    yield from lines[:most]
-    if lines[most:]:
-        yield f"... {len(lines) - most} more lines: --all"
+    yield from brief(lines, every=shown.every or shown.markdown)
     yield from _told_of(shown, shown.about["systems"][0], standings)
     if shown.about["layout"] == "fleet":
         spent = cpu_s(shown.folder, shown.about)
@@ -251,7 +248,7 @@ def _bounds(about: Mapping[str, Any]) -> list[str]:
 def _labels(rows: pa.Table, panel: Panel) -> dict[str, str]:
     """A panel's systems, with their GPUs where these are not the panel's."""
     took: dict[str, set[int]] = {}
-    for name, gpus in zip(rows["label"].to_pylist(), rows["gpus"].to_pylist(), strict=True):
+    for name, gpus in zip(tidy.column(rows, "label"), tidy.column(rows, "gpus"), strict=True):
         took.setdefault(name, set()).add(gpus)
     own, late = tidy.own_gpus(took, panel["gpus"]), unchecked(rows)
     shown = {name: tidy.with_gpus(name, counts) if name in own else name for name, counts in took.items()}
@@ -315,7 +312,7 @@ def _telling(rows: pa.Table, panel: Panel, name: str, about: Mapping[str, Any]) 
 
 def unchecked(rows: pa.Table) -> dict[str, str]:
     """Labels of systems whose file, as it is now, has not passed `bench check`, with the command that tries it."""
-    pairs = dict(zip(rows.column("label").to_pylist(), rows.column("system").to_pylist(), strict=True))
+    pairs = dict(zip(tidy.column(rows, "label"), tidy.column(rows, "system"), strict=True))
     late = set(vetted.unchecked(pairs.values()))
     return {label: check_command(name) for label, name in pairs.items() if name in late}
 
@@ -327,7 +324,7 @@ def unchecked_lines(rows: pa.Table) -> list[str]:
 
 def departures(rows: pa.Table) -> list[str]:
     """One line a label whose engine is not its paper's."""
-    pairs = zip(rows.column("label").to_pylist(), rows.column("departs").to_pylist(), strict=True)
+    pairs = zip(tidy.column(rows, "label"), tidy.column(rows, "departs"), strict=True)
     return [f"not as published: {label}, {why}" for label, why in dict(sorted((a, b) for a, b in pairs if b)).items()]
 
 

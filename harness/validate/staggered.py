@@ -17,7 +17,8 @@ so they take turns on the card (`sharing=turns`). Nothing else is fitted, least 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -400,3 +401,9 @@ def _behind(load: Load, held: Held) -> list[str]:
 def verdict(met: bool) -> str:
     """How an aim came out, in a word."""
     return "met" if met else "not met"
+
+
+def met(notes: Sequence[str]) -> str:
+    """How many aims of a run's notes came out met."""
+    aims = [note for note in notes if re.search(r": (not )?met\b", note)]
+    return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

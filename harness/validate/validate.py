@@ -139,6 +139,20 @@ def points(found: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) 
     return frame.assign(real_spread=alike.transform("std") / alike.transform("mean"))
 
 
+BRIEF = 8  # columns of HEAD, where not all is asked for
+SIGNS = "rows: fitted: the engine's host profile was fitted on them; left out: it was not; --all adds spreads"
+
+
+def answer(frame: pd.DataFrame) -> str:
+    """The start of a sentence: the median error of each metric that users meet, fitted rows and others together."""
+    told = []
+    for metric in ("ttft", "tpot", "e2e", "throughput"):
+        rows = frame[(frame["metric"] == metric) & (frame["unscored"] == "")]
+        if len(rows):
+            told.append(f"{metric} {100 * rows['error'].abs().median():.1f} %")
+    return f"median error of {', '.join(told)}; " if told else ""
+
+
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
     """By engine, GPU, metric and whether fitted: cases, median and P95 of the absolute error, and its mean.
 

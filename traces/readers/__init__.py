@@ -1,12 +1,13 @@
 """Readers of released trace formats: a file a format, found by its name (`bench trace convert --from NAME FILE`).
 
-The first line of a reader's docstring says what it reads. Its `read(path)` makes a canonical table of a file; further
-keyword parameters are the options of `bench trace convert` that it takes, and `**asked` passes any on to
-`traces.convert.convert`.
+The first line of a reader's docstring says what it reads, and FILES the names of such files, as patterns. Its
+`read(path)` makes a canonical table of a file; further keyword parameters are the options of `bench trace convert` that
+it takes, and `**asked` passes any on to `traces.convert.convert`.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -51,6 +52,19 @@ def read(name: str, path: Path, /, **asked: Any) -> pa.Table:
         raise UserError(f"{path}: no such file")
     table: pa.Table = reader(path, **asked)
     return table
+
+
+def logs(folder: Path) -> dict[str, list[Path]]:
+    """Find the files below a folder that a reader knows by their names, by reader."""
+    from harness.policy.types import UserError
+
+    found = dict[str, list[Path]]()
+    for name in names():
+        with suppress(UserError):
+            patterns = getattr(find(name), "FILES", ())
+            if files := sorted({path for pattern in patterns for path in folder.rglob(pattern)}):
+                found[name] = files
+    return found
 
 
 def listing() -> list[tuple[str, str]]:

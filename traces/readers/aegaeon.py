@@ -13,6 +13,7 @@ import pyarrow as pa
 from traces import schema
 from traces.convert import convert
 
+FILES = ("synth-*.csv", "synth-*.csv.gz")
 COLUMNS = {
     "arrival_s": "Request Time",
     "model": "Model Name",

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from traces.convert import convert
 
+FILES = ("*real_trace.pkl", "*real_trace.csv")
 COLUMNS = {
     "request_id": "req_id",
     "arrival_s": "req_time",

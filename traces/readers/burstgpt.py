@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from traces.convert import convert
 
+FILES = ("BurstGPT_*.csv",)
 COLUMNS = {
     "arrival_s": "Timestamp",
     "model": "Model",

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from traces.convert import convert
 
+FILES = ("Dense_30to100B.csv",)
 COLUMNS = {"arrival_s": "timestamp", "prompt_tokens": "input_length", "output_tokens": "output_length"}
 
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 from harness.policy.types import UserError
 from traces import schema
 
+FILES = ("hyperbolic_*_counts.csv",)
 SPAN_S = 600.0
 ADDED = 4  # requests of the stream that is ours
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from traces.convert import convert
 
+FILES = ("*_trace.jsonl",)
 COLUMNS = {
     "arrival_s": "timestamp",
     "prompt_tokens": "input_length",

@@ -18,6 +18,7 @@ CONSTANTS: Mapping[str, str] = {  # by name: what is multiplied
     "disk": "bandwidth of a node's disk",
     "swap": "fixed seconds of a load of weights, beside the copy",
     "co_run": "seconds that a step takes longer beside other steps on its GPU",
+    "interference": "seconds of a step beside other steps on its GPU, after their shares; at least 1",
     "step": "host time of a step",
     "process": "memory of an engine's process beside weights and KV",
     "reserve": "pages that a model with elastic KV memory keeps mapped",
@@ -28,6 +29,11 @@ SOURCES: Mapping[str, str] = {
     "process": "its parts by the formula of harness/engines/costs/process.py, which cites each",
     "reserve": "kvcached 0.1.6, KVCACHED_MIN_RESERVED_PAGES",
     "co_run": "max-min shares of compute and HBM bandwidth among the steps on a GPU, as under MPS; a model, not fitted",
+    # 1.195 is all that a server of that pair loses; by shares alone a light pair loses 1.06 (`fit.anchors`), so that
+    # 1.195 after shares reads it high.
+    "interference": "none beyond shares; tried are 1.195, the TPOT of two vLLM servers (Qwen3-4B-FP8, A100-80GB, MPS, "
+    "60 % of the SMs each) over that of one with a card to itself (medians 62.5 and 52.3 ms; gopebble.com, case study "
+    "NVIDIA MPS vs dedicated GPU allocation for LLM inference), and 1.5, an assumption",
 }
 
 

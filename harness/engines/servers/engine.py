@@ -103,7 +103,7 @@ class Servers(WallClock):
         self.fleet.size()
         for up in self.fleet.up.values():
             self.fleet.start(up)
-        while any(up.state == "loading" for up in self.fleet.up.values()):
+        while any(up.weights == "loading" for up in self.fleet.up.values()):
             self.fleet.wait(math.inf)
             for change in self.fleet.changes():
                 if change.what == "dead":
@@ -159,7 +159,7 @@ class Servers(WallClock):
 
     def _coming(self) -> bool:
         """Whether something happens without a new action."""
-        moving = any(up.state != "in" for up in self.fleet.up.values())
+        moving = any(up.state != "ready" for up in self.fleet.up.values())
         return bool(self._expected or self.sent or self.cancelled or self.unsure or moving)
 
     def _hear(self) -> bool:
@@ -178,7 +178,7 @@ class Servers(WallClock):
             self._changed(change)
         if not self.unsure:
             for up in self.fleet.up.values():
-                if up.state == "leaving" and not up.stopping and not up.flying:
+                if up.state == "draining" and not up.flying:
                     self.fleet.stop(up)
         return False
 
@@ -246,7 +246,7 @@ class Servers(WallClock):
     def _at(self, batch: Batch) -> Server | None:
         """Where requests of a batch may be sent now."""
         up = self.fleet.up.get(batch.inst)
-        return up.seat.at if up is not None and up.seat and up.state == "in" and batch in self.lanes else None
+        return up.seat.at if up is not None and up.seat and up.state == "ready" and batch in self.lanes else None
 
     def _offer(self, one: Live) -> None:
         """Send a member of a batch if its server takes it; it fails where its server ended by itself."""
@@ -270,7 +270,7 @@ class Servers(WallClock):
         self._R["first_inst"][one.rid] = self._R["last_inst"][one.rid] = last
         self._sent_s[one.rid] = at_s
         if (up := self.fleet.up.get(inst)) is None:  # it ended by itself a moment ago, and the client does not know yet
-            up = Up(inst, 0, [])
+            up = Up(inst, state="dead")
             self.errors[one.rid] = self.fleet.dead.get(inst, "its server has ended")
         self.sent[one.rid] = up
         up.flying.add(one.rid)
@@ -308,7 +308,7 @@ class Servers(WallClock):
         """See WallClock."""
         assert one.batch is not None
         up = self.fleet.up.get(one.batch.inst)
-        return "queue" if up is not None and up.state == "in" else "load"
+        return "queue" if up is not None and up.state == "ready" else "load"
 
     def charge(self, stepping: Iterable[Live]) -> None:
         """Nothing is charged for all at once: books are closed request by request (`_pass`)."""
@@ -327,14 +327,13 @@ class Servers(WallClock):
         if what == "ready":
             asked, up.asked = up.asked, []
             self.tell(Done(action) for action in asked)
-        elif what == "stopped":
+        elif what in {"stopped", "asleep"}:
             self.evicts += 1
             self.tell(Done(action) for action in up.asked)
         else:
             sys.stderr.write(f"{why}\n")
             self.errors |= dict.fromkeys(up.flying, why)
-            came = up.state != "loading"
-            self.tell(Done(action) if came else Done(action, "never", why) for action in up.asked)
+            self.tell(Done(x, "never", why) if isinstance(x, Load) else Done(x) for x in up.asked)
         self._flow(up.inst)
         if what != "ready":
             self.freed()
@@ -420,14 +419,13 @@ class Servers(WallClock):
             kv_bytes, failed = self.fleet.room(inst, self.begun)  # before the start, limits may follow
             if failed:
                 return failed
-            self.fleet.dead.pop(inst, None)
-            up = self.fleet.up[inst] = Up(inst, kv_bytes, [action], action.way)
+            up = self.fleet.load(action, kv_bytes)
             if self.begun:
                 self.loads += 1
                 self.fleet.start(up)
-        elif up.state == "leaving":
+        elif up.weights == "leaving":
             return "not now", f"{inst.model} is leaving"
-        elif up.state == "loading":
+        elif up.weights == "loading":
             up.asked.append(action)
         else:
             self.tell([Done(action)])
@@ -437,11 +435,11 @@ class Servers(WallClock):
         up = self.fleet.up.get(action.inst)
         if up is None:
             return "gone", f"{action.inst.model} is not in"
-        if up.state == "leaving":
+        if up.weights == "leaving":
             return "gone", "it is leaving already"
-        if up.state == "loading":
+        if up.weights == "loading":
             return "not now", f"{action.inst.model} is starting"
-        up.state, up.asked = "leaving", [action]
+        self.fleet.evict(up, action)
         self._flow(up.inst)
         return None
 
@@ -455,6 +453,7 @@ class Servers(WallClock):
                 self._pass(one, self.now_s)
         self._other_cores = self._other.cores() if self._other is not None else math.nan
         self.log = self.client.log()
+        self.fleet.faults += self.log.illegal
         if self.kind.keep is not None:
             stays = [wakes.Stay(up.inst.model, up.ready_s, rids) for up, rids in self.stays.items()]
             self.wakes, woken_s = wakes.found(self.log, stays, self.kind.keep.idle_s)
@@ -521,7 +520,7 @@ class Seen(WallView):
     def weights(self, inst: Inst) -> Weights:
         """See View; the files of all models are at hand on the host."""
         up = self._own.fleet.up.get(inst)
-        return "in" if isinstance(inst.place, Host) else up.state if up is not None else "out"
+        return "in" if isinstance(inst.place, Host) else up.weights if up is not None else "out"
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
         """See View."""

@@ -26,7 +26,8 @@ from harness.engines.machine import Refusal
 from harness.engines.servers import environments
 from harness.engines.servers.commands import Ask
 from harness.engines.servers.process import PortTaken, Process
-from harness.policy.actions import Action
+from harness.engines.servers.states import SERVER, WEIGHTS, State
+from harness.policy.actions import Action, Evict, Load
 from harness.policy.types import Cluster, Infeasible, Inst, Option, UserError
 from harness.policy.view import Weights
 
@@ -102,23 +103,26 @@ class Kind(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Up:
-    """A server from its Load until it has stopped."""
+    """A server from its first Load until its process has ended; between two Loads it may be asleep."""
 
     inst: Inst
-    kv_bytes: int
-    asked: list[Action]  # Loads, later Evicts, whose end is to be told
     way: str = "host"  # by which it came
-    state: Weights = "loading"
+    state: State = "planned"  # see states.py
+    kv_bytes: int = 0
+    asked: list[Action] = field(default_factory=list)  # Loads, later Evicts, whose end is to be told
     seat: Seat | None = None
     ready_s: float = math.inf  # since when it answers, by time.monotonic
     since_s: float = 0.0  # when the start or stop under way began, by time.monotonic
     tries: int = 1
     flying: set[int] = field(default_factory=set)  # requests that were sent to it and have not ended
-    stopping: bool = False
-    woken: bool = False
     sms: int | None = None  # that it was started with; None: all
     told_bytes: int | None = None  # elastic: the limit that it was told, of `kv_bytes`
     telling: Lock = field(default_factory=Lock)
+
+    @property
+    def weights(self) -> Weights:
+        """Where its weights are, as policies see it."""
+        return WEIGHTS[self.state]
 
     @property
     def process(self) -> Process | None:
@@ -126,7 +130,8 @@ class Up:
         return self.seat.process if self.seat is not None else None
 
 
-What = Literal["ready", "stopped", "dead"]  # stopped: or asleep
+What = Literal["ready", "stopped", "asleep", "dead"]
+DOES: Mapping[State, str] = {"starting": "start", "waking": "wake", "stopping": "stop", "falling asleep": "sleep"}
 
 
 class Change(NamedTuple):
@@ -239,13 +244,33 @@ class Fleet:
 
     # ------------------------------------------------------------ starts and stops
 
+    def step(self, up: Up, state: State) -> None:
+        """Move a server to a state. A step that its diagram does not have is a fault, or raises: see Diagram."""
+        if wrong := SERVER.illegal(up.state, state, f"of {up.inst.model} on GPU {_said(up.inst)}"):
+            self.faults.append(wrong)
+        up.state = state
+
+    def load(self, action: Load, kv_bytes: int) -> Up:
+        """Take in the server that a Load asks for: the one that sleeps there, or a new one. `start` starts it."""
+        up = self.asleep.pop(action.inst, None) or Up(action.inst, action.way)
+        up.kv_bytes, up.asked = kv_bytes, [action]
+        self.dead.pop(up.inst, None)
+        self.up[up.inst] = up
+        return up
+
+    def evict(self, up: Up, action: Evict) -> None:
+        """Send a server no more requests; `stop` stops it once those that it has have ended."""
+        self.step(up, "draining")
+        up.asked = [action]
+
     def start(self, up: Up) -> None:
         """Start a server, or wake the one that sleeps; `changes` says when it answers."""
-        if (slept := self.asleep.pop(up.inst, None)) is not None:
-            up.seat, up.way, up.woken, up.since_s = slept.seat, slept.way, True, time.monotonic()
-            up.sms, up.told_bytes = slept.sms, slept.told_bytes
+        if up.state == "asleep":
+            self.step(up, "waking")
+            up.since_s = time.monotonic()
             self._attend(up, lambda process: tell(process, self.kind.sleeps[up.way].up), "ready")
             return
+        self.step(up, "starting")
         log = self._folder / f"{re.sub('[^a-zA-Z0-9.-]+', '-', up.inst.model)}-gpu{_said(up.inst)}.log"
         self.logs[log] = None
         up.since_s, up.sms = time.monotonic(), self.sms.get(up.inst)
@@ -260,9 +285,11 @@ class Fleet:
 
     def stop(self, up: Up) -> None:
         """Stop a server, or put it to sleep; `changes` says when it has ended."""
-        up.stopping, up.since_s = True, time.monotonic()
-        if (sleep := self.kind.sleeps.get(up.way)) is not None:
-            self._attend(up, lambda process: tell(process, sleep.down), "stopped")
+        sleep = self.kind.sleeps.get(up.way)
+        self.step(up, "falling asleep" if sleep else "stopping")
+        up.since_s = time.monotonic()
+        if sleep:
+            self._attend(up, lambda process: tell(process, sleep.down), "asleep")
         else:
             self._attend(up, lambda process: process.stop(), "stopped")
 
@@ -295,7 +322,7 @@ class Fleet:
                 self._ring((up, error))
 
         up.kv_bytes = kv_bytes
-        if up.state == "in":
+        if up.state == "ready":
             self._beside(tell)
 
     def _limit(self, up: Up) -> None:
@@ -332,7 +359,7 @@ class Fleet:
                 poll.register(fd, select.POLLIN)
         try:
             for up in (*self.up.values(), *self.asleep.values()):
-                if up.process is not None and up.state != "loading" and not (up.stopping and up.inst in self.up):
+                if up.process is not None and up.state in {"ready", "draining", "asleep"}:
                     with suppress(ProcessLookupError):
                         ends.append(os.pidfd_open(up.process.pid))
                         poll.register(ends[-1], select.POLLIN)
@@ -345,11 +372,12 @@ class Fleet:
         """What became of servers since the last call; those that are no more are not in `up`."""
         for inst, up in list(self.asleep.items()):
             if up.process is not None and not up.process.alive():
+                self.step(up, "dead")
                 del self.asleep[inst]  # its next Load starts it
                 self.faults.append(f"the server of {inst.model} on GPU {_said(inst)} ended in its sleep")
         for up in list(self.up.values()):
             process = up.process
-            if up.state != "loading" and not up.stopping and process is not None and not process.alive():
+            if up.state in {"ready", "draining"} and process is not None and not process.alive():
                 last = process.last_lines()
                 why = f"the server of {up.inst.model} on GPU {_said(up.inst)} ended by itself"
                 yield self._dead(up, f"{why}; its log ends with:\n{last}" if last else why)
@@ -376,21 +404,21 @@ class Fleet:
         if what == "dead":
             return self._dead(up, why)
         taken_s = time.monotonic() - up.since_s
-        sleeps = up.way in self.kind.sleeps
-        did = ("wake" if up.woken else "start") if what == "ready" else "sleep" if sleeps else "stop"
-        self.spans.append(Span(did, up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
+        self.spans.append(Span(DOES.get(up.state, what), up.inst.model, list(_gpus(up.inst)), up.since_s, taken_s))
+        self.step(up, what)
         if what == "ready":
-            up.state, up.ready_s = "in", up.since_s + taken_s
+            up.ready_s = up.since_s + taken_s
             if self.kind.elastic:
                 self.resize(up, up.kv_bytes)  # it may have changed meanwhile
         else:
             del self.up[up.inst]
-            if sleeps:
+            if what == "asleep":
                 self.asleep[up.inst] = up
         return change
 
     def _dead(self, up: Up, why: str) -> Change:
         """A server ended by itself, or never answered; what is left of it ends too."""
+        self.step(up, "dead")
         del self.up[up.inst]
         self.dead[up.inst] = why
         self.faults.append(why)

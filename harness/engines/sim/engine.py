@@ -184,6 +184,7 @@ class Sim:
         w["poll_s"] = self._machine.poll_s
         w["sliced"] = self._sharing == "turns" and laid_out(c, self._layout) != "gpu"  # one process takes no turns
         w["co_run"] = constants.of(c.scaled, "co_run") * self._machine.co_run
+        w["interference"] = constants.of(c.scaled, "interference")
         w["swap"] = options.get("preempt", "recompute") == "swap"
         w["elastic"] = self._elastic
         w["piece_bytes"], w["first_host"] = c.piece_bytes, c.gpus

@@ -307,6 +307,8 @@ def share(S: int, p: int) -> None:
         while lane >= 0:
             n = lane_at(S, lane)
             n.given = n.new_rate if W.co_run == 1.0 else slowed(n.max_rate, n.new_rate, W.co_run)
+            if W.interference > 1.0 and accompanied(S, p, lane):
+                n.given /= W.interference
             lane = n.next
     if not apart:
         if W.n_remotes > 0:
@@ -316,6 +318,20 @@ def share(S: int, p: int) -> None:
             set_rate(S, lane, lane_at(S, lane).given)
             lane = lane_at(S, lane).next
     next_end(S, p)
+
+
+@jit
+def accompanied(S: int, p: int, lane: int) -> bool:
+    """Whether another lane of a pool has a step on a GPU of a lane."""
+    x = gpu_at(S, p).head
+    while x >= 0:
+        d = lane_at(S, lane).demand
+        while d >= 0 and x != lane:
+            if demand_on(S, x, demand_at(S, d).gpu) >= 0:
+                return True
+            d = demand_at(S, d).next
+        x = lane_at(S, x).next
+    return False
 
 
 @jit

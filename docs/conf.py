@@ -1,0 +1,37 @@
+"""How Sphinx builds these pages (`make docs`): warnings are errors, and no page loads anything from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version as installed
+from pathlib import Path
+from typing import Any
+
+project = "llm-sharing-bench"
+author = "The llm-sharing-bench contributors"
+project_copyright = author
+release = version = installed("llm-sharing-bench")
+extensions = ["myst_parser"]
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence", "deflist"]
+exclude_patterns = ["README.md"]
+html_theme = "furo"
+html_title = f"{project} {release}"
+html_copy_source = False
+html_theme_options = {"footer_icons": []}
+nitpicky = True
+suppress_warnings = ["myst.strikethrough"]
+FOREIGN = re.compile(r"""<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=["'](?:https?:)?//[^"']+""")
+
+
+def only_ours(app: Any, failed: Exception | None) -> None:
+    """Refuse a page that loads a script, a font, a style or an image from elsewhere."""
+    if failed is None:
+        for page in Path(app.outdir).rglob("*.html"):
+            if found := FOREIGN.search(page.read_text("utf-8")):
+                raise ValueError(f"{page.name} loads from elsewhere: {found[0]}")
+
+
+def setup(app: Any) -> None:
+    """Look at what was built once it is there."""
+    app.connect("build-finished", only_ours)

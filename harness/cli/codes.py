@@ -1,0 +1,47 @@
+"""Exit codes of `bench`, and the page docs/exit-codes.md, which `make docs` writes with this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+
+
+class Code(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    FAILED = 1
+    REFUSED = 2
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+MEANS: Mapping[Code, str] = {
+    Code.DONE: "done; what does not fit or cannot run on an engine is told",
+    Code.FAILED: "a check failed (check, claims --check), or a bug (traceback)",
+    Code.REFUSED: "wrong input, or some runs failed: stderr says which",
+    Code.INTERRUPTED: "Ctrl-C; finished runs are kept",
+    Code.TERMINATED: "SIGTERM; finished runs are kept",
+}
+
+
+def page() -> str:
+    """The exit codes as the Markdown document docs/exit-codes.md."""
+    return "\n".join([
+        "# Exit codes",
+        "",
+        "Of every `bench` command. `make docs` writes this page from `harness/cli/codes.py`.",
+        "",
+        "| code | when |",
+        "| --- | --- |",
+        *(f"| {code.value} | {when} |" for code, when in MEANS.items()),
+        "",
+        "A mistake in what a user gave is one line on stderr that names what is wrong and the way out, without a",
+        "traceback. Results go to stdout; progress, notes and errors go to stderr. A reader that closes the pipe",
+        "early, as `head` does, ends a command with 0.",
+        "",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -1,0 +1,438 @@
+"""The generated pages of the documentation, as Markdown: `python -m harness.cli.reference DIR` writes them.
+
+Commands come from click, forms of files from the dataclasses that read them, and lists from what lies in `systems/`,
+`traces/`, `workloads/` and `harness/engines/`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import json
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import click
+
+from harness.report.text_table import laid
+
+GENERATED = "<!-- Written by `make docs` (harness/cli/reference.py). -->\n"
+GIB = 2**30
+BOUNDS: Mapping[str, Mapping[float | None, str]] = {  # by the attribute of an annotation: the bound in words
+    "ge": {0: "0 or more", None: "at least {:g}"}, "gt": {None: "above {:g}"}, "le": {None: "at most {:g}"},
+    "min_length": {1: "not empty", None: "at least {} of them"},
+}  # fmt: skip
+QUOTE = '"'
+OF_RUNS = {"trace_sha256", "slo_s", "homes", "measured_on", "workload"}  # keys of a spec that the bench fills in
+# Keys whose class has no comment on them, by class: what they are.
+SAID: Mapping[str, Mapping[str, str]] = {
+    "Spec": {
+        "preset": "of the system", "gpu": "kind of GPU", "gpus": "how many", "node_gpus": "GPUs of a node",
+        "rate_scale": "multiple of the trace's rate",
+        "scaling": "how the rate is scaled: copies of each stream, each turned by an offset of its own (rotate) or by "
+        "none (replicate); stamps drawn together (time); more clients (clients); the trace at its own stamps (none)",
+        "seed": "of all draws", "host": "host profile", "block_tokens": "tokens of a KV block",
+        "batch_cap": "most sequences of a step",
+        "chunk_tokens": "tokens of a step with chunked prefill; 0: whole prompts",
+        "prefill_tokens": "most prompt tokens of a step, where prompts go whole",
+        "watermark": "share of KV memory that admission of a prompt leaves free",
+        "mem_fraction": "share of the card that engines may use", "token_times": "store the time of each token",
+    },
+    "SetFile": {"model": "the models", "source": "where the set is from"},
+    "Member": {
+        "name": "unique in the set", "shape": "of workloads/shapes.toml", "tp": "GPUs over which it is cut",
+        "stream": "the trace's stream that it gets", "shift_s": "by how much later that stream comes",
+        "released": "SLO base that the set's authors released",
+    },
+    "Seconds": {"ttft_s": "time to first token", "tpot_s": "time per output token after it"},
+    "Checkpoint": {
+        "layers": "number of layers", "hidden": "hidden size", "q_heads": "query heads", "kv_heads": "KV heads",
+        "head_dim": "dimension of a head", "ffn": "hidden size of the feed-forward part",
+        "vocab": "size of the vocabulary",
+        "context": "longest prompt + output", "gated": "whether the feed-forward part is gated (three matrices)",
+        "tied": "whether input and output embeddings are one", "sampled": "whether its defaults set top-p or top-k",
+    },
+    "ClassFile": {"class": "SLOs by the name of a class",
+                  "models": "the class of each pattern of names; the first that matches holds"},
+    "Study": {
+        "condition": "what is measured side by side", "paper": "the paper that it is after",
+        "along": "what runs along x",
+        "at": "x", "level": "of attainment, at which curves are compared", "claim": "what is held against the results",
+        "layout": "of the figure and the table",
+    },
+    "Condition": {"name": "unique in the study"},
+    "Sample": {"rule": "one of the four above"},
+    "Scope": {"seeds": "runs of each point"},
+    "Claim": {
+        "what": "one of those above", "system": "whom it is about", "over": "with whom that is compared",
+        "paper": "the paper's number or word", "shape": "of the model that is brought in", "tp": "its GPUs",
+    },
+    "Table": {"kind": "the GPU that it is of"},
+    "Machine": {"kind": "one word, in figures", "name": "of the card or processor", "steps": "by shape",
+                "ladder": "by rung", "settings": "fields of a spec that hold on this machine"},
+}  # fmt: skip
+KINDS = {str: "string", int: "whole number", float: "number", bool: "true or false", Any: "any value"}
+
+
+def pages() -> dict[str, str]:
+    """Every generated page by its file name."""
+    made = {
+        "commands": _commands(), "systems": _systems(), "files": _files(), "definitions": _definitions(),
+        "traces": _traces(), "models": _models(), "gpus": _gpus(), "studies": _studies(),
+    }  # fmt: skip
+    return {f"{name}.md": GENERATED + "".join(f"{line}\n" for line in lines) for name, lines in made.items()}
+
+
+def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Lines of a Markdown table under a head of words; a cell has no line breaks."""
+    cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
+    yield from laid([head.split(","), *cells], markdown=True)
+
+
+# ------------------------------------------------------------------ commands
+
+
+def _commands() -> Iterator[str]:
+    from harness.cli.app import COMMANDS, load, main
+
+    yield "# Commands\n"
+    yield "Each command has `--help`, which shows the same. Options of `bench` itself:\n"
+    yield from _options(main)
+    for name in COMMANDS:
+        yield from _command(load(name), f"bench {name}", "##")
+
+
+def _command(command: click.Command, words: str, level: str) -> Iterator[str]:
+    """A command with its options and examples, and its subcommands below."""
+    arguments = " ".join(one.make_metavar(click.Context(command)) for one in command.params if _argument(one))
+    yield f"{level} {words}\n"
+    yield f"{inspect.cleandoc(command.help or '')}\n"
+    yield f"```text\n{words}{f' {arguments}' if arguments else ''} [OPTIONS]\n```\n"
+    yield from _options(command)
+    if command.epilog:
+        yield f"```sh\n{inspect.cleandoc(command.epilog.partition('Examples:')[2])}\n```\n"
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from _command(inner, f"{words} {name}", f"{level}#")
+
+
+def _argument(one: click.Parameter) -> bool:
+    return isinstance(one, click.Argument)
+
+
+def _options(command: click.Command) -> Iterator[str]:
+    context = click.Context(command)
+    told = (one.get_help_record(context) for one in command.get_params(context) if isinstance(one, click.Option))
+    yield from table("option,what it does", ((f"`{record[0]}`", _plain(record[1])) for record in told if record))
+
+
+def _plain(text: str) -> str:
+    """Text of a help as Markdown: what stands for itself there is no markup here."""
+    return re.sub(r"([\[\]<>*_|])", r"\\\1", text).replace(r"\|", "|")
+
+
+# ------------------------------------------------------------------ systems
+
+
+def _systems() -> Iterator[str]:
+    from harness.loop import system
+    from harness.policy import fields as declared
+
+    yield "# Systems and their options\n"
+    yield "`--systems NAME[:PRESET][+FIELD=VALUE...]`, several with commas. [](../systems.md) has their sources.\n"
+    for name in system.names():
+        found = system.find(name)
+        title = (system.module(name).__doc__ or "").strip().partition("\n")[0]
+        yield f"## `{name}`\n"
+        yield f"{_plain(title)}\n"
+        takes = declared.domains(found)
+        if takes:
+            yield from table("field,default,values", ((f"`{key}`", _value(one.default), _domain(one))
+                                                      for key, one in takes.items()))  # fmt: skip
+        if found.presets:
+            presets = ((_code(f"{name}:{key}"), _setting(preset)) for key, preset in found.presets.items())
+            yield from table("preset,sets", presets)
+
+
+def _setting(preset: Mapping[str, Any]) -> str:
+    return ", ".join(_code(f"{key}={_toml(value).strip(QUOTE)}") for key, value in preset.items())
+
+
+def _value(value: Any) -> str:
+    return "required" if value is inspect.Parameter.empty else f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _domain(domain: Any) -> str:
+    """The values of a field in words."""
+    if domain.choices:
+        return ", ".join(f"`{_toml(one)}`" for one in domain.choices)
+    if domain.stated:
+        return f"{domain.least:g} to {domain.most:g}"
+    return KINDS.get(type(domain.default), "string")
+
+
+# ------------------------------------------------------------------ forms of files
+
+
+def _files() -> Iterator[str]:
+    from harness.engines.costs import forms, whole
+    from harness.run.spec import Spec
+    from harness.study.study import Claim, Condition, Sample, Scope, Study
+    from workloads.models import Checkpoint, Member, Seconds, SetFile
+    from workloads.slo import ClassFile
+
+    yield "# Forms of TOML files\n"
+    yield "A file with an unknown key, a wrong type or a value out of range is refused in one line that names the file,"
+    yield "the key and the nearest known one.\n"
+    yield "## A run\n"
+    yield "`bench run FILE.toml`. `--set KEY=VALUE` sets the same keys, and `[spec]` of a study has them.\n"
+    yield from _form(Spec, OF_RUNS)
+    yield "## A set of models\n"
+    yield "`--models FILE.toml`: one `[[model]]` for each model; `released` is a table of the SLO base in seconds.\n"
+    yield from _titled("", SetFile)
+    yield from _titled("`[[model]]`", Member)
+    yield from _titled("`released`", Seconds)
+    yield "## Shapes of models\n"
+    yield "`bench validate --shape FILE.toml`, in the form of `workloads/shapes.toml`: a `[shapes]` table with a line a"
+    yield "checkpoint, each with these keys.\n"
+    yield from _form(Checkpoint)
+    yield "## SLO classes\n"
+    yield "`--slo classes:FILE.toml`: `[class.NAME]` has the seconds, `[models]` gives each pattern of names a class.\n"
+    yield from _titled("", ClassFile)
+    yield from _titled("`[class.NAME]`", Seconds)
+    yield "## A placement\n"
+    yield "`--placement FILE.toml`: a key for each model, with its GPUs as a list: `llama-3.1-8b = [0, 1]`.\n"
+    yield "## A study\n"
+    yield "`bench study FILE.toml`. `systems` is a list of texts as `--systems` takes them, the study's own first; or a"
+    yield "table of such texts by the name that tables show.\n"
+    yield from _titled("", Study, {"name", "base_engine"})
+    yield from _titled("`[[condition]]`", Condition)
+    yield from _titled("`sample`", Sample)
+    yield from _titled("`quick` and `full`", Scope)
+    yield from _titled("`[[claim]]`", Claim)
+    yield "## A cost table\n"
+    yield "`--table FILE.toml`: quantities that replace those of the GPU's table. `bench calibrate` writes one.\n"
+    yield from _form(forms.Table)
+    yield "A file with these keys describes a machine that was measured whole, and stands for GPU and host:\n"
+    yield from _form(whole.Machine)
+
+
+def _titled(title: str, kind: type, without: Iterable[str] = ()) -> Iterator[str]:
+    if title:
+        yield f"### {title}\n"
+        doc = inspect.cleandoc(kind.__doc__ or "")
+        yield f"{_paragraphs(doc)}\n"
+    yield from _form(kind, without)
+
+
+def _paragraphs(doc: str) -> str:
+    """A docstring as Markdown: aligned columns of words stay as they are."""
+    parts = doc.split("\n\n")
+    return "\n\n".join(f"```text\n{part}\n```" if re.search(r"\S {2,}\S", part) else _plain(part) for part in parts)
+
+
+def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
+    """The keys of a file that is read as a dataclass."""
+    hints, notes = get_type_hints(kind, include_extras=True), comments(kind)
+    rows = []
+    for one in fields(kind):
+        if one.name in without or one.name.startswith("_"):
+            continue
+        bare = one.default is MISSING and one.default_factory is MISSING
+        default = "required" if bare else _default(one.default)
+        key = one.name.removesuffix("_")
+        what = notes.get(one.name) or SAID.get(kind.__name__, {}).get(key) or _first_line(hints[one.name])
+        rows.append((f"`{key}`", wanted(hints[one.name]), default, _plain(what)))
+    yield from table("key,value,default,what it is", rows)
+
+
+def _first_line(hint: Any) -> str:
+    """What the class of a key's table says of itself."""
+    inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
+    return (inspect.getdoc(inner) or "").partition("\n")[0] if inner is not None else ""
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, str | int | float | tuple) and value not in {"", ()}:
+        return f"`{_toml(value)}`"
+    return "none" if value is MISSING or value in (None, "", ()) else "as below"
+
+
+@cache
+def comments(kind: type) -> Mapping[str, str]:
+    """The comments of a class's fields, at the end of the line or in lines of their own above it."""
+    source = inspect.cleandoc("\n" + inspect.getsource(kind))
+    said = {at.start[0]: at.string.lstrip("# ") for at in tokenize.generate_tokens(io.StringIO(source).readline)
+            if at.type == tokenize.COMMENT}  # fmt: skip
+    lines, found = source.splitlines(), {}
+    for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]  # a class
+        if not isinstance(node, ast.AnnAssign):
+            continue
+        above = node.lineno - 1
+        while above in said and lines[above - 1].lstrip().startswith("#"):
+            above -= 1
+        inside = range(above + 1, (node.end_lineno or node.lineno) + 1)
+        texts = [said[line] for line in inside if line in said and not said[line].startswith(("fmt:", "noqa"))]
+        found[ast.unparse(node.target)] = " ".join(texts).replace("None:", "left out:")
+    return found
+
+
+def wanted(hint: Any) -> str:
+    """What a key takes, in words: `whole number, at least 1`."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return ", ".join([wanted(inner[0]), *(text for one in inner[1:] for text in _bounds(one))])
+    if origin in {Union, UnionType}:
+        return " or ".join(dict.fromkeys(wanted(one) for one in inner if one is not NoneType))
+    if origin is Literal:
+        return " or ".join(f'`"{one}"`' for one in inner)
+    if origin is tuple:
+        if get_origin(inner[0]) is tuple and get_args(inner[0])[0] is str:  # pairs, which a file has as a table
+            values = get_args(inner[0])[1:]
+            each = wanted(values[0]) if len(values) == 1 else f"list of {len(values)}: {wanted(values[0])}"
+            return f"table, each: {each}"
+        return ("list, each: " if ... in inner else f"list of {len(inner)}: ") + wanted(inner[0])
+    if origin is not None and issubclass(origin, Mapping):
+        return f"table, each: {wanted(inner[1])}"
+    return KINDS.get(hint, "table")
+
+
+def _bounds(one: Any) -> Iterator[str]:
+    """What an annotation of a type says of its values."""
+    for name, words in BOUNDS.items():
+        bound = getattr(one, name, None)
+        if bound is not None and bound != sys.maxsize:
+            yield words.get(bound, words[None]).format(bound)
+
+
+# ------------------------------------------------------------------ lists
+
+
+def _definitions() -> Iterator[str]:
+    from harness.rows.definitions import DEFINITIONS
+
+    yield "# Definitions of attainment\n"
+    yield "`--definition NAME`. A request that did not end as `done` scores 0 under each of them.\n"
+    for name, one in DEFINITIONS.items():
+        yield f"## `{name}`\n"
+        yield f"{_paragraphs(one.formula)}\n"
+        needs = "the time of each token" if one.by_token else "the first and the last token"
+        weight = "each token counts alike" if one.pooled else "each request counts alike"
+        judged = " and ".join(part.upper() for part in one.judges) or "no part of the SLO"
+        yield f"It reads {judged} of the SLO and needs {needs}; in the mean {weight}.\n"
+
+
+def _traces() -> Iterator[str]:
+    from traces import readers
+    from traces.load import manifest
+
+    yield "# Traces\n"
+    yield "`--trace NAME`. `TRACES_DIR` names a folder of downloaded traces; `traces/data/` is searched too.\n"
+    rows = []
+    for name, entry in manifest().items():
+        asked = f"{name}/M-RATE-IN-OUT" if "family" in entry else name
+        how = "drawn when asked for" if "drawn" in entry else entry.get("fetch") or "comes with the bench"
+        rows.append((f"`{asked}`", entry["tier"], str(entry["models"]), str(entry["requests"]), f"{entry['span_s']:g}",
+                     entry["licence"], _plain(entry["note"]), _plain(how)))  # fmt: skip
+    yield from table("trace,tier,models,requests,span s,licence,what it is,how to get it", rows)
+    yield "## Readers\n"
+    yield "`bench trace convert --from READER FILE -o OUT.parquet` reads these formats:\n"
+    yield from table("reader,what it reads", ((f"`{name}`", _plain(what)) for name, what in readers.listing()))
+
+
+def _models() -> Iterator[str]:
+    from harness.engines.costs.shapes import kv_token_bytes, weight_bytes
+    from workloads.models import model_set, sets, shapes
+
+    yield "# Models and sets of models\n"
+    yield "`--models` takes a set, or shapes with commas: `llama-3.1-8b*2,llama-3.2-1b`. All shapes are dense models in"
+    yield "bf16: there is no quantisation and no mixture of experts.\n"
+    yield "## Sets\n"
+    rows = []
+    for name in sets():
+        members = model_set(name).members
+        count = dict.fromkeys(one.shape.name for one in members)
+        size = sum(weight_bytes(one.shape, one.tp) * one.tp for one in members) / GIB
+        held = ", ".join(f"{sum(m.shape.name == shape for m in members)} x {shape}" for shape in count)
+        rows.append((f"`{name}`", str(len(members)), f"{size:.1f}", held))
+    yield from table("set,models,weights GiB,shapes", rows)
+    yield "## Shapes\n"
+    rows = [(f"`{name}`", f"{weight_bytes(one) / GIB:.2f}", f"{kv_token_bytes(one) / 1024:g}", str(one.max_tokens))
+            for name, one in shapes().items()]  # fmt: skip
+    yield from table("shape,weights GiB,KV KiB a token,context tokens", rows)
+
+
+def _gpus() -> Iterator[str]:
+    from harness.engines.costs import quantities
+    from harness.rows import checked
+
+    yield "# GPUs and hosts\n"
+    yield "Each number of a table (`harness/engines/costs/tables/`) has its source, formula and error there.\n"
+    yield "## GPUs\n"
+    yield "`--gpu KIND`. *Checked* names the hosts of which measured end-to-end runs on that GPU exist.\n"
+    kinds = map(quantities.gpu, quantities.gpu_kinds())
+    yield from table(
+        "kind,card,memory GiB,SMs,bf16 TFLOP/s,HBM TB/s,PCIe GB/s,NVLink GB/s,checked",
+        (
+            (_code(one.kind), one.name, f"{one.mem_bytes / GIB:.1f}", str(one.sms), f"{one.flops / 1e12:g}",
+             f"{one.hbm / 1e12:g}", f"{one.h2d / 1e9:g}", f"{one.nvlink / 1e9:g}",
+             ", ".join(host for host, on in checked.pairs().items() if one.kind in on) or "no")
+            for one in kinds
+        ),
+    )  # fmt: skip
+    yield "## Hosts\n"
+    yield "`--host PROFILE`: what an engine adds to the kernels of a step on the CPU.\n"
+    hosts = ((name, quantities.host(name, "h100")) for name in quantities.hosts())
+    yield from table(
+        "profile,ms a step,us a sequence,ms of API a request,a step's part is",
+        (
+            (_code(name), f"{1e3 * one.host0:.3g}", f"{1e6 * one.host1:.3g}",
+             f"{1e3 * (one.api_in_s + one.api_out_s):.3g}", "added" if one.serial else "hidden behind the GPU")
+            for name, one in hosts
+        ),
+    )  # fmt: skip
+
+
+def _studies() -> Iterator[str]:
+    from harness.study import load
+
+    yield "# Studies\n"
+    yield "`bench study NAME`. `bench study NAME --dry-run` prints the points of a study and what they cost.\n"
+    each = ((name, load.study(name)) for name in load.names())
+    rows = ((_code(name), one.paper or "none", str(len(one.condition)), ", ".join(map(_code, one.systems.values())))
+            for name, one in each)  # fmt: skip
+    yield from table("study,after,conditions,systems", rows)
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def main() -> None:
+    """Write the pages into the folder that is named; a page whose text is unchanged keeps its time."""
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    made = pages()
+    for path in folder.glob("*.md"):
+        if path.name not in made:
+            path.unlink()
+    for name, text in made.items():
+        path = folder / name
+        if not path.is_file() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

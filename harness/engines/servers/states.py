@@ -1,0 +1,71 @@
+"""The state diagram of a server, and the page docs/states.md, which `make docs` writes with this module."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from harness.client.states import REQUEST, STRICT, Diagram
+from harness.policy.view import Weights
+
+State = Literal[
+    "planned", "starting", "ready", "draining", "stopping", "stopped", "falling asleep", "asleep", "waking", "dead"
+]
+
+SERVER = Diagram(
+    "server",
+    {
+        "planned": {"starting": "the run begins; during a run, at once"},
+        "starting": {
+            "ready": "it answers",
+            "starting": "its port was taken: another port, up to three tries",
+            "dead": "its process ended, or it did not answer in time",
+        },
+        "ready": {"draining": "`Evict`", "dead": "its process ended, or it refused a memory limit"},
+        "draining": {
+            "stopping": "its last request has ended",
+            "falling asleep": "its last request has ended, and it was loaded by way of a sleep",
+            "dead": "its process ended, or it refused a memory limit",
+        },
+        "stopping": {"stopped": "its process has ended", "dead": "it survives SIGKILL, or it refused a memory limit"},
+        "stopped": {},
+        "falling asleep": {"asleep": "it says so", "dead": "it does not answer"},
+        "asleep": {"waking": "`Load`", "dead": "its process ended"},
+        "waking": {"ready": "it says so", "dead": "it does not answer"},
+        "dead": {},
+    },
+)
+# What a policy sees of each state (View.weights).
+WEIGHTS: Mapping[State, Weights] = {
+    "planned": "loading", "starting": "loading", "waking": "loading", "ready": "in", "draining": "leaving",
+    "stopping": "leaving", "falling asleep": "leaving", "stopped": "out", "asleep": "out", "dead": "out",
+}  # fmt: skip
+
+
+def page() -> str:
+    """The diagrams as the Markdown document docs/states.md."""
+    seen = {w: ", ".join(state for state in WEIGHTS if WEIGHTS[state] == w) for w in dict.fromkeys(WEIGHTS.values())}
+    return "\n".join([
+        "# States of servers and requests",
+        "",
+        "The legal transitions of a server (`harness/engines/servers/states.py`) and of a request in the load client",
+        "(`harness/client/states.py`). `make docs` writes this page from the code. A run that makes another transition",
+        f"records it among the faults in its `side.json`; where `{STRICT}` is set, as in the tests, it raises.",
+        "",
+        "## Server",
+        "",
+        *SERVER.markdown(),
+        "",
+        "| `View.weights`, which a policy reads | states |",
+        "| --- | --- |",
+        *(f"| {weights} | {states} |" for weights, states in seen.items()),
+        "",
+        "## Request",
+        "",
+        *REQUEST.markdown(),
+        "",
+    ])  # fmt: skip
+
+
+if __name__ == "__main__":
+    print(page(), end="")

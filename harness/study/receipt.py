@@ -1,0 +1,145 @@
+"""What a finished study rests on, kept beside its table: the next call looks at files and opens none of its runs.
+
+A receipt says what was asked, of which sources, and of each file that was read its size and time of change: the rows of
+all runs, the table, and what the study names by path. If all of that holds, the table is the answer. Whatever does not
+hold, a missing receipt too, means that the study is looked through run by run. A receipt is written last, and only
+where time is simulated: what real servers do depends on more than files. Figures have one of their own.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.policy import fields
+from harness.policy.types import UserError
+from harness.rows import record
+from harness.run import sources
+from harness.run.slo import SloTarget
+from harness.run.spec import FILES, Spec, as_dict, content_hash, stored
+from harness.study.study import Study
+from traces import load
+
+FILE, FIGURES = "receipt.json", "figures.json"
+DRAWING = ("harness", "plots", "systems")  # sources of what figures show
+Stamp = list[int] | None  # bytes, and ns of the last change; None: no file
+
+
+class Call(NamedTuple):
+    """What `measure` is asked, as far as the answer depends on it."""
+
+    study: Study
+    full: bool
+    stem: str  # of the study's folder
+    target: SloTarget | None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what is asked and of all sources that runs, scores and the search can depend on."""
+        return sha256(f"{tuple(self)!r} {sources.tree(*sources.PACKAGES)}".encode()).hexdigest()
+
+
+class Receipt(NamedTuple):
+    """What stands for a study that is done."""
+
+    folder: Path  # the study's
+    reference: Spec  # the first point's, resolved
+    target: SloTarget
+    said: list[str]  # about its inputs
+
+
+def stamp(path: Path) -> Stamp:
+    """What of a file changes with its content."""
+    with suppress(OSError):
+        about = path.stat()
+        return [about.st_size, about.st_mtime_ns]
+    return None
+
+
+def found(call: Call, out: Path) -> Receipt | None:
+    """The receipt of an equal call below `out`, if all that it rests on is still as it was."""
+    paths = sorted(out.glob(f"{glob.escape(call.stem)}-*/{FILE}"))
+    asked = call.digest if paths else ""
+    for path in paths:
+        with suppress(OSError, ValueError, KeyError, TypeError, UserError):  # of another release, or cut
+            kept = json.loads(path.read_bytes())
+            if kept["call"] == asked and _holds(kept, out):
+                rule, seconds, drain_s = kept["target"]
+                pairs = seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()}
+                target = SloTarget(rule, pairs, drain_s)
+                return Receipt(path.parent, stored(kept["reference"]), target, kept["said"])
+    return None
+
+
+def _holds(kept: Mapping[str, Any], out: Path) -> bool:
+    return (
+        all(_trace_file(name) == path for name, path in kept["traces"].items())
+        and all(stamp(Path(path)) == at for path, at in kept["inputs"].items())
+        and all(stamp(out / path) == at for path, at in kept["results"].items())
+    )
+
+
+def write(
+    call: Call, asked: str, begun_ns: int, receipt: Receipt, specs: Iterable[Spec], rules: Iterable[str],
+    runs: Mapping[str, Stamp], traces: Iterable[str],
+) -> None:  # fmt: skip
+    """Keep a receipt of a call that began then, with this digest; nothing if a source or an input changed since.
+
+    `specs` are those of all runs, `rules` their SLOs, `runs` the stamps of their rows by path below the results, and
+    `traces` the names of traces as they were asked for.
+    """
+    specs = list(specs)
+    named = {name: _trace_file(name) for name in sorted({*traces, *(spec.trace for spec in specs)})}
+    inputs = {path: stamp(Path(path)) for path in sorted({*_inputs(specs, rules), *filter(None, named.values())})}
+    late = any(at is None or at[1] >= begun_ns for at in inputs.values())
+    if late or any(spec.measured_on for spec in specs) or call.digest != asked:
+        return
+    table = receipt.folder / record.SWEEP
+    kept = {
+        "call": asked,
+        "reference": as_dict(receipt.reference),
+        "target": list(receipt.target),
+        "said": receipt.said,
+        "traces": named,
+        "inputs": inputs,
+        "results": {**runs, f"{table.parent.name}/{table.name}": stamp(table)},
+    }
+    record.write_bytes(receipt.folder / FILE, record.dumps(kept).encode())
+
+
+def drawn(folder: Path, asked: Sequence[str], draw: Callable[[], list[Path]]) -> list[Path]:
+    """The figures of the study in a folder, made by `draw` unless its table, sources, and what is asked are as before.
+
+    A figure that was changed or is gone is made again.
+    """
+    table = folder / record.SWEEP
+    facts = [*asked, content_hash(table, table.stat().st_mtime_ns), sources.tree(*DRAWING)]
+    key = sha256(record.dumps(facts).encode()).hexdigest()
+    with suppress(OSError, ValueError, KeyError, TypeError):  # of another release, or cut
+        kept = json.loads((folder / FIGURES).read_bytes())
+        if kept["key"] == key and all(stamp(Path(path)) == at for path, at in kept["files"]):
+            return [Path(path) for path, _ in kept["files"]]
+    paths = draw()
+    files = [[str(path), stamp(path)] for path in paths]
+    record.write_bytes(folder / FIGURES, record.dumps({"key": key, "files": files}).encode())
+    return paths
+
+
+def _inputs(specs: Sequence[Spec], rules: Iterable[str]) -> set[str]:
+    """Files of a user that specs and SLO rules name, as they name them."""
+    named = {(key, str(getattr(spec, key) or "")) for spec in specs for key in FILES} | {("slo", one) for one in rules}
+    paths = ((key, fields.asked(value).name if key == "engine" else value) for key, value in named)
+    return {value.rpartition("classes:")[2] for key, value in paths if value.endswith(FILES[key])}
+
+
+def _trace_file(name: str) -> str | None:
+    """The file that a trace of this name is read from, if it is not drawn."""
+    head = name.partition("+")[0]
+    known = load.family(name) is not None or head in load.manifest()
+    path = load.present(name if load.family(name) is not None else head) if known else Path(name)
+    return None if path is None else str(path)

@@ -1,0 +1,124 @@
+"""The generated pages say what is there: every command and option, system, key of a file, definition, trace, model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+import click
+import pytest
+from annotated_types import Ge, Le
+
+from harness.cli import reference
+from harness.cli.app import COMMANDS, load
+from harness.engines.costs.forms import Table
+from harness.engines.costs.whole import Machine
+from harness.loop import system
+from harness.rows.definitions import DEFINITIONS
+from harness.run.spec import Spec
+from harness.study.study import Claim, Condition, Sample, Scope, Study
+from harness.toml import Count, Pairs, Positive
+from tests.cases import cases
+from traces.load import manifest
+from workloads.models import Checkpoint, Member, Seconds, SetFile, sets, shapes
+from workloads.slo import ClassFile
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    return reference.pages()
+
+
+def options(command: click.Command) -> Iterator[str]:
+    for one in command.params:
+        shown = isinstance(one, click.Option) and not one.hidden
+        yield from one.opts if shown else ()
+    if isinstance(command, click.Group):
+        for inner in command.commands.values():
+            yield from options(inner)
+
+
+def test_every_option_of_every_command_is_told(pages: dict[str, str]) -> None:
+    parts = pages["commands.md"].split("\n## bench ")
+    for name, part in zip(COMMANDS, parts[1:], strict=True):
+        assert part.startswith(f"{name}\n")
+        assert [flag for flag in options(load(name)) if not re.search(rf"[` ]{flag}[` ,]", part)] == []
+
+
+@cases(("page", "names"), [
+    ("systems.md", system.names()),
+    ("definitions.md", [*DEFINITIONS]),
+    ("models.md", [*sets(), *shapes()]),
+    ("files.md", [one.name for kind in (Condition, Claim, Member) for one in fields(kind)]),
+    ("files.md", [one.name for one in fields(Spec) if one.name not in reference.OF_RUNS]),
+    ("files.md", [one.name for one in fields(Study) if one.name not in {"name", "base_engine"}]),
+])  # fmt: skip
+def test_every_name_is_told(pages: dict[str, str], page: str, names: list[str]) -> None:
+    assert names
+    assert [name for name in names if f"`{name}`" not in pages[page]] == []
+
+
+def test_every_trace_is_told(pages: dict[str, str]) -> None:
+    assert [name for name in manifest() if f"| `{name}" not in pages["traces.md"]] == []
+
+
+def test_every_preset_and_field_of_a_system_is_told(pages: dict[str, str]) -> None:
+    parts = dict(part.split("`\n", 1) for part in pages["systems.md"].split("\n## `")[1:])
+    assert "| `prism:osdi26` |" in parts["prism"]
+    for name, part in parts.items():
+        assert [preset for preset in system.find(name).presets if f"`{name}:{preset}`" not in part] == []
+
+
+@dataclass(frozen=True)
+class Form:
+    """A file."""
+
+    rows: Count  # how many there are
+    # what each is called,
+    # in order
+    names: tuple[str, ...] = ("a", "b")
+    share: Annotated[float, Ge(0), Le(1)] | None = None  # None: all of it
+    kind: Literal["x", "y"] = "x"
+    by_name: Pairs[Positive] = ()
+    also: tuple[Mapping[str, int], ...] = ()
+
+
+def test_a_form_is_told_key_by_key() -> None:
+    assert [line for line in reference._form(Form) if line.startswith("| `")] == [
+        "| `rows` | whole number, at least 1 | required | how many there are |",
+        '| `names` | list, each: string | `["a", "b"]` | what each is called, in order |',
+        "| `share` | number, 0 or more, at most 1 | none | left out: all of it |",
+        '| `kind` | `"x"` or `"y"` | `"x"` |   |',
+        "| `by_name` | table, each: number, above 0 | none |   |",
+        "| `also` | list, each: table, each: whole number | none |   |",
+    ]
+
+
+def test_every_key_of_a_file_is_explained(pages: dict[str, str]) -> None:
+    rows = [line.split(" | ") for line in pages["files.md"].splitlines() if line.startswith("| `")]
+    assert len(rows) > 120
+    assert [row[0] for row in rows if not row[-1].strip(" |")] == []
+
+
+def test_no_explanation_is_of_a_key_that_has_a_comment_or_is_gone() -> None:
+    classes = (
+        Spec,
+        SetFile,
+        Member,
+        Seconds,
+        Checkpoint,
+        ClassFile,
+        Study,
+        Condition,
+        Sample,
+        Scope,
+        Claim,
+        Table,
+        Machine,
+    )
+    by_name = {kind.__name__: kind for kind in classes}
+    for name, said in reference.SAID.items():
+        notes = {key.removesuffix("_"): text for key, text in reference.comments(by_name[name]).items()}
+        assert [key for key in said if notes.get(key) != ""] == [], name

@@ -1,0 +1,112 @@
+"""How a long command goes on: lines and a bar where somebody watches, the first table in place, JSON for programs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from harness.cli.terminal import UP, Machine, Terminal
+from harness.loop.system import ROOT
+
+COMPARE = ("compare", "--systems", "static,chunked", "--trace", "sample", "--models", "llama-3.2-1b*2", "--seeds", "2",
+           "--workers", "1", "--no-plot")  # fmt: skip
+WIPES = re.compile(re.escape(UP).replace(re.escape("{}"), "[0-9]+"))
+
+
+def watched(out: Path, **variables: str) -> str:
+    """What a terminal of 30 lines of 100 letters is sent by a comparison."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    others = {"CI", "NO_COLOR", "COLUMNS", "LINES"}
+    env = {name: value for name, value in os.environ.items() if name not in others} | {"TERM": "xterm", **variables}
+    command = [sys.executable, "-m", "harness", *COMPARE, "-o", str(out)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=env) as process:
+        os.close(theirs)
+        parts = []
+        try:
+            while part := os.read(ours, 65536):
+                parts.append(part)
+        except OSError:  # the other side is closed
+            pass
+        finally:
+            os.close(ours)
+    text = b"".join(parts).decode().replace("\r\n", "\n")
+    assert process.returncode == 0, text
+    return text
+
+
+def screen(text: str) -> list[str]:
+    """The lines that are left of what a terminal was sent: bars, wiped lines and colours are gone."""
+    lines = [""]
+    for part in re.split(r"(\x1b\[[0-9]+A|\x1b\[J|\x1b\[[0-9;]*m|[\n\r])", text):
+        if part == "\n":
+            lines.append("")
+        elif part == "\r":
+            lines[-1] = ""
+        elif part.endswith("A") and part.startswith("\x1b"):
+            del lines[len(lines) - int(part[2:-1]) :]
+            lines[-1:] = [""]
+        elif not part.startswith("\x1b"):
+            lines[-1] += part
+    return [line.rstrip() for line in lines if line.strip()]
+
+
+def test_the_first_table_is_drawn_in_place_and_gives_way_to_the_last(tmp_path: Path) -> None:
+    text = watched(tmp_path / "a")
+    marks = re.findall(r"so far, (\d) (?:of 2 )?seeds, (\d+) runs:", text)
+    assert len(marks) >= 2
+    assert marks[0][0] == "1"  # of the search for the knee
+    assert [int(runs) for _, runs in marks] == sorted(int(runs) for _, runs in marks)
+    assert len(WIPES.findall(text)) >= len(marks)
+    assert "round 2" in text  # the bar
+    left = screen(text)
+    assert not any("so far" in line for line in left)
+    plain = subprocess.run(
+        [sys.executable, "-m", "harness", *COMPARE, "-o", str(tmp_path / "a")],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "so far" not in plain.stdout + plain.stderr
+    table = [line.rstrip() for line in plain.stdout.splitlines() if line.startswith(("static ", "chunked "))]
+    assert table
+    assert set(table) <= set(left)
+
+
+@pytest.mark.parametrize("variable", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_plain_terminal_gets_progress_alone(tmp_path: Path, variable: tuple[str, str]) -> None:
+    text = watched(tmp_path, **dict([variable]))
+    assert "so far" not in text
+    assert not WIPES.search(text)
+    assert "SLO bases" in text
+
+
+def test_lines_stand_above_what_is_shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(Terminal, "redraws", True)
+    with Terminal() as teller:
+        teller.show(["one", "two"])
+        teller.say("said")
+        teller.show(["three"])
+    text = capsys.readouterr().err
+    assert text == f"one\ntwo\n{UP.format(2)}said\none\ntwo\n{UP.format(2)}three\n{UP.format(1)}"
+    assert screen(text) == ["said"]
+
+
+def test_a_program_is_told_in_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with Machine() as teller:
+        for done in range(4):
+            teller.progress("runs", done, 3)
+        teller.say("a line")
+        teller.show(["never"])
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert told[0] == {"stage": "runs", "done": 0, "total": 3, "left_s": None}
+    assert told[-2] == {"stage": "runs", "done": 3, "total": 3, "left_s": 0.0}
+    assert told[-1] == {"said": "a line"}
