@@ -50,7 +50,6 @@ from harness.policy.types import GIB, Batch, Cluster, Gpus, Infeasible, Inst, Mo
 from harness.policy.view import View
 
 DECISION_S = 12e-6  # mean of 25,000 on heavy8; 2 shared x86-64 cores, CPython 3.11, 2026-11-21
-Entry = tuple[float, int, Request]  # by priority, then id
 
 
 class Demand(NamedTuple):
@@ -91,32 +90,42 @@ def alg1(
     return placed
 
 
-def alg2(due_s: Sequence[float], seconds: Sequence[float], start_s: float = 0.0) -> list[int]:
-    """Algorithm 2: indices of the requests that can be prefilled in time, as many as possible; they come by `due_s`.
+def alg2(jobs: Iterable[tuple[float, float]], start_s: float = 0.0) -> list[int]:
+    """Algorithm 2: indices of the requests that can be prefilled in time, as many as possible.
 
-    Moore, "An n Job, One Machine Sequencing Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a
-    prefill ends too late, the longest one so far goes.
+    Jobs are a deadline and the seconds of a prefill each, by deadline. Moore, "An n Job, One Machine Sequencing
+    Algorithm for Minimizing the Number of Late Jobs", 1968: whenever a prefill ends too late, the longest one so far
+    goes.
     """
     S: list[tuple[float, int]] = []  # a heap, the longest first
-    dropped: set[int] = set()
     current_time = start_s
-    for k, (due, e) in enumerate(zip(due_s, seconds, strict=True)):
+    for k, (due, e) in enumerate(jobs):
         heappush(S, (-e, k))
         current_time += e
         if current_time > due:
-            longest, which = heappop(S)
-            current_time += longest
-            dropped.add(which)
-    return [k for k in range(len(due_s)) if k not in dropped]
+            current_time += heappop(S)[0]
+    return sorted([k for _, k in S])
 
 
-@dataclass(slots=True)
+class Entry(NamedTuple):
+    """A request that waits; entries sort by priority, then id."""
+
+    priority: float
+    id: int
+    r: Request
+    m: Tenant
+    e: float  # seconds of its prefill, p_r / c_r
+
+
+@dataclass(slots=True, eq=False)
 class Tenant:
     """What Prism knows of a model."""
 
     name: str
     model: Model
     c: float  # prefill speed, tokens a second
+    w: int  # bytes: weights, and the KV pages that its engine keeps mapped
+    need: int  # bytes that a GPU must have for it to come: w, and one longest request
     home: Gpus | None = None  # where its requests go; None: it is out
     next: Gpus | None = None  # where a second copy is on its way
     d: float = 0.0
@@ -166,6 +175,7 @@ class Prism:
     models: dict[str, Tenant] = field(init=False)
     copies: dict[tuple[str, Gpus], str] = field(default_factory=dict, init=False)  # loading, in, leaving
     out: dict[str, Gpus | None] = field(default_factory=dict, init=False)  # models to load, and where to if decided
+    serving: dict[int, list[Tenant]] = field(default_factory=dict, init=False)  # by GPU, as `here` has it
     inside: dict[int, Tenant] = field(default_factory=dict, init=False)
     prefilling: dict[int, int] = field(default_factory=dict, init=False)  # prompt tokens of requests let in
     short: set[int] = field(default_factory=set, init=False)  # GPUs on which a request waits for memory
@@ -194,32 +204,25 @@ class Prism:
         self.uses = frozenset({"Load", "Evict", "Limit", "Run", "Admit", "Drop", "Request.slo", "Cluster.homes"}
                               | ({f"Load.way:{self.way}"} if self.way != "host" else set()))  # fmt: skip
         c = {m: self.chunk / profile.prefill_s(Inst(m, tuple(range(x.tp))), self.chunk) for m, x in models.items()}
-        self.models = {m: Tenant(m, x, c[m]) for m, x in models.items()}
+        w = {m: footprint(x, elastic=self.kv == "elastic") for m, x in models.items()}
+        self.models = {m: Tenant(m, x, c[m], w[m], w[m] + one_request(x)) for m, x in models.items()}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
         """Answer one event."""
+        if isinstance(event, Woke):  # the most frequent first; patterns would take five times as long
+            if event.key.startswith("gpu"):
+                return self.let_in(int(event.key[4:]), view)
+            then = self.begin(view.now_s) if event.key == "start" else self.tick(view)
+            return chain([Wake(view.now_s + self.interval_s, "tick")], then)
+        if isinstance(event, Arrived):
+            return self.arrived(event.request, view)
+        if isinstance(event, Prefilled):
+            m = self.inside[event.rid]
+            m.filling -= self.prefilling.pop(event.rid, 0)
+            return [Wake(view.now_s, f"gpu {m.home[0]}")] if m.home and (m.queue or m.late) else ()
+        if isinstance(event, Finished):
+            return self.finished(event.rid, view) if event.rid in self.inside else ()
         match event:
-            case Arrived(r):
-                m = self.models[r.model]
-                m.seen.append(r.arrival_s)
-                insort(m.queue, (self.priority(r), r.id, r))
-                if m.home is None:
-                    self.out.setdefault(m.name, None)
-                    return self.load(m, view)
-                if self.room(m, 1):
-                    return [Wake(view.now_s, f"gpu {m.home[0]}")]  # last in the instant: Alg. 2 runs once
-            case Prefilled(rid):
-                m = self.inside[rid]
-                self.prefilled(m, rid)
-                if m.home and (m.queue or m.late):
-                    return [Wake(view.now_s, f"gpu {m.home[0]}")]
-            case Finished(rid) if rid in self.inside:
-                return self.finished(self.inside.pop(rid), rid, view)
-            case Woke("start" | "tick" as key):
-                then = self.begin(view.now_s) if key == "start" else self.tick(view)
-                return chain([Wake(view.now_s + self.interval_s, "tick")], then)
-            case Woke(key):
-                return self.let_in(int(key[4:]), view)
             case Done(Load(Inst(name, tuple(place))), None):
                 return self.loaded(self.models[name], place, view)
             case Done(Evict(Inst(name, tuple(place)))):
@@ -229,23 +232,22 @@ class Prism:
 
     # ------------------------------------------------------------ where models live
 
-    def footprint(self, m: Tenant) -> int:
-        """w_j in bytes."""
-        return footprint(m.model, elastic=self.kv == "elastic")
-
-    def need(self, m: Tenant) -> int:
-        """Bytes that a GPU must have for a model to come: w_j and one longest request."""
-        return self.footprint(m) + one_request(m.model)
-
     def shared_kv(self, g: int, *, soon: bool = False) -> int:
         """Bytes of GPU g beside weights; `soon`: once those that are leaving have left."""
-        used = (self.footprint(self.models[name]) for (name, place), state in self.copies.items()
-                if g in place and not (soon and state == "leaving"))  # fmt: skip
+        used = [self.models[name].w for (name, place), state in self.copies.items()
+                if g in place and not (soon and state == "leaving")]  # fmt: skip
         return self.cluster.gpus[g].mem_bytes - sum(used)
 
     def at(self, g: int) -> list[Tenant]:
         """Models that live on GPU g, or have a part there."""
         return [m for m in self.models.values() if m.home is not None and g in m.home]
+
+    def here(self, g: int) -> list[Tenant]:
+        """Models that take requests, their first part on GPU g; looked for again once one came or left."""
+        if g not in self.serving:
+            homes = [(m, m.home) for m in self.at(g) if m.home and m.home[0] == g]
+            self.serving[g] = [m for m, home in homes if self.copies[m.name, home] == "in"]
+        return self.serving[g]
 
     def weigh(self, m: Tenant, now_s: float) -> None:
         """Estimate d_j from the window, and from the forecast for what of it lies before the start."""
@@ -263,9 +265,7 @@ class Prism:
 
     def place(self, models: Sequence[Tenant]) -> dict[str, Gpus]:
         """Alg. 1 on what is known now, in GiB."""
-        demands = [
-            Demand(m.name, m.d, self.footprint(m) / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models
-        ]
+        demands = [Demand(m.name, m.d, m.w / GIB, m.model.tp, m.home, one_request(m.model) / GIB) for m in models]
         gpus = self.cluster.gpus
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
 
@@ -274,7 +274,7 @@ class Prism:
         found = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
-            shared_kv = max(gpu.mem_bytes - sum(map(self.footprint, here)), 1) / GIB
+            shared_kv = max(gpu.mem_bytes - sum(m.w for m in here), 1) / GIB
             found.append((sum(m.d for m in here) / shared_kv, sum(m.var for m in here) / shared_kv**2, g))
         return max(found)
 
@@ -300,6 +300,7 @@ class Prism:
     def bring(self, m: Tenant, place: Gpus, state: str = "loading") -> Iterator[Action]:
         """Load a model: as its home, or beside its home until that can be left."""
         self.copies[m.name, place] = state
+        self.serving.clear()
         self.out.pop(m.name, None)
         m.places += [] if place in m.places else [place]
         m.home, m.next = (place, None) if m.home is None else (m.home, place)
@@ -310,6 +311,7 @@ class Prism:
         """Evict a model once those inside have finished; who still waits goes where it lives next."""
         assert m.home is not None
         self.copies[m.name, m.home] = "leaving"
+        self.serving.clear()
         yield Evict(Inst(m.name, m.home))
         m.home, m.next = m.next, None
         if m.home is None and (m.queue or m.late):
@@ -323,7 +325,7 @@ class Prism:
 
     def load(self, m: Tenant, view: View) -> Iterator[Action]:
         """Bring a model back where KVPR is lowest, or make room for it there."""
-        need, home = self.need(m), self.out[m.name] or self.cluster.homes.get(m.name)
+        need, home = m.need, self.out[m.name] or self.cluster.homes.get(m.name)
         self.weigh(m, view.now_s)
         best: tuple[tuple[float, ...], Gpus, list[Tenant]] | None = None
         for place in groups(self.cluster, m.model.tp) if home is None else (home,):
@@ -350,13 +352,13 @@ class Prism:
         long = sorted((v for v in here if self.spare(v, now_s)), key=lambda v: -v.model.ttft_slo_s)
         rest = sorted((v for v in here if v.idle and v not in long), key=lambda v: v.since_s)
         busy = sorted((v for v in here if not v.idle), key=lambda v: v.live)
-        starves = m.home is None and m.queue and now_s - m.queue[0][2].arrival_s > self.idle_s
+        starves = m.home is None and m.queue and now_s - m.queue[0].r.arrival_s > self.idle_s
         found, lacks = [], need - self.shared_kv(g, soon=True)
         for v in [*long, *(rest if hurry else []), *(busy if starves else [])]:
             if lacks <= 0 or self.evict == "never" or not (hurry or self.evict == "pressure"):
                 break
             found.append(v)
-            lacks -= self.footprint(v)
+            lacks -= v.w
         return found if lacks <= 0 else None
 
     def spare(self, m: Tenant, now_s: float) -> bool:
@@ -366,6 +368,7 @@ class Prism:
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
         """A model works from here, and leaves where it was."""
         self.copies[m.name, place] = "in"
+        self.serving.clear()
         if m.next == place:
             yield from self.leave(m)
         yield from self.partition()
@@ -399,8 +402,8 @@ class Prism:
             m = self.models[name]
             if m.home == place or m.next or (name, place) in self.copies:
                 continue
-            fits = all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= self.need(m) for g in place)
-            gone = [self.victims(m, g, self.need(m), view.now_s, hurry=False) for g in place]
+            fits = all(min(self.shared_kv(g), view.free_bytes(g) - taken[g]) >= m.need for g in place)
+            gone = [self.victims(m, g, m.need, view.now_s, hurry=False) for g in place]
             spare = {v.name: v for some in gone for v in some or () if not fits}
             after = {x: p for x, p in at.items() if x not in spare} | {name: place}
             if None in gone or not self.better(homes, at, after):
@@ -408,7 +411,7 @@ class Prism:
             for v in spare.values():  # the move follows once they have left
                 yield from self.leave(v)
             if fits:
-                taken |= {g: taken[g] + self.need(m) for g in place}
+                taken |= {g: taken[g] + m.need for g in place}
                 yield from self.bring(m, place)
             at = after if fits else {x: p for x, p in at.items() if x not in spare}
 
@@ -424,10 +427,10 @@ class Prism:
         """
         *_, worst = self.worst(homes, at)
         moves = [{name: place} for name, place in self.place(homes).items()]
-        swaps = [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name]
-                 for x in homes if self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
+        swaps = [{m.name: at[x.name], x.name: at[m.name]} for m in homes if worst in at[m.name] for x in homes
+                 if worst not in at[x.name] and self.exchanges(m, x) and self.exchanges(x, m)]  # fmt: skip
         fits = [move for move in moves + swaps if all(self.fits(name, place, view) for name, place in move.items())]
-        held = [e[2].arrival_s for m in self.at(worst) for e in chain(m.queue, m.late)]
+        held = [e.r.arrival_s for m in self.at(worst) for e in chain(m.queue, m.late)] if swaps else []
         waits = view.now_s - min(held, default=math.inf) > self.interval_s
         move = self.lowest(homes, at, fits) or self.lowest(homes, at, swaps if waits else [])
         for name in move:
@@ -442,15 +445,15 @@ class Prism:
 
     def fits(self, name: str, place: Gpus, view: View) -> bool:
         """Whether a model has room at a place beside all that is there, and all that still leaves."""
-        free = min(min(self.shared_kv(g), view.free_bytes(g)) for g in place)
-        return (name, place) not in self.copies and free >= self.need(self.models[name])
+        need = self.models[name].need
+        room = (min(self.shared_kv(g), view.free_bytes(g)) >= need for g in place)
+        return (name, place) not in self.copies and all(room)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
         """Whether model m may have the place of x, and has room there once x has left."""
         there, here = {*(x.home or ())}, {*(m.home or ())}
         apart = len(there) == m.model.tp and not there & here and (m.name, x.home) not in self.copies
-        room = all(self.shared_kv(g, soon=True) + self.footprint(x) >= self.need(m) for g in there)
-        return self.moves == "exchange" and apart and room
+        return self.moves == "exchange" and apart and all(self.shared_kv(g, soon=True) + x.w >= m.need for g in there)
 
     def partition(self) -> Iterator[Action]:
         """Without memory on demand, split what is beside weights and kept pages into limits, by the forecast."""
@@ -467,44 +470,52 @@ class Prism:
         """By deadline; fcfs: by arrival."""
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
-    def prefilled(self, m: Tenant, rid: int) -> None:
-        """A request no longer fills its engine's steps."""
-        m.filling -= self.prefilling.pop(rid, 0)
+    def arrived(self, r: Request, view: View) -> Iterable[Action]:
+        """A request waits, at least for what else comes in the instant: Alg. 2 runs once."""
+        m = self.models[r.model]
+        m.seen.append(r.arrival_s)
+        insort(m.queue, Entry(self.priority(r), r.id, r, m, r.prompt_tokens / m.c))
+        if m.home is None:
+            self.out.setdefault(m.name, None)
+            return self.load(m, view)
+        return [Wake(view.now_s, f"gpu {m.home[0]}")] if self.room(m, 1) else ()
 
-    def finished(self, m: Tenant, rid: int, view: View) -> Iterator[Action]:
+    def finished(self, rid: int, view: View) -> Iterable[Action]:
         """Memory came free, and perhaps a whole model."""
-        self.prefilled(m, rid)
+        m = self.inside.pop(rid)
+        m.filling -= self.prefilling.pop(rid, 0)
         m.live -= 1
         m.since_s = view.now_s
-        yield from [Wake(view.now_s, f"gpu {g}") for g in sorted(self.short)]
-        if m.home and not self.short and (m.queue or m.late) and self.room(m, 1):
-            yield Wake(view.now_s, f"gpu {m.home[0]}")
-        if self.out and m.idle:
-            yield from self.load_all(view)
+        gpus = sorted(self.short)
+        if m.home and not gpus and (m.queue or m.late) and self.room(m, 1):
+            gpus = [m.home[0]]
+        wakes = [Wake(view.now_s, f"gpu {g}") for g in gpus]
+        return chain(wakes, self.load_all(view)) if self.out and m.idle else wakes
 
     def let_in(self, g: int, view: View) -> Iterator[Action]:
         """Let requests into the engines of GPU g, in order, while their next steps and the memory have room."""
-        here = [m for m in self.models.values() if m.home and m.home[0] == g and self.copies[m.name, m.home] == "in"]
-        open_ = {m.name: m for m in here if (m.queue or m.late) and self.room(m, 1)}
+        here = self.here(g)
+        open_ = [m for m in here if (m.queue or m.late) and self.room(m, 1)]
         self.short.discard(g)
         if not open_:
             return
-        S, dropped = self.sequence(here, list(open_.values()), view.now_s)
+        S, dropped = self.sequence(here, open_, view.now_s)
         if self.dropped == "drop":
             for e in dropped:
-                self.take(open_[e[2].model], e)
-                yield Drop(e[2].id)
+                self.take(e)
+                yield Drop(e.id)
             dropped = []
         elif self.dropped == "requeue" and any(m.live for m in here):
             dropped = []
         free: dict[tuple[str, int], int] = {}
         for e in chain(S, dropped):
-            r = e[2]
-            m = open_.get(r.model)
-            if m is None or not m.home:
+            r, m = e.r, e.m
+            if m not in open_ or not m.home:
                 continue
             if not self.room(m, r.prompt_tokens):
-                del open_[m.name]
+                open_.remove(m)
+                if not open_:
+                    return
                 continue
             if self.order == "moore-hodgson":
                 need = (r.prompt_tokens + 1) * m.model.kv_token_bytes
@@ -513,17 +524,17 @@ class Prism:
                     if (own, i) not in free:
                         free[own, i] = view.kv(own, i).room_bytes if own else view.free_bytes(i)
                     free[own, i] -= need
-                waits = m.live if own else any(x.live for x in here)
-                if min([free[own, i] for i in m.home]) < m.model.page_bytes and waits:
+                short = min([free[own, i] for i in m.home]) < m.model.page_bytes
+                if short and (m.live if own else any(x.live for x in here)):
                     self.short.add(g)
                     if own:
-                        del open_[m.name]
+                        open_.remove(m)
                         continue
                     idle = [v for v in here if self.spare(v, view.now_s)]
                     if idle and self.evict != "never":
                         yield from self.leave(max(idle, key=lambda v: v.model.ttft_slo_s))
                     return
-            self.take(m, e)
+            self.take(e)
             self.inside[r.id] = m
             self.prefilling[r.id] = r.prompt_tokens
             m.filling += r.prompt_tokens
@@ -534,35 +545,29 @@ class Prism:
         """Whether an engine would not make a prompt wait: its next step has room."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
-    def take(self, m: Tenant, e: Entry) -> None:
+    def take(self, e: Entry) -> None:
         """Out of the queue."""
-        if m.late and m.late[0] is e:
-            m.late.popleft()
+        if e.m.late and e.m.late[0] is e:
+            e.m.late.popleft()
         else:
-            m.queue.remove(e)
+            e.m.queue.remove(e)
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
         """The requests to let in, in order, and those that Alg. 2 drops."""
         R = sorted([e for m in open_ for e in m.queue[: self.heads]])[: self.heads]
         if self.order == "fcfs":
             return R, []
-        seconds = [e[2].prompt_tokens / self.models[e[2].model].c for e in R]
-        busy = {m.name: m.filling / m.c for m in here}
-        on_time: set[int] = set()
         if self.clock == "serial":
-            on_time = set(alg2([e[0] for e in R], seconds, now_s + sum(busy.values())))
+            engines = [(R, now_s + sum([m.filling / m.c for m in here if m.filling]))]
         else:
-            for m in open_:
-                mine = [k for k, e in enumerate(R) if e[2].model == m.name]
-                kept = alg2([R[k][0] for k in mine], [seconds[k] for k in mine], now_s + busy[m.name])
-                on_time |= {mine[k] for k in kept}
-        dropped = []
-        for k, e in enumerate(R):
-            m = self.models[e[2].model]
-            if self.dropped == "late" and now_s + seconds[k] > e[0]:  # no order can save it
-                m.queue.remove(e)
-                m.late.append(e)
-            elif k not in on_time:
+            engines = [([e for e in R if e.m is m], now_s + m.filling / m.c) for m in open_]
+        S = sorted([mine[k] for mine, start_s in engines for k in alg2([(e.priority, e.e) for e in mine], start_s)])
+        dropped, on_time = [], {e.id for e in S}
+        for e in R if len(S) < len(R) else ():
+            if self.dropped == "late" and now_s + e.e > e.priority:  # no order can save it
+                e.m.queue.remove(e)
+                e.m.late.append(e)
+            elif e.id not in on_time:
                 dropped.append(e)
-        late = [list(islice(m.late, self.heads)) for m in open_ if m.late]
-        return [R[k] for k in sorted(on_time)], merge(dropped, *late) if late else dropped
+        waits = [list(islice(m.late, self.heads)) for m in open_ if m.late] + ([dropped] if dropped else [])
+        return S, merge(*waits) if len(waits) > 1 else chain(*waits)

@@ -127,7 +127,7 @@ def test_alg2_is_as_good_as_any_subset(jobs: list[tuple[int, int]], start: int) 
                 return False
         return True
 
-    kept = alg2(due, seconds, float(start))
+    kept = alg2(zip(due, seconds, strict=True), float(start))
     assert feasible(kept)
     assert kept == sorted(kept)
     most = max(
@@ -138,7 +138,7 @@ def test_alg2_is_as_good_as_any_subset(jobs: list[tuple[int, int]], start: int) 
 
 def test_alg2_drops_the_longest_so_far() -> None:
     # 4 + 5 end at 9 > 8: the 5 goes; 4 + 3 end at 7; 2 more end at 9, in time for 9
-    assert alg2([6.0, 8.0, 8.0, 9.0], [4.0, 5.0, 3.0, 2.0]) == [0, 2, 3]
+    assert alg2([(6.0, 4.0), (8.0, 5.0), (8.0, 3.0), (9.0, 2.0)]) == [0, 2, 3]
 
 
 # ---------------------------------------------------------------- the policy

@@ -140,8 +140,8 @@ class Replay:
         self.view = engine.view()
         self.seen = log.watch(self.view) if log else self.view  # by the policy
         self.heard: deque[Event] = deque()
-        self.thinking: tuple[Action, ...] | None = None  # the answer that lands at `free_s`
-        self.free_s = math.inf
+        self.thinking: tuple[Action, ...] = ()  # the answer that lands at `free_s`
+        self.free_s = -math.inf  # no next decision before it
         self.rounds, self.instant = 0, -math.inf  # decisions in the instant of the last one
 
     def start(self, end_s: float) -> None:
@@ -154,36 +154,41 @@ class Replay:
 
     def run(self) -> None:
         """Decide the event heard first, else let time pass, until all has ended or nothing comes any more."""
-        idle, heard = self.engine.idle, self.heard
+        idle, heard, view = self.engine.idle, self.heard, self.view
         while not idle():
-            if self.thinking is not None or not heard:
-                if not self.wait():
-                    return
-                continue
-            actions = self.decide(heard.popleft())
-            if self.decision_s > 0.0:
-                self.thinking, self.free_s = actions, self.view.now_s + self.decision_s
-            elif actions:
-                self.apply(actions, self.control_s)
+            if heard and not self.thinking and view.now_s >= self.free_s:
+                actions = self.decide(heard.popleft())
+                if not self.decision_s:
+                    self.apply(actions, self.control_s)
+                    continue
+                self.thinking, self.free_s = actions, view.now_s + self.decision_s
+            if not self.wait():
+                return
 
     def wait(self) -> bool:
-        """Let time pass to what comes next; False: nothing comes any more."""
-        due_s = self.agenda.due_s
-        if self.free_s < due_s:  # noqa: PLR1730 - as in `decide`
-            due_s = self.free_s
+        """Let time pass to what comes next; False: nothing comes any more.
+
+        The end of a decision comes only where an answer lands then, or another event waits for it.
+        """
+        due_s, free_s = self.agenda.due_s, self.free_s
+        lands = free_s <= due_s and (self.thinking or self.heard or (due_s == math.inf and self.view.now_s < free_s))
+        if lands:
+            due_s = free_s
         event = self.engine.poll(due_s)
         if event is not None:
             self.hear(event)
         elif due_s > self.end_s or due_s == math.inf:
             return False
-        elif self.free_s <= due_s and self.thinking is not None:
-            self.apply(self.thinking, self.control_s)
-            self.thinking, self.free_s = None, math.inf
+        elif lands:
+            if self.thinking:
+                self.apply(self.thinking, self.control_s)
+                self.thinking = ()
         else:
             key, actions = self.agenda.pop()
             if key is not None:
                 self.heard.append(Woke(key))
-            self.apply(actions, 0.0)
+            else:
+                self.apply(actions, 0.0)
         return True
 
     def hear(self, event: Event) -> None:
@@ -198,9 +203,11 @@ class Replay:
     def decide(self, event: Event) -> tuple[Action, ...]:
         """Ask the policy."""
         now_s, outcome, watch = self.view.now_s, self.outcome, self.watch
-        self.rounds = self.rounds + 1 if now_s == self.instant else 0
-        self.instant = now_s
-        if self.rounds > MOST_ROUNDS:
+        if now_s > self.instant:
+            self.rounds, self.instant = 0, now_s
+        elif self.rounds < MOST_ROUNDS:
+            self.rounds += 1
+        else:
             raise Livelock(f"{MOST_ROUNDS} decisions at {now_s:.6g} s without time passing; the last event: {event}")
         outcome.policy_calls += 1
         t = perf_counter()

@@ -177,7 +177,7 @@ class Sim:
         n = c.gpus + nodes
         S = State()
         w = S.s
-        w["formed_s"], w["end"] = -math.inf, math.inf
+        w["quiet_s"], w["formed_s"], w["end"] = -math.inf, -math.inf, math.inf
         w["now"], w["watermark"], w["sigma"], w["seed"] = c.start_s, c.watermark, c.noise, c.seed
         w["unlimited"] = options.get("memory", "real") == "unlimited"
         w["alone"], w["quantum_s"] = self._sharing == "none", self._machine.quantum_s
@@ -457,6 +457,10 @@ class Sim:
     def poll(self, until_s: float) -> Event | None:
         """Next event due by `until_s`; see Engine."""
         S = self.S
+        if until_s < S.quiet_s[0]:  # no call into the kernel
+            if until_s > S.now[0]:
+                S.now[0] = self._view.now_s = until_s
+            return None
         while True:
             i = S.events_read[0]
             if i < S.events_told[0]:
@@ -467,10 +471,10 @@ class Sim:
                 return self._told.popleft()
             code = kernel.advance(S.at, until_s)
             self._view.now_s = S.now[0]
+            if code == state.NOTHING:
+                return None
             if code == state.GROW:
                 self._grow()
-            elif code == state.NOTHING:
-                return None
             elif code == state.OVER and not self._give_up():
                 if (end_s := S.s["end"].item()) < math.inf:
                     S.now[0] = self._view.now_s = end_s
@@ -583,6 +587,7 @@ class Sim:
         S, (events, transfers) = self.S, self._spare
         if len(S.events) - S.events_told[0] < events or S.transfer_spare[0] < transfers:
             self._room(events, transfers)
+        S.quiet_s[0] = -math.inf
         arm = ARMS[type(action)]
         try:
             refusal = arm(self, action)

@@ -13,6 +13,7 @@ WORLD = record(
 
     now              f8   s         the clock
     end              f8   s         the end of the run; infinite: when nothing can happen any more
+    quiet_s          f8   s         nothing happens before it, unless an action is taken; -infinite: not known
     formed_s         f8   s         the latest instant at which lanes were formed
     watermark        f8   ratio     of an account's KV blocks: kept free when a prompt is let in beside others
     sigma            f8   ratio     standard deviation of the noise on a step's time

@@ -119,11 +119,12 @@ class State:
         self.s: Any = self._world[0]
         self.at = int(self._world.ctypes.data)
         # fields that are read at every event, each at [0]: a memory view is eight times as fast as a record
-        names = ("now", "left", "events_read", "events_told", "transfer_spare", "action_spare")
-        plain = self._world.view(np.ndarray)
-        self.now, self.left, self.events_read, self.events_told, self.transfer_spare, self.action_spare = (
+        names = ("left", "events_read", "events_told", "transfer_spare", "action_spare")
+        plain: Any = self._world.view(np.ndarray)
+        self.left, self.events_read, self.events_told, self.transfer_spare, self.action_spare = (
             plain[name].data for name in names
         )
+        self.now, self.quiet_s = plain["now"].data, plain["quiet_s"].data
         if DISABLED:
             ROWS[self.at] = self._world
         for name, dtype in TABLES.items():

@@ -197,6 +197,7 @@ def advance(S: int, until: float) -> int:
     W, T = world(S), tables(S)
     forever = until == INF
     until = min(until, W.end)
+    W.quiet_s = -INF
     look = True
     while True:
         if W.events_read < W.events_told:
@@ -241,6 +242,8 @@ def advance(S: int, until: float) -> int:
                 return OVER
             if until != INF:
                 W.now = max(now, until)
+            if W.dirty_head < 0 and not W.grants and W.turn_head < 0 and W.rivals == 0:  # nothing to look at before t
+                W.quiet_s = min(t - 2.0 * HALF_NS, arrival, W.end)
             return NOTHING
         W.now = max(now, min(first, until))
         look = True
