@@ -159,7 +159,8 @@ class Replay:
             if heard and not self.thinking and view.now_s >= self.free_s:
                 actions = self.decide(heard.popleft())
                 if not self.decision_s:
-                    self.apply(actions, self.control_s)
+                    if actions:
+                        self.apply(actions, self.control_s)
                     continue
                 self.thinking, self.free_s = actions, view.now_s + self.decision_s
             if not self.wait():
