@@ -77,7 +77,7 @@ def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
 
 
 def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
-    """Every case by name, `size` times as long."""
+    """Return every case by name, `size` times as long."""
     three, n = _models(3), 32 * size
     two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
 

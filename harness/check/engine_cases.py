@@ -92,7 +92,7 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """The KV of every other request lies on a second GPU and is attended there; one model's kernels are cut."""
+    """Attend the KV of every other request on a second GPU, and cut one model's kernels (`op_s`)."""
     yield from routed(event, cluster)
     if event == Woke("start"):
         yield Run(batch("b"), op_s=1e-4)
@@ -135,7 +135,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
 
 
 def beyond(engine: Engine) -> list[Action]:
-    """An action for each field of the vocabulary that an engine does not say it can."""
+    """Return an action for each field of the vocabulary that an engine does not say it can carry out."""
     inst, lane = batch("a").inst, batch("a")
     every: tuple[Action, ...] = (
         Load(inst, "no-such-way"), Evict(inst, drain=False), Run(lane, "prefill"), Run(lane, "decode"),
@@ -147,7 +147,7 @@ def beyond(engine: Engine) -> list[Action]:
 
 
 def refused(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """What cannot be is asked for at each arrival, before the request is admitted."""
+    """Ask for impossible actions at each arrival, before the request is admitted."""
     yield from started(event, cluster)
     if isinstance(event, Arrived):
         yield from impossible(cluster)
@@ -164,7 +164,7 @@ def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tupl
 
 
 def chained(one: Jobs) -> Jobs:
-    """The same as a closed loop of two clients."""
+    """Turn a workload into a closed loop of two clients."""
     n = len(one)
     after = np.where(np.arange(n) < 2, -1, np.arange(n) - 2).astype(np.int32)
     arrival_s = np.where(after < 0, 0.0, np.inf)

@@ -119,7 +119,7 @@ class Jobs:
         return len(self.arrival_s)
 
     def first(self, n: int) -> Jobs:
-        """The first n requests; what a closed loop sends after them never comes."""
+        """Return the first n requests; what a closed loop sends after them never comes."""
         *columns, prefix = (getattr(self, one.name) for one in fields(self)[1:])
         cut = (None if rows is None else rows[:n] for rows in columns)
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ class Model(NamedTuple):
         return tuple(sizes.tp for sizes in self.sizes) or (self.tp,)
 
     def at(self, tp: int) -> Model:
-        """The same model at another of its degrees; ValueError where it has no such degree."""
+        """Return the same model at another of its degrees. ValueError if it has no such degree."""
         if tp == self.tp:
             return self
         if tp not in self.degrees:
