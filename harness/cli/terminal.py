@@ -23,12 +23,12 @@ MANY = 20  # runs: of fewer it is not said how many are stored
 
 
 def duration(seconds: float) -> str:
-    """Seconds below two minutes, else minutes."""
+    """Format a duration: in seconds below two minutes, else in minutes."""
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
 def room() -> int:
-    """The characters of a line on stdout: the terminal's, or ROOM in a pipe."""
+    """Return the characters of a line on stdout: the terminal's columns, or ROOM in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
 
 
