@@ -50,7 +50,7 @@ def _case(
     asked: int | None = None,
     **hard: Any,
 ) -> Case:
-    """`n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
+    """Draw `n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
     draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
     names = tuple(m.name for m in config.models)
     arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]

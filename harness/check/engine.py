@@ -353,7 +353,7 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """When which model took how many more tokens of KV, at least; nanoseconds."""
+    """Yield the time in ns, the model, and at least how many more tokens of KV it took then (negative: gave back)."""
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
         if len(stamps) > 1 and not row["preemptions"]:

@@ -377,7 +377,7 @@ class Stand:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """TooLong after so much processor time. Only the main thread can be stopped so."""
+    """Raise TooLong after so much processor time. Only the main thread can be stopped so."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"thought for {seconds:g} s without an answer")

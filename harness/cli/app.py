@@ -157,7 +157,7 @@ def _open() -> None:
 
 
 def _typed(args: list[str]) -> None:
-    """UserError where nothing can be made of a command line: words in no encoding, a folder that is gone."""
+    """Raise UserError if a command line cannot be read: words in no encoding, a folder that is gone."""
     from harness.policy.types import UserError
 
     if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):

@@ -54,7 +54,10 @@ class Response:
         return self._chunks
 
     def close(self) -> None:
-        """Nothing more comes; parser and response refer to each other, and the collector of garbage is off."""
+        """Drop the parser, as nothing more comes.
+
+        Parser and response refer to each other, and the garbage collector is off.
+        """
         del self._parser
 
     @property

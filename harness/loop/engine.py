@@ -129,7 +129,7 @@ class Observed(Protocol):
         ...
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Further files of the run by name, whose bytes are asked for after `rows`; this itself may come before."""
+        """Return further files of the run by name; their bytes are asked for after `rows`, this itself maybe before."""
         ...
 
 

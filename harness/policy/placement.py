@@ -184,7 +184,10 @@ def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
 
 
 def footprint(model: Model, elastic: bool) -> int:
-    """Bytes that a loaded model takes on each of its GPUs without a request; with elastic KV, the pages kept mapped."""
+    """Return the bytes that a loaded model takes on each of its GPUs without a request.
+
+    With elastic KV they include the pages that are kept mapped.
+    """
     return model.weight_bytes + (int(model.kept_pages * model.page_bytes) if elastic else 0)
 
 
@@ -210,7 +213,9 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 
 
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
-    """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
+    """Return disjoint GPU groups that serve one model at a time.
+
+    The largest tensor-parallel degree comes first, by its share of work.
 
     `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had, and one for
     each of its models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each

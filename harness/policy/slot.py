@@ -64,7 +64,7 @@ class Slot:
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
-    """Each slot starts with the next model that fits it, open to requests; again from the first after the last."""
+    """Start each slot with the next model that fits it, open to requests; after the last, from the first."""
     for k, slot in enumerate(slots):
         m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))
         yield from slot.hold(m, way)
