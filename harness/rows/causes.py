@@ -76,9 +76,9 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """The cause, an index of record.WAITS, to which most of each request's excess in the parts missed is due.
+    """Return the cause, an index of record.WAITS, of most of each request's excess in the parts missed.
 
-    Ties go to the earlier. One without excess is slow alone: `compute`.
+    Ties go to the earlier cause. A request without excess is slow alone: `compute`.
     """
     excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
     return np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)

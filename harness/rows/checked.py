@@ -34,7 +34,7 @@ def checked(gpu: str, host: str) -> bool:
 
 
 def note(gpu: str, host: str) -> str:
-    """What a caption says of a GPU kind and a host profile; empty where they were checked."""
+    """Return a caption's note on a GPU kind and a host profile; empty where they were checked."""
     if checked(gpu, host):
         return ""
     return f"{UNCHECKED} ({gpu}: {KERNELS_ONLY})" if gpu in kernels_only() else UNCHECKED

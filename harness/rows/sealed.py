@@ -115,7 +115,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def facts(path: Path, form: Mapping[str, Any]) -> Facts:
-    """What a file's footer says, as `form` has it (see `fault`). Raises Damaged, and FileNotFoundError."""
+    """Read the facts in a file's footer, which have to fit `form` (see `fault`).
+
+    Raises Damaged, and FileNotFoundError.
+    """
     with reading(path):
         intact(path, rows=False)
         found = pq.read_metadata(path).metadata or {}
@@ -188,7 +191,7 @@ def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str]
 
 
 def spelt(kind: pa.DataType) -> pa.DataType:
-    """The type with words spelt out, and of lists that of their values."""
+    """Return the type with words spelt out in place of a dictionary; of a list, the list of its values' type."""
     if pa.types.is_dictionary(kind):
         return spelt(kind.value_type)
     if pa.types.is_list(kind):

@@ -113,7 +113,7 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def fitted(curve: Curve) -> list[Point]:
-    """A curve's points by rising x beside its non-increasing fit. Raises ValueError for a curve without points."""
+    """Return a curve's points by rising x with their non-increasing fit. Raises ValueError for no points."""
     points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
     if not points:
         raise ValueError("a crossing needs at least one point")

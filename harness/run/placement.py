@@ -29,7 +29,7 @@ Where = Annotated[tuple[Natural, ...], MinLen(1)]
 
 
 def homes(setup: Setup) -> Homes:
-    """The GPUs of each model under the spec's `placement`, by model; none where each system places its own.
+    """Return the GPUs of each model under the spec's `placement`; none where each system places its own models.
 
     Raises UserError for a file or a system that does not place every model on GPUs that there are.
     """

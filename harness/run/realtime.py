@@ -53,9 +53,10 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """What an engine lacks for a resolved spec, which then takes no time there; "" where it has all.
+    """Return what an engine lacks for a resolved spec; "" where it lacks nothing.
 
-    With `here` also what this machine lacks for the engine to start. Raises Failed where the policy fails.
+    A spec for which the engine lacks something takes no time there. With `here` also what this machine lacks for the
+    engine to start is returned. Raises Failed where the policy fails.
     """
     with blamed(spec):
         try:

@@ -86,9 +86,10 @@ def _equal(a: pa.Table, b: pa.Table) -> bool:
 
 
 def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """A request's time in parts that follow each other without a gap, from its arrival to its end; folded.
+    """Divide a request's time from arrival to end into parts that follow each other without a gap; folded.
 
-    `row` is that of requests.parquet, `own` its stretches in order. `transfers` tell how waits for weights went by.
+    `row` is the request's row of requests.parquet and `own` its stretches in order. `transfers` explain its waits for
+    loads and moves.
     """
     loads, moves = list[Transfer](), list[Transfer]()
     for one in transfers:
@@ -143,7 +144,7 @@ def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
 
 
 def by_request(trace: Trace) -> dict[int, list[Stretch]]:
-    """The stretches of each request, in order."""
+    """Return the stretches of each request, in order, by the request's id."""
     found: dict[int, list[Stretch]] = {}
     for stretch in trace.stretches:
         found.setdefault(stretch.request, []).append(stretch)

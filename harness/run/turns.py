@@ -63,11 +63,11 @@ class Turns:
         self.orders.append((note.now_s, brief(note.action), note.fate, note.why))
 
     def partitioned(self) -> list[tuple[float, str, str, int | None]]:
-        """The partitions, where any lane had fewer than all SMs."""
+        """Return the partitions if any lane had fewer than all SMs, else none."""
         return self.partitions if any(sms for *_, sms in self.partitions) else []
 
     def table(self) -> pa.Table:
-        """The turns, in order of their ends."""
+        """Return the turns as a table, in order of their ends."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows, schema=schema())
