@@ -87,7 +87,10 @@ def deal(rows: pa.Table, models: int, number: int = 0) -> pa.Table:
 
 
 def units(rows: pa.Table) -> I8:
-    """Number what stays together, in order of its first request: sessions by prefix chains, else bursts."""
+    """Return the number of each request's unit, which stays together: a session by prefix chains, else a burst.
+
+    Units are numbered in order of their first request.
+    """
     found = _chains(rows["prefix_hashes"]) if "prefix_hashes" in rows.column_names else _bursts(rows["arrival_s"])
     first, back = np.unique(found, return_index=True, return_inverse=True)[1:]
     return np.asarray(np.argsort(np.argsort(first))[back], np.int64)

@@ -143,7 +143,7 @@ def verdict(found: Mapping[Row, float], target: Target) -> str:
 
 
 def shown(row: Row, x: float) -> str:
-    """A difference as it is judged."""
+    """Format a difference as it is judged, in points or per cent; "-" for NaN."""
     if math.isnan(x):
         return "-"
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"
