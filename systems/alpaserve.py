@@ -68,7 +68,7 @@ class AlpaServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Copies are placed at the start; then each request finds one."""
+        """Place copies at the start, then send each request to one."""
         match event:
             case Woke("start"):
                 yield from self.start()

@@ -270,7 +270,7 @@ class Prism:
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
 
     def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float, int]:
-        """The largest KVPR of a placement, the variance of its estimate, and its GPU."""
+        """Return the largest KVPR of a placement, the variance of its estimate, and its GPU."""
         found = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
@@ -366,7 +366,7 @@ class Prism:
         return m.idle and now_s - m.since_s >= self.idle_s
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
-        """A model works from here, and leaves where it was."""
+        """Serve a model from the place where it is loaded, and leave the place where it was."""
         self.copies[m.name, place] = "in"
         self.serving.clear()
         if m.next == place:
@@ -375,7 +375,7 @@ class Prism:
         yield Wake(view.now_s, f"gpu {place[0]}")
 
     def tick(self, view: View) -> Iterator[Action]:
-        """The interval of the global scheduler."""
+        """Run the global scheduler at the end of its interval."""
         for m in self.models.values():
             made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
             m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
@@ -471,7 +471,10 @@ class Prism:
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
-        """A request waits, at least for what else comes in the instant: Alg. 2 runs once."""
+        """Queue a request, and load its model or wake its GPU.
+
+        It waits at least for what else comes in the instant, so that Alg. 2 runs once.
+        """
         m = self.models[r.model]
         m.seen.append(r.arrival_s)
         insort(m.queue, Entry(self.priority(r), r.id, r, m, r.prompt_tokens / m.c))
@@ -553,7 +556,7 @@ class Prism:
             e.m.queue.remove(e)
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
-        """The requests to let in, in order, and those that Alg. 2 drops."""
+        """Return the requests to let in, in order, and those that Alg. 2 drops."""
         R = sorted([e for m in open_ for e in m.queue[: self.heads]])[: self.heads]
         if self.order == "fcfs":
             return R, []

@@ -471,7 +471,7 @@ def _rows(
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
-    """Number the blocks of rows anew from 0, so that each model, copy and lap has blocks of its own."""
+    """Renumber the blocks of rows from 0, so that each model, copy and lap has blocks of its own."""
     if prefix is None:
         return None
     found = picked(prefix, row)
