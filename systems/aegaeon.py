@@ -58,7 +58,7 @@ PCIE = {"h800": 64 * GIB}  # bytes/s of utils.py, pcie_bandwidth_in_bytes, 15 % 
 
 
 def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
-    """Seconds of each batch's turn; QMAX for all where nothing is switched (c = 0)."""
+    """Return the seconds of each batch's turn; QMAX for all where nothing is switched (c = 0)."""
     if c <= 0.0:
         return [qmax_s] * len(n)
     total = sum(1 / k for k in n)
@@ -281,7 +281,7 @@ class Aegaeon:
             yield Run(x.job.batch, "decode", steps=0)
 
     def busy(self, x: Instance, m: str) -> float:
-        """How loaded an instance is: seconds of prefill and switches, or prompts; or models, 0 if m is among them."""
+        """Return an instance's load: seconds of prefill and switches, or prompts; or models, 0 if m is among them."""
         if self.order != "split":
             models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
             return 0 if m in models else 1 + len(models)
@@ -353,11 +353,11 @@ class Aegaeon:
         return w
 
     def fits(self, w: Work, tokens: int) -> bool:
-        """Whether a batch still fits memory with one request more."""
+        """Tell whether a batch still fits memory with one more request."""
         return w.ctx + tokens + LOOKAHEAD * (len(w.rids) + 1) <= self.room[w.batch.inst.model]
 
     def begin_round(self, x: Instance, view: View) -> Iterator[Action]:
-        """Batches formed anew where a model has several; those of one model side by side; and their quotas."""
+        """Reform batches where a model has several, put those of one model side by side, and set their quotas."""
         models = list(dict.fromkeys(w.batch.inst.model for w in x.works))
         if len(models) < len(x.works):
             yield from self.reform(x, view)
@@ -373,7 +373,7 @@ class Aegaeon:
         x.round.extend(x.works)
 
     def reform(self, x: Instance, view: View) -> Iterator[Action]:
-        """First come, first served into a model's first batch that has room."""
+        """Deal requests anew, first come, first served, each to its model's first batch that has room."""
         members = sorted((rid, w.batch) for w in x.works for rid in w.rids)
         for w in x.works:
             w.rids, w.ctx = {}, 0

@@ -135,7 +135,7 @@ class Estimator:
 
 
 def meets(served: float, W: float) -> bool:
-    """Whether a throughput counts as the rate: placement.py forgives a tenth, at most half a request a second."""
+    """Tell whether a throughput meets the rate W: placement.py forgives a tenth, at most half a request a second."""
     return served + min(0.5, served * 0.1) >= W
 
 

@@ -167,13 +167,13 @@ class Tenant:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
-        """Whether a prefill is under way, or the next one's KV has room; `alone`: nobody who decodes could make any."""
+        """Tell whether a prefill is under way, or the next one's KV has room; `alone`: no decode could make any."""
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         return self.room(next(iter(self.waiting)), view)
 
     def room(self, rid: int, view: View) -> bool:
-        """Whether a prompt's KV has room."""
+        """Tell whether a prompt's KV has room."""
         need = (self.waiting[rid] + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
 
@@ -269,7 +269,7 @@ class PDMux:
     # ------------------------------------------------------------ preemption, section 3.4.2
 
     def first(self, t: Tenant, rid: int, view: View) -> bool:
-        """Whether a new prompt goes before the prefill in flight: it is late behind it, and not the other way round."""
+        """Tell whether a new prompt goes before the prefill in flight: it is late behind it, and not the reverse."""
         run, s = t.told.get("prefill"), view.batch(t.batch)
         if t.ahead is not None or t.predict is None or run is None:
             return False

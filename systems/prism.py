@@ -416,7 +416,7 @@ class Prism:
             at = after if fits else {x: p for x, p in at.items() if x not in spare}
 
     def better(self, models: Sequence[Tenant], at: Mapping[str, Gpus], after: Mapping[str, Gpus]) -> bool:
-        """Whether one placement has a lower largest KVPR than another, by more than tau and the noise."""
+        """Tell whether placement `after` has a lower largest KVPR than `at`, by more than tau and the noise."""
         (r, var, _), (less, also, _) = self.worst(models, at), self.worst(models, after)
         return r - less > self.tau + self.z * math.sqrt(var + also)
 
@@ -439,18 +439,18 @@ class Prism:
         self.out.update({} if move in fits else move)
 
     def lowest(self, homes: Sequence[Tenant], at: dict[str, Gpus], moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
-        """Of moves that are better than none, the one that leaves the lowest largest KVPR; none is empty."""
+        """Return the move that leaves the lowest largest KVPR, of those that are better than none; empty if none is."""
         better = (x for x in moves if self.better(homes, at, at | x))
         return min(better, key=lambda x: self.worst(homes, at | x), default={})
 
     def fits(self, name: str, place: Gpus, view: View) -> bool:
-        """Whether a model has room at a place beside all that is there, and all that still leaves."""
+        """Tell whether a model has room at a place beside all that is there, and all that still leaves."""
         need = self.models[name].need
         room = (min(self.shared_kv(g), view.free_bytes(g)) >= need for g in place)
         return (name, place) not in self.copies and all(room)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
-        """Whether model m may have the place of x, and has room there once x has left."""
+        """Tell whether model m may have the place of x, and has room there once x has left."""
         there, here = {*(x.home or ())}, {*(m.home or ())}
         apart = len(there) == m.model.tp and not there & here and (m.name, x.home) not in self.copies
         return self.moves == "exchange" and apart and all(self.shared_kv(g, soon=True) + x.w >= m.need for g in there)
@@ -467,7 +467,7 @@ class Prism:
     # ------------------------------------------------------------ who is let in
 
     def priority(self, r: Request) -> float:
-        """By deadline; fcfs: by arrival."""
+        """Return what requests are sorted by: the deadline, or under fcfs the arrival."""
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
@@ -545,11 +545,11 @@ class Prism:
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
     def room(self, m: Tenant, tokens: int) -> bool:
-        """Whether an engine would not make a prompt wait: its next step has room."""
+        """Tell whether the next step of an engine has room for a prompt, so that the prompt would not wait."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
     def take(self, e: Entry) -> None:
-        """Out of the queue."""
+        """Remove a request from its queue."""
         if e.m.late and e.m.late[0] is e:
             e.m.late.popleft()
         else:

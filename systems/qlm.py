@@ -308,7 +308,10 @@ class Qlm:
         return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
 
     def edf(self, now_s: float) -> list[list[Group]]:
-        """By deadline, each to the queue that reaches it first; before what runs only if that alone meets its SLO."""
+        """Order groups by deadline, each in the queue that reaches it first.
+
+        A group comes before what runs only if that alone meets its SLO.
+        """
         orders = [list(self.fixed(q)) for q in self.queues]
         leads = [[g for g in q.running() if g not in order] for q, order in zip(self.queues, orders, strict=True)]
         ends = [self.after(q, order, now_s) for q, order in zip(self.queues, orders, strict=True)]
@@ -422,7 +425,10 @@ def gathered(found: Iterable[tuple[frozenset[int], Way]]) -> Ways:
 
 
 def unbeaten(ways: Iterable[Way]) -> list[Way]:
-    """By rising sum, those with a lower value than all before: with the same beside them, the others stay behind."""
+    """Keep by rising sum the ways with a lower value than all before them.
+
+    With the same beside them, the others stay behind.
+    """
     kept: list[Way] = []
     for way in sorted(ways):
         if not kept or way[1] < kept[-1][1]:
@@ -431,7 +437,7 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
 
 
 def ids(groups: Iterable[Group]) -> frozenset[int]:
-    """Which groups these are, whatever their order."""
+    """Return the set of the groups' ids, whatever their order."""
     return frozenset(g.id for g in groups)
 
 

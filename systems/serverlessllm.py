@@ -101,7 +101,7 @@ class ServerlessLlm:
             self.keep(node)
 
     def seconds(self, m: str, prompt: float, output: float) -> float:
-        """Seconds of a request alone on its GPUs."""
+        """Return the seconds of a request alone on its GPUs."""
         inst, profile = Inst(m, tuple(range(self.cluster.models[m].tp))), self.cluster.profile
         step_s = profile.step_s(inst, 1, int(prompt + output / 2))
         return profile.prefill_s(inst, max(1, int(prompt))) + max(0.0, output - 1) * step_s
@@ -172,7 +172,7 @@ class ServerlessLlm:
     # ------------------------------------------------------------ where
 
     def startup_s(self, x: Instance, m: str, now_s: float) -> tuple[tuple[float, float], Instance, Job | None]:
-        """Seconds until a request of model m would start on an instance, and the job that it would join."""
+        """Estimate the seconds until a request of model m would start on an instance, and the job that it joins."""
         runs = x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
         used_s = now_s if x.jobs else x.used_s
@@ -203,7 +203,7 @@ class ServerlessLlm:
         return rung
 
     def keep(self, node: int) -> None:
-        """Those models that were used last and fit the host memory."""
+        """Keep the models that were used last and fit the host memory."""
         left = self.host_gib * GIB if self.host_gib else math.inf
         for k in range(len(here := self.cached[node]) - 1, -1, -1):
             left -= self.cluster.models[here[k]].weight_bytes * self.cluster.models[here[k]].tp

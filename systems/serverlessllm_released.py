@@ -187,7 +187,7 @@ class ServerlessLlmReleased:
         return m, sum(1 for _ in takewhile(lambda e: e.request.model == m, reversed(x.queue)))
 
     def used_s(self, x: Worker, view: View) -> float:
-        """When a worker's last step ended."""
+        """Estimate when a worker's last step ended."""
         if x.model is None or not (now := view.batch(x.batch(x.model))).decoding:
             return x.stepped_s
         step_s = self.cluster.profile.step_s(x.batch(x.model).inst, now.decoding, now.ctx_tokens)
@@ -220,7 +220,7 @@ class ServerlessLlmReleased:
         return x, self.room(m, batches[x])
 
     def left_s(self, batch: Sequence[Entry], view: View) -> float:
-        """Seconds by which a batch is sorted: its prompts to compute, else what its first request has left."""
+        """Return the seconds that sort a batch: its prompts to compute, else what its first request has left."""
         head, profile = batch[0].request, self.cluster.profile
         inst = batch[0].worker.batch(head.model).inst
         prompts = [e.request.prompt_tokens for e in batch if not e.kv and not e.dropped]

@@ -76,7 +76,7 @@ class Pool:
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
 
     def takes(self, m: str) -> bool:
-        """Whether requests of a model may be sent to a server."""
+        """Tell whether requests of a model may be sent to a server."""
         return m in self.servers and m != self.leaving
 
 
@@ -225,7 +225,7 @@ class Swap:
                 yield from self.send(pool, first, now_s)
 
     def passes(self, server: Server, now_s: float) -> bool:
-        """Whether requests of a server pass older ones."""
+        """Tell whether requests of a server pass older ones."""
         return self.queue == "collated" or (self.stay_s > 0.0 and now_s < server.up_s + self.stay_s)
 
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
@@ -266,7 +266,7 @@ class Swap:
     # ------------------------------------------------------------ servers
 
     def room(self, pool: Pool, m: str) -> Gpus | None:
-        """Of the places of a model that have room for its server, the one with most free memory."""
+        """Return the place with most free memory, of a model's places that have room for its server; None for none."""
         if len(pool.servers) >= pool.most:
             return None
         free = [gpu.mem_bytes for gpu in self.cluster.gpus]

@@ -152,7 +152,7 @@ class Weaver:
             yield Move(rid, to, attend=True)
 
     def receiver(self, rid: int, view: View) -> Gpus | None:
-        """Where a request's KV is drawn to, by a hash of its id; None: to the sender."""
+        """Choose the receiver of a request's KV by a hash of the request's id; None for the sender."""
         if draw(self.seed, rid) >= self.ratio or not self.receivers:
             return None
         to = self.receivers[rid % len(self.receivers)]
