@@ -189,7 +189,7 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 
 def _floor(facts: Facts) -> float:
-    """Where axes of attainment begin, in percent: at ten times the misses that the level leaves, 90 for 99 %."""
+    """Return the start of axes of attainment, in percent: ten times the misses that the level leaves, 90 for 99 %."""
     return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts["level"])), 6))
 
 
@@ -292,7 +292,7 @@ def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
 
 
 def _called(models: str) -> str:
-    """How a line of panels is called: by its model set."""
+    """Return the name of a line of panels: its model set."""
     name = models.partition("+models=")[0]
     short = name if len(name) <= NAME else name[: NAME - 1] + "…"
     return f"models: {short}" if len(short) <= CALLED else short
@@ -405,7 +405,7 @@ def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame
 
 
 def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
-    """Where each x stands on its axis: at itself, but GPUs that a system takes beyond those asked for after a break."""
+    """Return the position of each x on its axis: x itself, but GPUs beyond those asked for stand after a break."""
     several = frame.groupby("label")["shown_x"].transform("nunique") > 1
     last = float((frame[several] if several.any() else frame)["shown_x"].max())
     step = max(1.0, (last - float(frame["shown_x"].min())) / 4)

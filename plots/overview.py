@@ -90,7 +90,7 @@ def _place(panel: Panel) -> tuple[Any, ...]:
 
 
 def _fitted(trace: str, real: str) -> bool:
-    """Whether a generator's streams are fitted to a real trace."""
+    """Tell whether a generator's streams are fitted to a real trace."""
     name, like, _ = trace.partition("-like")
     return bool(like) and re.split(r"[+-]", real)[0] == name
 
@@ -109,7 +109,7 @@ def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
-    """Whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
+    """Tell whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
     rows = crossings.of_panel(table, panel)
     found = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
     return all(share >= WHOLE for share in found)

@@ -146,7 +146,7 @@ def _standing(row: Mapping[str, Any]) -> Standing:
 
 
 def _y(row: Mapping[str, Any]) -> float:
-    """Where a ratio is drawn: in its step, all steps so far above this one alone."""
+    """Return the y at which a ratio is drawn: in its step, all steps so far above this one alone."""
     return float(row["step"] + ASIDE.get(row["kind"], 0.0))
 
 

@@ -106,7 +106,7 @@ def owners(sizes: I8, shares: F8, number: int) -> I8:
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
-    """By the first block that not all prompts have; a prompt without one is alone."""
+    """Group prompts by the first block that not all of them have; a prompt without one is alone."""
     lists = hashes.combine_chunks()
     begin = lists.offsets.to_numpy().astype(np.int64)
     ids, count = lists.values.to_numpy(), np.diff(begin)
@@ -120,6 +120,6 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:
-    """By gaps longer than the mean one."""
+    """Group arrivals by the gaps between them that are longer than the mean one."""
     gaps_s = np.diff(arrival_s.to_numpy())
     return np.concatenate(([0], np.cumsum(gaps_s > gaps_s.mean()))) if len(gaps_s) else np.zeros(1, np.int64)

@@ -90,7 +90,7 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """How near the generator of a trace comes to its target; of another trace, what its file says.
+    """Say how near the generator of a trace comes to its target; of another trace, what its file says.
 
     `used` are the streams of a model set with their shifts: a released set is held against its own part of the target.
     """
@@ -124,7 +124,7 @@ def mean(draws: Iterable[Mapping[Row, float]]) -> dict[Row, float]:
 
 
 def off(found: Mapping[Row, float], target: Target) -> dict[Row, float]:
-    """How far each row is off: in points of 1 for shares, else relative."""
+    """Return how far each row is off: in points of 1 for shares, else relative."""
     return {
         row: found[row] - value if row.points else found[row] / value - 1 if value else math.nan
         for row, value in target.values.items()

@@ -179,7 +179,7 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
 
 
 def _halved(trace: Rows) -> bool:
-    """Whether even seeds replay another half than odd ones."""
+    """Tell whether even seeds replay another half than odd ones."""
     return trace.maker is None and trace.span_s < FOLDED_S
 
 
@@ -265,7 +265,7 @@ def plan(
 def requests_seen(
     trace: Rows, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
 ) -> list[int]:
-    """How many requests of each model planners see."""
+    """Count the requests of each model that planners see."""
     seen = _seen(trace, models, origin, seed, assign)
     return [int(n) for n in np.bincount(seen.model, minlength=len(models.members))]
 

@@ -50,7 +50,7 @@ def excess_s(rows: Rows) -> Floats:
 
 
 def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
-    """Which parts explain each request's miss, until the first token, after it or its longest gap: (requests, 3).
+    """Mark what explains each request's miss, until the first token, after it or its longest gap: (requests, 3).
 
     One that never finished is explained by the part in which it stood.
     """

@@ -29,7 +29,7 @@ def kernels_only() -> list[str]:
 
 
 def checked(gpu: str, host: str) -> bool:
-    """Whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
+    """Tell whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
     return gpu in pairs().get(host, ())
 
 

@@ -183,7 +183,7 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
 
 
 def nearest(c: Counts, share: float) -> int:
-    """Which rate is nearest to the one at which misses rise above a share, in octaves."""
+    """Return the index of the rate nearest, in octaves, to the one at which misses rise above a share."""
     return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
@@ -295,7 +295,7 @@ def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
 
 
 def _rising(x: Floats, y: Floats, goal: float) -> float:
-    """Where the non-decreasing fit of y crosses the goal."""
+    """Return the x at which the non-decreasing fit of y crosses the goal; infinite where it does at none."""
     fit = falling(y[::-1].tolist())[::-1]
     j = sum(value < goal for value in fit)
     if j == 0:

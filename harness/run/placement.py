@@ -60,7 +60,7 @@ def check(found: Mapping[str, Gpus], setup: Setup, where: str) -> None:
 
 @lru_cache(64)
 def _start(spec: Spec) -> Mapping[str, Gpus]:
-    """Where a system loads each model when it starts; the first place of a model that it loads twice."""
+    """Return the place where a system loads each model at its start; the first one of a model that it loads twice."""
     found: dict[str, Gpus] = {}
     setup = Setup(spec)
     try:

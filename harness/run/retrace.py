@@ -77,7 +77,7 @@ def _otherwise(run: Path, how: str) -> str:
 
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:
-    """Whether two tables have the same rows, however their words are coded."""
+    """Tell whether two tables have the same rows, however their words are coded."""
     plain = record.plain(record.SCHEMA)
     return bool(a.cast(plain).equals(b.cast(plain)))
 
@@ -124,7 +124,7 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """How a wait for weights or KV went by: before a transfer was asked for, until its memory, on links, and the rest.
+    """Divide a wait for weights or KV: before a transfer was asked for, until its memory, on links, and the rest.
 
     Weights are those of the batch's instance; without a batch, those of the model that came first.
     """
@@ -168,6 +168,6 @@ def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], l
 
 
 def first_ns(trace: Trace, rid: int) -> int | None:
-    """When the engine made a request's first token; None: never."""
+    """Return the time in ns at which the engine made a request's first token; None for never."""
     first_s = float(trace.first_s[rid])
     return None if np.isnan(first_s) else round(first_s * 1e9)

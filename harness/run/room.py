@@ -60,7 +60,10 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
 
 
 def short_bytes(spec: Spec) -> int | None:
-    """How much more memory each GPU must have for a system to start, in steps of 0.1 GiB; None: twice is not enough."""
+    """Return the bytes that each GPU must have more for a system to start; None where twice the memory is not enough.
+
+    They are a multiple of 0.1 GiB.
+    """
     most = quantities.gpu(spec.gpu, spec.table).mem_bytes // STEP_BYTES
     if not fits(spec, most * STEP_BYTES):
         return None
