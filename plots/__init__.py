@@ -26,7 +26,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """The module of a figure; UserError where its file is broken."""
+    """Import the module of a figure; UserError where its file is broken."""
     from harness.policy.types import UserError
 
     try:
@@ -39,9 +39,9 @@ def find(name: str) -> Any:
 
 
 def of(folder: Path) -> tuple[dict[str, Any], list[str]]:
-    """The figures that draw what lies in a folder, by name; and a line for each whose file is broken.
+    """Return the figures that draw what lies in a folder, by name, and a line for each figure whose file is broken.
 
-    UserError where what lies there cannot be read: a figure's `draws` says so.
+    UserError where the folder's content cannot be read: a figure's `draws` raises it.
     """
     from harness.policy.types import UserError
 

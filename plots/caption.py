@@ -20,7 +20,7 @@ POINTS = "Points: differences of attainment at three rates, where curves are fla
 
 
 def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = "") -> str:
-    """The paper, traces, models, GPUs, SLOs and seeds; what a layout tells; and what a reader could be misled by.
+    """Write the caption: paper, traces, models, GPUs, SLOs and seeds; what a layout tells; what could mislead a reader.
 
     `spread` says what is drawn of several seeds.
     """
@@ -44,9 +44,10 @@ def caption(table: pa.Table, facts: Facts, spread: str, *told: str, note: str = 
 
 
 def brief(table: pa.Table, facts: Facts, *told: str) -> str:
-    """What a picture says in at most `WORDS` words: the setting, and of what else is told what fits, in order.
+    """Write the setting of a picture, and of what else is told what fits, in order, in at most `WORDS` words.
 
-    The setting: simulated or real, checked or not, GPUs, SLO and windows. All of `caption` stands in the CSV beside it.
+    The setting: simulated or real, checked or not, GPUs, SLO and windows. The CSV beside the picture has all of
+    `caption`.
     """
     runs = table.filter(table.column("skipped").is_null()).to_pandas()
     own = runs[~runs["label"].isin(facts["controls"])]
@@ -71,7 +72,7 @@ def within(words: int, *parts: str) -> str:
 
 
 def windows(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """How many windows a point has, of how many seconds; halves of a real trace are one each."""
+    """Say how many windows a point has, of how many seconds; halves of a real trace are one each."""
     whole = [panel for panel in panels if not panel.get("half")]
     mine = own[own["condition"].isin([panel["condition"] for panel in whole])]
     if not len(mine):
@@ -83,7 +84,7 @@ def windows(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
 
 
 def _setting(own: pd.DataFrame, facts: Facts, spread: str) -> Iterator[str]:
-    """What was run, in the order in which every caption has it."""
+    """Yield the setting of the runs, in the order in which every caption has it."""
     panels, seeds = facts["panels"], facts["seeds"]
     yield _each(_traces(own, panels))
     yield "models: " + _each(panel["models"] for panel in panels)
@@ -107,7 +108,7 @@ def _traces(own: pd.DataFrame, panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _machine(own: pd.DataFrame, panels: Sequence[Panel]) -> str:
-    """The machine of the runs whose setting is that of the first panel; the axes of other panels say theirs."""
+    """Name the machine of the runs whose setting is that of the first panel; the axes of other panels name theirs."""
     apart = {panel["condition"] for panel in panels if panel["own"] != panels[0]["own"]}
     machines = own.loc[~own["condition"].isin(apart), "machine"].dropna().unique()
     return "memory and processes by condition" if len(machines) > 1 else _each(machines)
@@ -118,7 +119,7 @@ def _each(values: Iterable[object]) -> str:
 
 
 def span(values: Iterable[float]) -> str:
-    """The least and the most."""
+    """Format the least and the most of the values."""
     every = sorted(values)
     return f"{every[0]:g}" if every[0] == every[-1] else f"{every[0]:g} to {every[-1]:g}"
 
@@ -132,13 +133,13 @@ def slos(rules: Iterable[str]) -> str:
 
 
 def scale_base(rule: str) -> tuple[float, str]:
-    """An SLO rule's scale and base; seconds, and scales that differ between TTFT and TPOT, have none (0)."""
+    """Split an SLO rule into scale and base; seconds, and scales that differ between TTFT and TPOT, have none (0)."""
     scale, x, base = rule.partition("x")
     return (float(scale), base) if x and scale.replace(".", "").isdigit() else (0.0, rule)
 
 
 def asked(table: pa.Table, facts: Facts) -> Iterator[str]:
-    """Where rates were given and others followed by bisection, and how many requests a point has at least."""
+    """Say which rates were given and that others come from bisection, and how many requests a point has at least."""
     sample, panels = facts["sample"], facts["panels"]
     given = next((rates for panel in panels if (rates := _rates_rps(panel))), None)
     if given and sample["rule"] == "bisect":
@@ -154,12 +155,12 @@ def asked(table: pa.Table, facts: Facts) -> Iterator[str]:
 
 
 def _rates_rps(panel: Panel) -> Sequence[float]:
-    """The rates that were given on a panel, in requests per second."""
+    """Return the rates that were given on a panel, in requests per second."""
     return panel["rates_rps"] or (panel["xs"] if panel["axis"] == "rate_rps" else ())
 
 
 def seen(panels: Sequence[Panel]) -> Iterator[str]:
-    """How much planners saw of each model, where it was not what is replayed."""
+    """Say how much planners saw of each model, where it was not what is replayed."""
     sets: dict[str, dict[str, None]] = {}
     for panel in panels:
         if panel["plan"] == "held-out" and panel["axis"] != "models":

@@ -43,9 +43,9 @@ LOOKS: Mapping[str, Look] = {  # from the left: what was waited for, then what w
 
 
 def frame(rows: Iterable[Any]) -> pd.DataFrame:
-    """What is drawn: a row a bar and cause, from records of `harness.report.misses`.
+    """Build the table that is drawn, a row for each bar and cause, from records of `harness.report.misses`.
 
-    `seconds` are of a miss, `share` is that of the misses that the cause explains.
+    `seconds` is the mean of the cause in a miss, `share` that of the misses that the cause explains.
     """
     return pd.DataFrame(
         [
@@ -106,7 +106,7 @@ def _legend(figure: Figure, points: pd.DataFrame) -> float:
 
 
 def _room(figure: Figure, axis: Axes) -> float:
-    """The share of the figure's width that the words at the left of an axis take."""
+    """Return the share of the figure's width that the words at the left of an axis take, with a margin of 0.02."""
     figure.draw_without_rendering()
     words = [*axis.get_yticklabels(), axis.yaxis.label]
     left = min(word.get_window_extent().x0 for word in words if word.get_text())

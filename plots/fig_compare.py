@@ -37,7 +37,7 @@ COLUMNS = ["series", "label", "gpus", "rate_scale", "definition", "mean", "low",
 
 
 def draws(folder: Path) -> bool:
-    """A comparison: a study that bench compare makes of its options."""
+    """Tell whether a folder holds a comparison: a study that bench compare makes of its options."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("study") == COMPARISON
 
 
@@ -59,7 +59,7 @@ def points(table: pa.Table) -> pd.DataFrame:
 
 
 def _pooled(frame: pd.DataFrame, table: pa.Table) -> pd.DataFrame:
-    """The same with attainment of all windows together, as tables have it, in place of means over seeds."""
+    """Replace means over seeds by attainment of all windows together, as tables have it."""
     for (label, gpus, fidelity), own in frame.groupby(["label", "gpus", "fidelity"], observed=True):
         words = {"label": label, "gpus": gpus, "fidelity": fidelity}
         which = reduce(pc.and_, (pc.equal(_plain(table[name]), word) for name, word in words.items()))
@@ -78,7 +78,7 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def parts(table: pa.Table, halves: Sequence[Collection[int]]) -> list[pa.Table]:
-    """The table, or of a real trace its parts by the half that seeds replay, each a case by itself."""
+    """Split the table of a real trace by the half that seeds replay, each a case by itself; leave others whole."""
     own = (table.filter(pc.is_in(table["seed"], pa.array(list(seeds), table["seed"].type))) for seeds in halves)
     return list(own) or [table]
 

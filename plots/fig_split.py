@@ -21,13 +21,13 @@ SPAN_S = 30.0  # shown, from the window's start
 
 
 def draws(folder: Path) -> bool:
-    """A recorded run whose lanes were told how many SMs they have."""
+    """Tell whether a folder holds a recorded run whose lanes were given counts of SMs."""
     path = folder / FILE
     return path.is_file() and "partitions" in record.footer(path)
 
 
 def read(run: Path) -> dict[str, Any]:
-    """The facts of a recorded run; UserError where no lane had a part of the SMs."""
+    """Read the facts of a recorded run; UserError where no lane had a part of the SMs."""
     path = run / FILE
     if not path.is_file():
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")

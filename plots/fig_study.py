@@ -34,7 +34,7 @@ def about(folder: Path) -> dict[str, Any]:
 
 
 def draws(folder: Path) -> bool:
-    """A study whose layout is drawn."""
+    """Tell whether a folder holds a study whose layout is drawn."""
     return (folder / SWEEP).is_file() and record.footer(folder / SWEEP).get("layout") in DRAWERS
 
 

@@ -26,12 +26,12 @@ THICK = 0.34  # of one bar, where a constant has 1
 
 
 def draws(folder: Path) -> bool:
-    """A comparison beside which a sensitivity is kept."""
+    """Tell whether a folder holds a comparison with a sensitivity beside it."""
     return (folder / SENSITIVITY).is_file()
 
 
 def read(sweep: Path) -> tuple[pd.DataFrame, dict[str, Any], pd.DataFrame]:
-    """The leads that are kept beside a comparison, their facts, and the runs of the comparison; UserError if none."""
+    """Read the leads kept beside a comparison, their facts, and the comparison's runs; UserError if there are none."""
     path = sweep / SENSITIVITY
     if not path.is_file():
         raise UserError(f"{sweep}: nothing kept here ({SENSITIVITY} is missing); bench sensitivity makes it")
@@ -102,7 +102,7 @@ def draw(frame: pd.DataFrame, facts: Mapping[str, Any], runs: pd.DataFrame, note
 
 
 def _bar(axis: Axes, y: float, row: Any, base: float, even: float) -> None:
-    """A bar from the base to a lead, with its interval; see `_notes`."""
+    """Draw a bar from the base to a lead, with its interval; see `_notes`."""
     turned = (base - even) * (row.mean - even) < 0 and (
         (np.isfinite(row.high) and row.high < even) if row.mean < even else (np.isfinite(row.low) and row.low > even)
     )
@@ -127,7 +127,7 @@ def _color(setting: str) -> str:
 
 
 def _label(name: str, value: str) -> str:
-    """A constant's name over its value, cut at the first comma."""
+    """Return a constant's name over its value, which is cut at the first comma."""
     return f"{name}\n{value.partition(',')[0]}"
 
 

@@ -28,13 +28,13 @@ COLORS = (style.BLUE, style.ORANGE, style.GREEN, style.RED, style.PURPLE, style.
 
 
 def draws(folder: Path) -> bool:
-    """A recorded run that had turns."""
+    """Tell whether a folder holds a recorded run that had turns."""
     path = folder / FILE
     return path.is_file() and len(record.table(path, TURN_COLUMNS)) > 0
 
 
 def read(run: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """The turns of a recorded run and its facts (spec, load_s); UserError where there are none."""
+    """Read the turns of a recorded run and its facts (spec, load_s); UserError where there are none."""
     path = run / FILE
     if not path.is_file():
         raise UserError(f"{run}: no turns here; bench run SPEC.toml --record stores them")
@@ -90,12 +90,12 @@ def draw(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> Figur
 
 
 def label(spec: Mapping[str, Any]) -> str:
-    """A run's system and preset."""
+    """Return a run's system and preset as a label."""
     return str(spec["system"]) + (f":{spec['preset']}" if spec["preset"] else "")
 
 
 def caption(turns: pd.DataFrame, facts: Mapping[str, Any], note: str = "") -> str:
-    """What a reader must know, and what the turns of all GPUs are like."""
+    """Write the caption: the setting of the run, and counts and medians of the turns of all GPUs."""
     spec = facts["spec"]
     said = f"{unchecked} · " if (unchecked := checked.note(spec["gpu"], spec["host"])) else ""
     own, between = turns[turns["phase"] == "decode"], gaps(turns)

@@ -79,7 +79,7 @@ def _panel(axes: Axes, own: pd.DataFrame, metric: str, looks: Mapping[str, Look]
 
 
 def _caption(frame: pd.DataFrame) -> str:
-    """What is drawn."""
+    """Write the caption: the number of measured cases, their engines and GPUs."""
     pairs = sorted(set(zip(frame["engine"], frame["gpu"], strict=True)))
     which = ", ".join(f"{engine} on {gpu}" for engine, gpu in pairs)
     cases = frame.groupby(["file", "row"]).ngroups

@@ -60,7 +60,7 @@ def draw(points: pd.DataFrame) -> Figure:
 
 
 def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
-    """A line a series."""
+    """Draw a line for each series, the mean, on a band from its least to its greatest value."""
     for name, rows in own.groupby("series", sort=False):
         by = rows.groupby("x")["value"]
         x, mean = scale * by.mean().index.to_numpy(), by.mean().to_numpy()
@@ -70,7 +70,7 @@ def _lines(axis: Axes, own: pd.DataFrame, scale: float) -> None:
 
 
 def _bars(axis: Axes, own: pd.DataFrame, paper: Mapping[str, float]) -> None:
-    """A bar a series, from the top down, with its number; what the paper says as a mark."""
+    """Draw a bar for each series, from the top down, with its number, and the paper's number as a mark."""
     names = list(dict.fromkeys(own["series"]))
     for k, name in enumerate(names):
         values = own[own["series"] == name]["value"]

@@ -118,13 +118,13 @@ def _unit(panel: Panel) -> float:
 
 
 def crossed(rows: pa.Table, panel: Panel, label: str, definition: str, level: float) -> float | None:
-    """The x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
+    """Return the x at which a system crosses the level, as shown; None where it does not, or beyond the axis."""
     c = crossings.crossing(rows, panel, label, definition, level)
     return c.at.mean if c is not None and c.at.sign == "=" else None
 
 
 def together(panel: Panel, panels: Sequence[Panel]) -> list[Panel]:
-    """A panel, or both halves of its real trace, which are drawn in one."""
+    """Return a panel, or both halves of its real trace, which are drawn in one."""
     same = ("row", "column", "trace", "axis", "models", "gpus", "slo_scale", "slo", "own")
     halves = [one for one in panels if one.get("half") and all(one[key] == panel[key] for key in same)]
     return halves if panel.get("half") else [panel]
@@ -189,7 +189,7 @@ def _parted(panels: Sequence[Panel]) -> Iterator[list[Panel]]:
 
 
 def _floor(facts: Facts) -> float:
-    """Where axes of attainment begin, in percent: at ten times the misses that the level leaves, 90 for 99 %."""
+    """Return the start of axes of attainment, in percent: ten times the misses that the level leaves, 90 for 99 %."""
     return max(0.0, round(100.0 - 1000.0 * (1.0 - float(facts["level"])), 6))
 
 
@@ -243,7 +243,10 @@ def _drawn(table: pa.Table, facts: Facts, text: str, *, page: bool = False) -> F
 
 
 def _looks(frame: pd.DataFrame, facts: Facts) -> dict[str, style.Look]:
-    """The looks of systems and controls, in the order of the legend; controls are all as grey as the known ones."""
+    """Return the looks of systems and controls, in the order of the legend.
+
+    Controls without a look of their own are as grey as the known ones.
+    """
     series = [label for label in (*facts["systems"], *facts["controls"]) if label in set(frame["label"])]
     looks = style.looks(series)
     others = {label for label in facts["controls"] if label not in style.SYSTEMS}
@@ -251,7 +254,7 @@ def _looks(frame: pd.DataFrame, facts: Facts) -> dict[str, style.Look]:
 
 
 def _title(column: int, lines: Sequence[Line]) -> str:
-    """The trace of a column; where lines of it have another, that one with their letters below.
+    """Return the title of a column: its trace, and below it each other trace with the letters of its lines.
 
     Traces stand without their parameters, which the caption has.
     """
@@ -289,7 +292,7 @@ def _label(axes: Sequence[Axes], line: Line, letter: str, usual: Panel) -> None:
 
 
 def _called(models: str) -> str:
-    """How a line of panels is called: by its model set."""
+    """Return the name of a line of panels: its model set."""
     name = models.partition("+models=")[0]
     short = name if len(name) <= NAME else name[: NAME - 1] + "…"
     return f"models: {short}" if len(short) <= CALLED else short
@@ -308,7 +311,7 @@ def _xlabel(panel: Panel, usual: Panel) -> str:
 
 
 def _setting(key: str, value: Any) -> str:
-    """What a condition says of its setting, in words; None: it leaves it as usual."""
+    """Say in words what a condition sets for a field; None stands for the usual setting."""
     if value is None:
         return USUAL[key]
     if key == "pool_bytes":
@@ -366,7 +369,7 @@ def _panel(axis: Axes, panel: Panel, definition: str, drawn: Drawn) -> None:
 def _curves(
     axis: Axes, panel: Panel, definition: str, drawn: Drawn, places: Mapping[float, float], *, thin: bool
 ) -> None:
-    """A line a system with its interval and its crossing; thin for one half of a real trace."""
+    """Draw a line for each system with its interval and its crossing; thin for one half of a real trace."""
     facts, frame = drawn.facts, drawn.frame[drawn.frame["condition"] == panel["condition"]]
     rows, wide = crossings.of_panel(drawn.table, panel), 0.5 if thin else 0.9
     for depth, (label, look) in enumerate(reversed(list(drawn.looks.items()))):
@@ -390,7 +393,10 @@ def _curves(
 
 
 def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame) -> Transform:
-    """Controls stand left and right of an x that they share with others, or one would hide the other."""
+    """Return the transform that moves a control aside where another series would hide it.
+
+    Controls stand left and right of an x that they share with others.
+    """
     mine = frame["label"] == label
     if label not in controls or not frame.loc[mine, "shown_x"].isin(frame.loc[~mine, "shown_x"]).any():
         return axis.transData
@@ -399,7 +405,7 @@ def _beside(axis: Axes, label: str, controls: Sequence[str], frame: pd.DataFrame
 
 
 def _places(frame: pd.DataFrame, kind: str) -> dict[float, float]:
-    """Where each x stands on its axis: at itself, but GPUs that a system takes beyond those asked for after a break."""
+    """Return the position of each x on its axis: x itself, but GPUs beyond those asked for stand after a break."""
     several = frame.groupby("label")["shown_x"].transform("nunique") > 1
     last = float((frame[several] if several.any() else frame)["shown_x"].max())
     step = max(1.0, (last - float(frame["shown_x"].min())) / 4)
@@ -461,7 +467,7 @@ def _rates(panels: Sequence[Panel]) -> Iterator[str]:
 
 
 def _bounds(facts: Facts) -> Iterator[str]:
-    """What the markers without a line are."""
+    """Say which bounds the markers without a line show."""
     names = facts["controls"]
     if names:
         found = any(panel["rates_rps"] for panel in facts["panels"])

@@ -68,7 +68,7 @@ def _handles(said: set[str]) -> list[Patch]:
 
 
 def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
-    """A ratio over its interval, on the colour and behind the sign of what it says."""
+    """Draw a ratio over its interval, on the colour and behind the sign of its standing."""
     fill = FILLS[row["standing"]]
     axis.add_patch(Rectangle((x, y), 1, 1, facecolor=fill.color, hatch=fill.hatch, edgecolor="#c4c4c4", linewidth=0.5))
     text, bounds, size = textwrap.fill(row["note"], 20), "", 5.2
@@ -89,5 +89,5 @@ def _cell(axis: Axes, x: int, y: int, row: Mapping[str, Any]) -> None:
 
 
 def _size(points: float, letters: int, columns: int) -> float:
-    """The type in which so many letters fit a column, at most so large."""
+    """Return the type size in points at which so many letters fit one of the columns, at most `points`."""
     return min(points, LETTERS * (1.0 - NAMES) * style.PAGE_IN / columns / max(1, letters))

@@ -90,7 +90,7 @@ def _place(panel: Panel) -> tuple[Any, ...]:
 
 
 def _fitted(trace: str, real: str) -> bool:
-    """Whether a generator's streams are fitted to a real trace."""
+    """Tell whether a generator's streams are fitted to a real trace."""
     name, like, _ = trace.partition("-like")
     return bool(like) and re.split(r"[+-]", real)[0] == name
 
@@ -101,7 +101,7 @@ def _definition(panel: Panel, facts: Facts) -> str:
 
 
 def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
-    """What a paper states of a panel in numbers."""
+    """Return the claims in which a paper states a number of a panel."""
     return [claim for claim in facts["claims"]
             if claim["what"] in {"crossing", "ratio", "fewest"} and not isinstance(claim["paper"], str | None)
             and claim.get("comparable", True) and not any(claim.get(key) for key in ("evidence", "lacks", "input"))
@@ -109,7 +109,7 @@ def _claims(panel: Panel, facts: Facts) -> list[Mapping[str, Any]]:
 
 
 def alike(table: pa.Table, panel: Panel, definition: str, labels: Sequence[str]) -> bool:
-    """Whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
+    """Tell whether every system prints as 100.0 % at every x of a panel, so that it tells nothing."""
     rows = crossings.of_panel(table, panel)
     found = [e.mean for label in labels for e in crossings.attained(rows, panel["axis"], label, definition).values()]
     return all(share >= WHOLE for share in found)
@@ -134,7 +134,7 @@ def chosen(table: pa.Table, facts: Facts) -> list[Cell]:
 
 
 def rows(table: pa.Table, facts: Facts, shown: Sequence[Cell]) -> list[list[Row]]:
-    """The systems' rows of each cell; standings are corrected together (Holm)."""
+    """Return the systems' rows of each cell, their standings corrected together (Holm)."""
     found = [_rows(table, facts, cell) for cell in shown]
     judged = [row for own in found for row in own if row.standing is not None]
     standings = crossings.corrected([row.standing for row in judged if row.standing is not None])
@@ -168,7 +168,10 @@ def _rows(table: pa.Table, facts: Facts, cell: Cell) -> list[Row]:
 
 
 def _papers(label: str, cell: Cell, at: Mapping[str, Crossing], facts: Facts) -> Iterator[tuple[float, float]]:
-    """The x at which the paper's numbers put a system: its crossing, or ours of another system over its ratio."""
+    """Yield the ends in x of where the paper's numbers put a system.
+
+    They are those of its crossing, or of our crossing of another system over the paper's ratio.
+    """
     static = [name for name in at if name.partition(":")[0] == "static"]
     best = max(static, key=lambda name: at[name].at.mean, default="")
     for claim in _claims(cell.any, facts):
@@ -283,7 +286,7 @@ def _judged(cell: Cell) -> bool:
 def _panel(
     axis: Axes, cell: Cell, own: Mapping[str, Row], names: Sequence[str], looks: Mapping[str, style.Look]
 ) -> None:
-    """A row a system: its crossing with its interval, the halves' crossings, the paper's mark, and words beside it."""
+    """Draw a row for each system: crossing and interval, the halves' crossings, the paper's mark, and the verdict."""
     low, high = _ends(cell.any["axis"], own.values())
     _scale(axis, cell.any["axis"], low, high)
     for k, name in enumerate(names):
@@ -311,7 +314,7 @@ def _panel(
 
 
 def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[float, float]) -> None:
-    """A crossing with its interval; hollow, with an arrow, where it is but a bound."""
+    """Draw a crossing with its interval; hollow, with an arrow, where it is only a bound."""
     low, high = within
     left = low if e.sign == "<" or (e.low is None and e.high is not None) else e.low
     right = high if e.sign == ">" or (e.high is None and e.low is not None) else e.high
@@ -325,7 +328,7 @@ def _mark(axis: Axes, y: float, e: Estimate, look: style.Look, within: tuple[flo
 
 
 def _ends(axis: str, own: Any) -> tuple[float, float]:
-    """The ends of a panel's axis: all crossings, and intervals and papers near them."""
+    """Return the ends of a panel's axis, which hold all crossings, and intervals and papers' numbers near them."""
     listed = list(own)
     at = [c.at for row in listed for c in (row.at, *row.halves.values()) if c is not None]
     means = [e.mean for e in at if e.mean > 0] or [1.0]
@@ -356,7 +359,7 @@ def _scale(axis: Axes, kind: str, low: float, high: float) -> None:
 
 
 def _handles(found: Sequence[Sequence[Row]]) -> list[Line2D | Patch]:
-    """What is said, and nothing else."""
+    """Return the legend of the marks and verdicts that are drawn, and of nothing else."""
     every = [row for own in found for row in own]
     grey: dict[str, Any] = {"color": "#606060", "markersize": 3.6}
     handles: list[Line2D | Patch] = []

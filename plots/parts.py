@@ -45,14 +45,14 @@ def points(table: pa.Table, facts: Facts) -> pd.DataFrame:
 
 
 def _offered_rps(rows: pa.Table, x: float) -> float:
-    """Requests a second that the runs of a panel were offered at x, in the mean."""
+    """Return the mean of requests per second that the runs of a panel were offered at x."""
     frame = rows.select(["x", "over", "definition", "value"]).to_pandas()
     own = frame[(frame["definition"] == "offered_rps") & (frame["over"] == "pooled") & (frame["x"] == x)]
     return float(own["value"].mean())
 
 
 def _end(points: float | None) -> float:
-    """The end of an interval, as far as a loss may go."""
+    """Return the end of an interval in points, cut at 100 points of loss or gain; NaN for None."""
     return np.nan if points is None else float(np.clip(points, -100, 100))
 
 
@@ -98,7 +98,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
 
 
 def _panel(axis: Axes, own: pd.DataFrame) -> None:
-    """A bar a part with its interval; the model that loses most as a diamond."""
+    """Draw a bar for each part with its interval, and the model that loses most as a diamond."""
     axis.axvline(0.0, color="#202020", linewidth=0.7)
     for k, (lost, low, high, most) in enumerate(own[["lost", "low", "high", "most"]].to_numpy(np.float64).tolist()):
         if np.isnan(lost):

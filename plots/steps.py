@@ -94,7 +94,7 @@ def draw(table: pa.Table, facts: Facts, note: str = "") -> Figure:
 
 
 def _handles(shown: Sequence[Mapping[str, Any]]) -> list[Line2D]:
-    """What is drawn, and nothing else."""
+    """Return the legend of what is drawn, and of nothing else."""
     origins = {row["origin"] for row in shown}
     alone = [Line2D([], [], color=ALONE, marker="D", markerfacecolor="white", linestyle="none", label="this alone")]
     paper = [Line2D([], [], color=PAPER, linestyle=(0, (4, 2)), linewidth=0.9, label="the paper")]
@@ -140,18 +140,18 @@ def _panel(axis: Axes, own: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _standing(row: Mapping[str, Any]) -> Standing:
-    """The standing of a row: its interval is drawn, so that the words have the mean alone."""
+    """Return the standing of a row with its mean alone, as the interval is drawn and not told."""
     e = None if row["mean"] is None else Estimate(row["mean"], None, None, row["n"], row["sign"])
     return Standing(e, row["standing"], row["note"], flat=row["flat"], differences=row["gaps"])
 
 
 def _y(row: Mapping[str, Any]) -> float:
-    """Where a ratio is drawn: in its step, all steps so far above this one alone."""
+    """Return the y at which a ratio is drawn: in its step, all steps so far above this one alone."""
     return float(row["step"] + ASIDE.get(row["kind"], 0.0))
 
 
 def _interval(axis: Axes, y: float, row: Mapping[str, Any], within: tuple[float, float], color: str) -> None:
-    """The interval as a line, with an arrow on a side on which it has no bound or leaves the panel."""
+    """Draw the interval as a line, with an arrow on a side where it has no bound or leaves the panel."""
     left, right = within
     low = row["mean"] if row["n"] == 1 else left if row["low"] is None else max(row["low"], left)
     high = row["mean"] if row["n"] == 1 else right if row["high"] is None else min(row["high"], right)

@@ -245,7 +245,7 @@ def unvetted(runs: pd.DataFrame) -> str:
 
 
 def unvetted_of(systems: Mapping[str, str]) -> str:
-    """The same of systems by label."""
+    """Name the systems whose file, as it is now, has not passed `bench check`, from systems by label."""
     late = set(vetted.unchecked(systems.values()))
     labels = sorted(label for label, system in systems.items() if system in late)
     return f"Unchecked, as bench check has not passed on the file: {', '.join(labels)}." if labels else ""
@@ -263,7 +263,7 @@ def write_foot(figure: Figure, text: str, points: float = 5.0) -> None:
 
 
 def handle(label: str, look: Look, *, line: bool = True, **more: Any) -> Line2D:
-    """A system's entry in a legend."""
+    """Return a system's entry in a legend."""
     return Line2D([], [], linestyle=look.line if line else "", label=label, **(look.marks() | more))
 
 

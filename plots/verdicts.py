@@ -43,7 +43,10 @@ def beside(axis: Axes, y: float, found: Standing, size: float = 5.2) -> None:
 
 
 def told(found: Standing) -> str:
-    """A standing in numbers: the ratio with its interval; where it is flat, differences in points at three rates."""
+    """Say a standing in numbers: the ratio with its interval, or where it is flat the differences in points.
+
+    Differences are those at three rates.
+    """
     if (found.flat or found.ratio is None) and found.differences:
         gaps = (estimate.text(gap.times(100), POINTS, spread=False) for _, gap in found.differences)
         return f"{', '.join(gaps)} points"
@@ -51,6 +54,6 @@ def told(found: Standing) -> str:
 
 
 def handles(said: Collection[str]) -> list[Patch]:
-    """The legend of what was said, and nothing else; what has no sign speaks for itself."""
+    """Return the legend of the verdicts in `said`; a verdict without a sign needs none."""
     return [Patch(facecolor=fill.color, edgecolor="#c4c4c4", linewidth=0.4, label=" ".join(STANDINGS[says]))
             for says, fill in FILLS.items() if says in said and STANDINGS[says][0]]  # fmt: skip

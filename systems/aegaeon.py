@@ -58,7 +58,7 @@ PCIE = {"h800": 64 * GIB}  # bytes/s of utils.py, pcie_bandwidth_in_bytes, 15 % 
 
 
 def quotas(n: Sequence[float], c: float, qmax_s: float = 4.0) -> list[float]:
-    """Seconds of each batch's turn; QMAX for all where nothing is switched (c = 0)."""
+    """Return the seconds of each batch's turn; QMAX for all where nothing is switched (c = 0)."""
     if c <= 0.0:
         return [qmax_s] * len(n)
     total = sum(1 / k for k in n)
@@ -137,20 +137,20 @@ class Instance(Slot):
         return [Move(batch, self.host) for batch in gone]
 
     def take(self, rid: int, batch: Batch, view: View) -> list[Action]:
-        """A request's KV joins that of its batch: in host memory, or by that way on the GPUs."""
+        """Move a request's KV cache to that of its batch: to host memory, or through it to the GPUs."""
         now = view.request(rid).home
         path = (self.host, batch.inst.place) if batch in self.home else (self.host,)
         return [Move(rid, place) for place in path if place != now] if now != path[-1] else []
 
     def advance(self) -> Iterator[Action]:
-        """The next stages of a switch, up to one that has to be waited for."""
+        """Yield the next stages of a switch, up to one that has to be waited for."""
         while self.stages and not self.waits:
             stage = self.stages.popleft()
             self.waits = [a for a in stage if isinstance(a, Move | Load)]
             yield from stage
 
     def done(self, action: Action) -> Iterator[Action]:
-        """An action of any instance is over: what waits for it here goes on."""
+        """Note that an action of any instance is over, and continue the switch that waits for it here."""
         if action in self.waits:
             self.waits.remove(action)
             yield from self.advance()
@@ -234,7 +234,7 @@ class Aegaeon:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Requests come, pass from prefill to decode and go; a turn ends and the next one begins."""
+        """Handle requests that arrive, pass from prefill to decode and finish; begin the next turn where one ends."""
         match event:
             case Arrived(request):
                 return self.join(request.id, request.model, request.prompt_tokens, view)
@@ -254,7 +254,7 @@ class Aegaeon:
         return ()
 
     def batch(self, x: Instance, m: str, others: Iterable[Group | Work], first: int = 0) -> Batch:
-        """A batch of model m on an instance beside others, whose tags are first, first + 2, ..."""
+        """Return a batch of model m on an instance, whose tag (first, first + 2, ...) none of `others` has there."""
         inst = x.inst(m)
         taken = {y.batch.tag for y in others if y.batch.inst == inst}
         return x.batch(m, next(tag for tag in count(first, 2) if tag not in taken))
@@ -262,7 +262,7 @@ class Aegaeon:
     # ------------------------------------------------------------ Algorithm 1: prefill
 
     def join(self, rid: int, m: str, tokens: int, view: View) -> Iterator[Action]:
-        """A prompt joins a group of its model that has room, or opens one on the least loaded instance."""
+        """Add a prompt to a group of its model that has room, or to a new one on the least loaded instance."""
         self.tokens[rid] = tokens
         g = next((g for g in self.groups[m] if (len(g.rids) if self.refill else g.joined) < self.group), None)
         if g is None:
@@ -281,7 +281,7 @@ class Aegaeon:
             yield Run(x.job.batch, "decode", steps=0)
 
     def busy(self, x: Instance, m: str) -> float:
-        """How loaded an instance is: seconds of prefill and switches, or prompts; or models, 0 if m is among them."""
+        """Return an instance's load: seconds of prefill and switches, or prompts; or models, 0 if m is among them."""
         if self.order != "split":
             models = {g.batch.inst.model for g in x.groups} | {w.batch.inst.model for w in x.works}
             return 0 if m in models else 1 + len(models)
@@ -297,7 +297,7 @@ class Aegaeon:
         return prefill_s + switch_s
 
     def leave(self, rid: int) -> None:
-        """A request is in its group or batch no more."""
+        """Remove a request from its group or batch, which closes if it is empty and has no turn."""
         job = self.where.pop(rid, None)
         if job is None:
             return
@@ -308,7 +308,7 @@ class Aegaeon:
             self.close(job)
 
     def close(self, job: Group | Work) -> None:
-        """A group or batch has no request left."""
+        """Remove a group or batch that has no request left."""
         if isinstance(job, Work):
             job.at.works.remove(job)
             job.at.home.pop(job.batch, None)
@@ -319,7 +319,7 @@ class Aegaeon:
     # ------------------------------------------------------------ Algorithm 2: decode
 
     def prefilled(self, rid: int, view: View) -> Iterator[Action]:
-        """A request's KV goes to the host, the request to a decode batch; if that one runs, the KV goes on to it."""
+        """Give a prefilled request to a decode batch; its KV cache goes to the host, and on to a batch that runs."""
         g = self.where.get(rid)
         if not isinstance(g, Group):
             return
@@ -332,14 +332,14 @@ class Aegaeon:
             yield from self.next(w.at, view)
 
     def admit(self, rid: int, view: View) -> Iterator[Action]:
-        """A request joins what it was given to, its KV what there is of it."""
+        """Admit a request to its group or batch; for a batch, the KV cache that the request has follows."""
         if job := self.where.get(rid):
             yield Admit(rid, job.batch)
             if isinstance(job, Work):
                 yield from job.at.take(rid, job.batch, view)
 
     def dispatch(self, g: Group, tokens: int) -> Work:
-        """A decode batch of a group's model with room, or a new one where batches are fewest."""
+        """Return a decode batch of a group's model with room, or a new one where batches are fewest."""
         inst = g.batch.inst
         near = [g.at] if g.at.decodes else self.decode_at[inst.model]
         works = (w for x in near for w in x.works if w.batch.inst.model == inst.model and self.fits(w, tokens))
@@ -353,11 +353,11 @@ class Aegaeon:
         return w
 
     def fits(self, w: Work, tokens: int) -> bool:
-        """Whether a batch still fits memory with one request more."""
+        """Tell whether a batch still fits memory with one more request."""
         return w.ctx + tokens + LOOKAHEAD * (len(w.rids) + 1) <= self.room[w.batch.inst.model]
 
     def begin_round(self, x: Instance, view: View) -> Iterator[Action]:
-        """Batches formed anew where a model has several; those of one model side by side; and their quotas."""
+        """Reform batches where a model has several, put those of one model side by side, and set their quotas."""
         models = list(dict.fromkeys(w.batch.inst.model for w in x.works))
         if len(models) < len(x.works):
             yield from self.reform(x, view)
@@ -373,7 +373,7 @@ class Aegaeon:
         x.round.extend(x.works)
 
     def reform(self, x: Instance, view: View) -> Iterator[Action]:
-        """First come, first served into a model's first batch that has room."""
+        """Deal requests anew, first come, first served, each to its model's first batch that has room."""
         members = sorted((rid, w.batch) for w in x.works for rid in w.rids)
         for w in x.works:
             w.rids, w.ctx = {}, 0
@@ -391,7 +391,7 @@ class Aegaeon:
     # ------------------------------------------------------------ turns
 
     def ended(self, turn: TurnEnded, view: View) -> Iterator[Action]:
-        """A turn is over: the next one. Where it could do nothing, all KV goes to the host first."""
+        """End a turn and begin the next one. Where the turn could do nothing, all KV goes to the host first."""
         assert isinstance(turn.batch.inst.place, tuple)
         x = self.on_gpu[turn.batch.inst.place[0]]
         job = x.job
@@ -432,7 +432,7 @@ class Aegaeon:
             yield from self.begin(x, x.job)
 
     def begin(self, x: Instance, job: Group | Work) -> Iterator[Action]:
-        """The switch to a turn: KV of other batches out, weights out and in, KV in, run; weights ahead of their time.
+        """Switch to a turn: KV of other batches out, weights out and in, KV in, run; then weights ahead of their time.
 
         Batches of a model that is about to prefill keep their KV there.
         """
@@ -457,7 +457,7 @@ class Aegaeon:
             yield from x.fetch(m, self.way)
 
     def ahead(self, x: Instance, job: Group | Work) -> tuple[str, ...]:
-        """The next model, if its weights fit beside this one's and the KV of this turn."""
+        """Return the next model if its weights fit beside this one's and the KV cache of this turn, else none."""
         if not (self.prefetch and self.sync):
             return ()
         m, models = job.batch.inst.model, self.cluster.models
@@ -472,7 +472,7 @@ class Aegaeon:
         return (after,) if weights + kv <= self.cluster.gpus[x.gpus[0]].mem_bytes else ()
 
     def lost(self, rid: int, view: View) -> Iterator[Action]:
-        """A request's KV found no place: what it had is prefilled again."""
+        """Prefill again what a request had whose KV cache found no place."""
         w = self.where.get(rid)
         if isinstance(w, Work):
             self.leave(rid)

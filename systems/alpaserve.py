@@ -68,7 +68,7 @@ class AlpaServe:
     presets: ClassVar[Mapping[str, Mapping[str, Option]]] = {}
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Copies are placed at the start; then each request finds one."""
+        """Place copies at the start, then send each request to one."""
         match event:
             case Woke("start"):
                 yield from self.start()
@@ -109,11 +109,11 @@ class AlpaServe:
         yield Admit(r.id, Batch(Inst(r.model, self.groups[g])))
 
     def first_s(self, m: str, g: int, tokens: int) -> float:
-        """Seconds of a prefill."""
+        """Return the seconds of a prefill."""
         return self.cluster.profile.prefill_s(Inst(m, self.groups[g]), tokens)
 
     def held_s(self, m: str, group: Gpus) -> float:
-        """Seconds for which a request of the forecast keeps its group."""
+        """Return the seconds for which a request of the forecast keeps its group."""
         plan = self.cluster.plan.get(m)
         return busy(self.cluster, m, group) / plan.rate_rps if plan and plan.rate_rps > 0 else 0.0
 

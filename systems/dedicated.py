@@ -54,6 +54,6 @@ class Dedicated:
 
 
 def fit(g: int, tp: int, node_gpus: int) -> int:
-    """The first GPU from g on at which a group of tp stays within its node."""
+    """Return the first GPU from g on at which a group of tp stays within its node."""
     left = node_gpus - g % node_gpus
     return g if tp <= left else g + left

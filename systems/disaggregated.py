@@ -65,7 +65,11 @@ class Disaggregated:
     # ------------------------------------------------------------ placement
 
     def placed(self) -> Mapping[str, Sequence[Gpus]]:
-        """The groups of each model, those that prefill first: the heaviest first, each where pressure stays lowest."""
+        """Place the groups of each model, those that prefill first.
+
+        The heaviest model comes first, each where pressure stays lowest. Infeasible where a model finds no groups with
+        room.
+        """
         models = self.cluster.models
         degrees = {m: self.degree(m) for m in models}
         cells = list(self.cells(max(degrees.values())))
@@ -85,7 +89,7 @@ class Disaggregated:
         return {m: homes[m] for m in models}
 
     def degree(self, m: str) -> int:
-        """The degree at which each instance of a model is served."""
+        """Return the degree at which each instance of a model is served. Infeasible where GPUs are too few."""
         model = self.cluster.models[m]
         fit = [tp for tp in model.degrees if tp <= model.tp and len(self.groups(tp)) >= self.p + self.d]
         if not fit:
@@ -108,7 +112,7 @@ class Disaggregated:
     # ------------------------------------------------------------ requests
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """A prompt is prefilled, its KV moves, and it is decoded."""
+        """Prefill each prompt, move its KV cache, and decode it."""
         match event:
             case Woke("start"):
                 for m, batches in self.prefills.items():
@@ -132,7 +136,7 @@ class Disaggregated:
                     yield Admit(rid, self.idlest(now.batch.inst.model, view))
 
     def idlest(self, m: str, view: View) -> Batch:
-        """The instance that prefills with the fewest tokens to do."""
+        """Return the prefill instance that has the fewest tokens to do."""
         return min(self.prefills[m], key=lambda b: view.batch(b).prefill_tokens)
 
 

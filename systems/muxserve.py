@@ -103,17 +103,20 @@ class Estimator:
         return self.known[m, B]
 
     def alone(self, m: Llm, most: int) -> int:
-        """The smallest batch that serves W with the GPUs to itself; `most` where none does."""
+        """Return the smallest batch that serves the rate W with the GPUs to itself; `most` where none does."""
         return 1 + bisect_left(range(1, most), True, key=lambda B: meets(B / sum(self.times(m, B)), m.W))
 
     def unserved(self, unit: Sequence[Llm]) -> Lacks:
-        """What models on the same GPU fail to serve: KV split by W s, batches as small as will do."""
+        """Return what models on the same GPU fail to serve: KV split by W s, batches as small as will do."""
         if (key := tuple(unit)) not in self.units:
             self.units[key] = min(self.tried(unit), key=lambda lacks: sum(lacks.values()))
         return self.units[key]
 
     def tried(self, unit: Sequence[Llm]) -> Iterator[Lacks]:
-        """The same while the batch of whoever is served least grows, until all are served or memory ends."""
+        """Yield what the models fail to serve, as the batch of the one served least grows.
+
+        It ends when all are served or memory is used up.
+        """
         F = self.cluster.gpus[0].mem_bytes - sum(m.weight for m in unit)
         total = sum(m.kv for m in unit) or 1.0
         most = [min(MOST_SEQS, max(1, int(F * m.kv / total // m.seq))) for m in unit]
@@ -132,7 +135,7 @@ class Estimator:
 
 
 def meets(served: float, W: float) -> bool:
-    """Whether a throughput counts as the rate: placement.py forgives a tenth, at most half a request a second."""
+    """Tell whether a throughput meets the rate W: placement.py forgives a tenth, at most half a request a second."""
     return served + min(0.5, served * 0.1) >= W
 
 
@@ -160,7 +163,7 @@ def meshes(cluster: Cluster, degrees: Iterable[int]) -> Iterator[list[Gpus]]:
 
 
 def greedy(estimator: Estimator, order: Sequence[Llm], cut: Sequence[Gpus]) -> tuple[float, float, dict[str, Gpus]]:
-    """Requests unserved, highest KV demand over free memory, and homes; both infinite where some model has no room.
+    """Return requests unserved, highest KV demand over free memory, and homes; both infinite if a model has no room.
 
     Each model goes where least is lost; among equals to the least busy GPUs, then to the emptiest (placement.py). It
     takes meshes of its degree; where the cut has none, a part of the next larger ones.
@@ -347,7 +350,7 @@ class MuxServe:
         return max(1, int(min(self.Q[g][m] for g in self.home[m]) // self.llms[m].seq))
 
     def batch(self, m: str) -> Batch:
-        """A model's one batch."""
+        """Return a model's one batch."""
         return Batch(Inst(m, self.home[m]))
 
     def llm(self, name: str) -> Llm:
@@ -370,7 +373,7 @@ class MuxServe:
         return m
 
     def partition(self, share: int) -> int | None:
-        """The smallest partition of at least a share of the SMs, in per cent; None: all of them."""
+        """Return the smallest partition of at least `share` per cent of the SMs; None for all of them."""
         gpu = self.cluster.gpus[0]
         return next((n for n in gpu.sm_choices if 100 * n >= share * gpu.sms), None)
 
@@ -406,13 +409,13 @@ class MuxServe:
         return max(0, min(int(max(1, seqs) * self.llms[m].seq), int(Q - self.least(self.llms[m]))))
 
     def least(self, m: Llm) -> float:
-        """The least that a quota holds: one longest request where it is a limit, else a mean one."""
+        """Return the least KV bytes of a quota: one longest request where the quota is a limit, else a mean one."""
         return m.floor if self.quotas == "bytes" else m.seq
 
     # ------------------------------------------------------------ prefill round robin
 
     def ended(self, m: str, starved: bool, view: View) -> Iterable[Action]:
-        """A turn is over; the next model's begins."""
+        """End a model's turn on its GPUs and begin the next model's."""
         if starved:
             self.starved.add(m)
         for g in self.home[m]:

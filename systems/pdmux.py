@@ -167,13 +167,13 @@ class Tenant:
             yield Run(self.told.pop("prefill").batch, "prefill", steps=0)
 
     def prefills(self, s: BatchState, view: View, *, alone: bool) -> bool:
-        """Whether a prefill is under way, or the next one's KV has room; `alone`: nobody who decodes could make any."""
+        """Tell whether a prefill is under way, or the next one's KV has room; `alone`: no decode could make any."""
         if not self.waiting or len(self.waiting) > s.waiting or alone:
             return bool(self.waiting)
         return self.room(next(iter(self.waiting)), view)
 
     def room(self, rid: int, view: View) -> bool:
-        """Whether a prompt's KV has room."""
+        """Tell whether a prompt's KV has room."""
         need = (self.waiting[rid] + 1) * self.model.kv_token_bytes + self.model.page_bytes
         return all(view.kv(self.batch.inst.model, g).room_bytes >= need for g in self.batch.inst.place)  # type: ignore[union-attr]
 
@@ -228,7 +228,7 @@ class PDMux:
                 self.tenants[name].near = [self.tenants[other] for other in here]
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """A division is looked at when a prefill may begin or has ended, and when decode shrinks."""
+        """Reconsider the division of SMs when a prefill may begin or has ended, and when decode shrinks."""
         match event:
             case Woke("start"):
                 for t in self.tenants.values():
@@ -269,7 +269,7 @@ class PDMux:
     # ------------------------------------------------------------ preemption, section 3.4.2
 
     def first(self, t: Tenant, rid: int, view: View) -> bool:
-        """Whether a new prompt goes before the prefill in flight: it is late behind it, and not the other way round."""
+        """Tell whether a new prompt goes before the prefill in flight: it is late behind it, and not the reverse."""
         run, s = t.told.get("prefill"), view.batch(t.batch)
         if t.ahead is not None or t.predict is None or run is None:
             return False
@@ -282,7 +282,7 @@ class PDMux:
         return rest_s > 0 and t.due_s[rid] < last_s <= min(t.due_s.get(r, inf) for r in flying) and t.room(rid, view)
 
     def passed(self, t: Tenant, rid: int, view: View) -> Iterator[Action]:
-        """A prompt has its first token, or is gone: if it went first, the prefill that it preempted goes on."""
+        """Note that a prompt has its first token, or is gone; if it went first, resume the preempted prefill."""
         t.due_s.pop(rid, None)
         if rid == t.ahead:
             yield from t.close()
@@ -345,7 +345,7 @@ class PDMux:
         return ceil(slice_s * t.model.layers / t.predict.prefill_s(n, self.fitted(s_p)))
 
     def fitted(self, s_p: int | None) -> int:
-        """The count of SMs, at most s_p, for which prefills are predicted; None: all of them."""
+        """Return the nearest count of SMs, at most s_p, for which prefills are predicted; the largest for None."""
         counts = prefill_counts(self.cluster.gpus[0])
         return counts[-1] if s_p is None else max((s for s in counts if s <= s_p), default=counts[0])
 
@@ -358,22 +358,22 @@ class PDMux:
 
 
 def worst(gpu: Gpu) -> float:
-    """The largest slow-down of a decode step beside a prefill that the paper measured on a GPU, or on any."""
+    """Return the largest slow-down of a decode step beside a prefill that the paper measured on a GPU, or on any."""
     return next((most for kind, most in GUARD.items() if gpu.kind.startswith(kind)), WORST)
 
 
 def prefill_counts(gpu: Gpu) -> list[int]:
-    """Counts of SMs that a prefill may have, in ascending order."""
+    """Return the counts of SMs that a prefill may have, in ascending order."""
     return [n for n in gpu.sm_choices if n % GRAIN == 0]
 
 
 def decode_counts(gpu: Gpu) -> list[int]:
-    """What a prefill leaves to decode, in ascending order; at least half a grain."""
+    """Return the counts of SMs that a prefill leaves to decode, in ascending order; at least half a grain."""
     return [gpu.sms - n for n in reversed(prefill_counts(gpu)) if gpu.sms - n >= GRAIN // 2]
 
 
 def neighbours(places: Mapping[str, Gpus]) -> list[list[str]]:
-    """The models that share GPUs, or share some with those that do."""
+    """Group the models that share GPUs, directly or through others."""
     found: list[tuple[set[int], list[str]]] = []
     for name, place in places.items():
         mine = [one for one in found if one[0] & set(place)]

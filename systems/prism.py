@@ -270,7 +270,7 @@ class Prism:
         return alg1(demands, [g.mem_bytes / GIB for g in gpus], [g.node for g in gpus], self.tau, self.argmin)
 
     def worst(self, models: Sequence[Tenant], at: Mapping[str, Gpus]) -> tuple[float, float, int]:
-        """The largest KVPR of a placement, the variance of its estimate, and its GPU."""
+        """Return the largest KVPR of a placement, the variance of its estimate, and its GPU."""
         found = []
         for g, gpu in enumerate(self.cluster.gpus):
             here = [m for m in models if g in at.get(m.name, ())]
@@ -366,7 +366,7 @@ class Prism:
         return m.idle and now_s - m.since_s >= self.idle_s
 
     def loaded(self, m: Tenant, place: Gpus, view: View) -> Iterator[Action]:
-        """A model works from here, and leaves where it was."""
+        """Serve a model from the place where it is loaded, and leave the place where it was."""
         self.copies[m.name, place] = "in"
         self.serving.clear()
         if m.next == place:
@@ -375,7 +375,7 @@ class Prism:
         yield Wake(view.now_s, f"gpu {place[0]}")
 
     def tick(self, view: View) -> Iterator[Action]:
-        """The interval of the global scheduler."""
+        """Run the global scheduler at the end of its interval."""
         for m in self.models.values():
             made = [view.batch(Batch(Inst(m.name, place))) for place in m.places]
             m.made.append((view.now_s, sum(s.prefilled_tokens + s.seq_steps for s in made)))
@@ -416,7 +416,7 @@ class Prism:
             at = after if fits else {x: p for x, p in at.items() if x not in spare}
 
     def better(self, models: Sequence[Tenant], at: Mapping[str, Gpus], after: Mapping[str, Gpus]) -> bool:
-        """Whether one placement has a lower largest KVPR than another, by more than tau and the noise."""
+        """Tell whether placement `after` has a lower largest KVPR than `at`, by more than tau and the noise."""
         (r, var, _), (less, also, _) = self.worst(models, at), self.worst(models, after)
         return r - less > self.tau + self.z * math.sqrt(var + also)
 
@@ -439,18 +439,18 @@ class Prism:
         self.out.update({} if move in fits else move)
 
     def lowest(self, homes: Sequence[Tenant], at: dict[str, Gpus], moves: Iterable[dict[str, Gpus]]) -> dict[str, Gpus]:
-        """Of moves that are better than none, the one that leaves the lowest largest KVPR; none is empty."""
+        """Return the move that leaves the lowest largest KVPR, of those that are better than none; empty if none is."""
         better = (x for x in moves if self.better(homes, at, at | x))
         return min(better, key=lambda x: self.worst(homes, at | x), default={})
 
     def fits(self, name: str, place: Gpus, view: View) -> bool:
-        """Whether a model has room at a place beside all that is there, and all that still leaves."""
+        """Tell whether a model has room at a place beside all that is there, and all that still leaves."""
         need = self.models[name].need
         room = (min(self.shared_kv(g), view.free_bytes(g)) >= need for g in place)
         return (name, place) not in self.copies and all(room)
 
     def exchanges(self, m: Tenant, x: Tenant) -> bool:
-        """Whether model m may have the place of x, and has room there once x has left."""
+        """Tell whether model m may have the place of x, and has room there once x has left."""
         there, here = {*(x.home or ())}, {*(m.home or ())}
         apart = len(there) == m.model.tp and not there & here and (m.name, x.home) not in self.copies
         return self.moves == "exchange" and apart and all(self.shared_kv(g, soon=True) + x.w >= m.need for g in there)
@@ -467,11 +467,14 @@ class Prism:
     # ------------------------------------------------------------ who is let in
 
     def priority(self, r: Request) -> float:
-        """By deadline; fcfs: by arrival."""
+        """Return what requests are sorted by: the deadline, or under fcfs the arrival."""
         return r.arrival_s + (r.ttft_slo_s if self.order == "moore-hodgson" else 0.0)
 
     def arrived(self, r: Request, view: View) -> Iterable[Action]:
-        """A request waits, at least for what else comes in the instant: Alg. 2 runs once."""
+        """Queue a request, and load its model or wake its GPU.
+
+        It waits at least for what else comes in the instant, so that Alg. 2 runs once.
+        """
         m = self.models[r.model]
         m.seen.append(r.arrival_s)
         insort(m.queue, Entry(self.priority(r), r.id, r, m, r.prompt_tokens / m.c))
@@ -542,18 +545,18 @@ class Prism:
             yield Admit(r.id, Batch(Inst(m.name, m.home)))
 
     def room(self, m: Tenant, tokens: int) -> bool:
-        """Whether an engine would not make a prompt wait: its next step has room."""
+        """Tell whether the next step of an engine has room for a prompt, so that the prompt would not wait."""
         return self.order == "fcfs" or not m.filling or m.filling + tokens <= self.chunk
 
     def take(self, e: Entry) -> None:
-        """Out of the queue."""
+        """Remove a request from its queue."""
         if e.m.late and e.m.late[0] is e:
             e.m.late.popleft()
         else:
             e.m.queue.remove(e)
 
     def sequence(self, here: list[Tenant], open_: list[Tenant], now_s: float) -> tuple[list[Entry], Iterable[Entry]]:
-        """The requests to let in, in order, and those that Alg. 2 drops."""
+        """Return the requests to let in, in order, and those that Alg. 2 drops."""
         R = sorted([e for m in open_ for e in m.queue[: self.heads]])[: self.heads]
         if self.order == "fcfs":
             return R, []

@@ -82,7 +82,7 @@ class Queue(Slot):
     in_s: float | None = None  # when it should be in; None: it is
 
     def running(self) -> list[Group]:
-        """Groups with requests on the GPUs."""
+        """Return the groups with requests on the GPUs."""
         return [g for g in self.groups if g.running and g.model == self.model]
 
 
@@ -155,7 +155,7 @@ class Qlm:
         self.fits = {m: [k for k, q in enumerate(self.queues) if q.fits(m)] for m in work}
 
     def rated(self, m: str) -> Rates:
-        """The symbols of model m."""
+        """Compute the symbols of model m from its profile and forecast."""
         model, profile = self.cluster.models[m], self.cluster.profile
         plan = self.cluster.plan.get(m) or Plan(0.0, model.max_tokens / 2, model.max_tokens / 2, "none")
         prompt, O = max(1.0, plan.prompt_tokens), max(1.0, plan.output_tokens)
@@ -170,7 +170,7 @@ class Qlm:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Groups form and empty, what there is room for is pulled, the scheduler is asked once an instant."""
+        """Form and empty groups, pull the requests for which there is room, and schedule at most once an instant."""
         match event:
             case Arrived(request):
                 return self.join(request, view)
@@ -186,7 +186,7 @@ class Qlm:
         return ()
 
     def join(self, request: Request, view: View) -> Iterator[Action]:
-        """A request joins its open group, or forms one, which goes behind the queue that reaches it first."""
+        """Add a request to its open group, or form a group behind the queue that reaches it first."""
         m, slo_s = request.model, min(request.ttft_slo_s, LOOSEST_S)
         g = self.open.get((m, slo_s))
         if g is not None and g.room > 0:
@@ -207,7 +207,7 @@ class Qlm:
         yield Wake(view.now_s, "schedule")
 
     def leave(self, rid: int, now_s: float) -> Iterator[Action]:
-        """A request ended; the last of a group takes it off the queue."""
+        """Remove a request that ended; the last request of a group takes the group off the queue."""
         g = self.pulled.pop(rid)
         g.running -= 1
         q = g.home
@@ -222,7 +222,7 @@ class Qlm:
     # ------------------------------------------------------------ LSOs: pulling, swapping, eviction
 
     def pull(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """Requests of the groups at the head, as many as fit; where the head is of another model, first that."""
+        """Admit requests of the groups at the head, as many as fit; if the head has another model, swap it in first."""
         if q.groups and q.groups[0].model != q.model and q.in_s is None:
             yield from self.swap(q, now_s)
         running = sum(g.running for g in q.running())
@@ -235,7 +235,7 @@ class Qlm:
                 yield Admit(rid, q.batch(g.model))
 
     def swap(self, q: Queue, now_s: float) -> Iterator[Action]:
-        """The head's model for the one that is in; what still runs was overtaken, and is evicted."""
+        """Swap the head's model for the one that is in; requests that still run were overtaken and are evicted."""
         running, m = q.running(), q.groups[0].model
         if running:
             yield Run(q.batch(running[0].model), steps=0)
@@ -245,7 +245,7 @@ class Qlm:
         yield from q.hold(m, self.way, drain=not running)
 
     def ready(self, q: Queue, view: View) -> Iterator[Action]:
-        """A model is in: its lane opens, what was evicted comes home, then more is pulled."""
+        """Open the lane of a model that is in, bring evicted KV cache home, then pull more requests."""
         assert q.model is not None
         batch, q.in_s = q.batch(q.model), None
         if view.lane(batch, "mixed") is None:
@@ -263,7 +263,10 @@ class Qlm:
         return whole((n + (Z * CV * math.sqrt(n) if self.rwt == "clt" else 0.0)) * r.O / r.Theta)
 
     def after(self, q: Queue, groups: Sequence[Group], now_s: float) -> After:
-        """A queue after groups in an order, from what its instance does now: what runs and is overtaken is evicted."""
+        """Return the state of a queue after groups in an order, from what its instance does now.
+
+        Requests that run and are overtaken are evicted.
+        """
         n = sum(g.running for g in q.running())
         leave_s = n * self.rates[q.model].move_s if q.model and self.evict == "host" else 0.0
         at_s = now_s if q.in_s is None else max(now_s, q.in_s)
@@ -282,7 +285,7 @@ class Qlm:
     # ------------------------------------------------------------ global scheduler
 
     def schedule(self, now_s: float) -> None:
-        """New orders for all queues, where some group waits and the orders in force will not do."""
+        """Give all queues new orders where some group waits and the orders in force will not do."""
         free = sum(not g.running for q in self.queues for g in q.groups[len(self.fixed(q)) :])
         if not free:
             self.v = 0.0
@@ -297,15 +300,18 @@ class Qlm:
                     g.home = q
 
     def relaxed(self, orders: Sequence[Sequence[Group]], now_s: float) -> float:
-        """The v that an order for each queue needs."""
+        """Return the least v that an order for each queue satisfies."""
         return max(0.0, *(self.after(q, groups, now_s).late_s for q, groups in zip(self.queues, orders, strict=True)))
 
     def fixed(self, q: Queue) -> list[Group]:
-        """Groups that cannot be overtaken: the one whose model comes in; under drain, those that run."""
+        """Return the groups that cannot be overtaken: the one whose model comes in; under drain, those that run."""
         return q.groups[:1] if q.in_s is not None else q.running() if self.evict == "drain" else []
 
     def edf(self, now_s: float) -> list[list[Group]]:
-        """By deadline, each to the queue that reaches it first; before what runs only if that alone meets its SLO."""
+        """Order groups by deadline, each in the queue that reaches it first.
+
+        A group comes before what runs only if that alone meets its SLO.
+        """
         orders = [list(self.fixed(q)) for q in self.queues]
         leads = [[g for g in q.running() if g not in order] for q, order in zip(self.queues, orders, strict=True)]
         ends = [self.after(q, order, now_s) for q, order in zip(self.queues, orders, strict=True)]
@@ -330,7 +336,7 @@ class Qlm:
         return [order + lead for order, lead in zip(orders, leads, strict=True)]
 
     def solved(self, v: float, now_s: float) -> list[list[Group]] | None:
-        """The program's orders, none with a penalty above v; None: too many to list."""
+        """Return the program's orders, none with a penalty above v; None where they are too many to list."""
         loose = [g for q in self.queues for g in q.groups[len(self.fixed(q)) :]]
         if len(loose) > GROUPS:
             return None
@@ -360,15 +366,15 @@ class Qlm:
     # ------------------------------------------------------------ words
 
     def of(self, groups: Sequence[Group]) -> list[int]:
-        """Requests of groups that were pulled and have not ended."""
+        """Return the requests of groups that were pulled and have not ended."""
         return [rid for rid, g in self.pulled.items() if g in groups]
 
     def fitting(self, g: Group) -> Sequence[int]:
-        """Indices of queues that may serve a group: of its own once it has begun."""
+        """Return the indices of the queues that may serve a group; of its own alone once the group has begun."""
         return self.fits[g.model] if not g.running else [self.queues.index(g.home)]
 
     def mean_batch(self, m: str, view: View) -> float:
-        """Requests in a decode step of model m so far; before the first, those of its forecast (Little)."""
+        """Return the mean requests in a decode step of model m so far; before the first step, its forecast (Little)."""
         r, seen = self.rates[m], [view.batch(self.queues[k].batch(m)) for k in self.fits[m]]
         steps = sum(b.steps for b in seen)
         return sum(b.seq_steps for b in seen) / steps if steps else r.rate_rps * (r.P + r.D)
@@ -419,7 +425,10 @@ def gathered(found: Iterable[tuple[frozenset[int], Way]]) -> Ways:
 
 
 def unbeaten(ways: Iterable[Way]) -> list[Way]:
-    """By rising sum, those with a lower value than all before: with the same beside them, the others stay behind."""
+    """Keep by rising sum the ways with a lower value than all before them.
+
+    With the same beside them, the others stay behind.
+    """
     kept: list[Way] = []
     for way in sorted(ways):
         if not kept or way[1] < kept[-1][1]:
@@ -428,7 +437,7 @@ def unbeaten(ways: Iterable[Way]) -> list[Way]:
 
 
 def ids(groups: Iterable[Group]) -> frozenset[int]:
-    """Which groups these are, whatever their order."""
+    """Return the set of the groups' ids, whatever their order."""
     return frozenset(g.id for g in groups)
 
 

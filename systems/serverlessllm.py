@@ -101,7 +101,7 @@ class ServerlessLlm:
             self.keep(node)
 
     def seconds(self, m: str, prompt: float, output: float) -> float:
-        """Seconds of a request alone on its GPUs."""
+        """Return the seconds of a request alone on its GPUs."""
         inst, profile = Inst(m, tuple(range(self.cluster.models[m].tp))), self.cluster.profile
         step_s = profile.step_s(inst, 1, int(prompt + output / 2))
         return profile.prefill_s(inst, max(1, int(prompt))) + max(0.0, output - 1) * step_s
@@ -109,7 +109,7 @@ class ServerlessLlm:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Requests find a job, jobs follow each other."""
+        """Assign requests to jobs, and run the jobs of an instance one after another."""
         match event:
             case Arrived(request):
                 return self.arrived(request, view)
@@ -120,7 +120,7 @@ class ServerlessLlm:
         return ()
 
     def arrived(self, r: Request, view: View) -> Iterator[Action]:
-        """A request joins the job that its place has for it, or opens one."""
+        """Add a request to the job that `place` finds for it, or open one."""
         now_s, m = view.now_s, r.model
         fit = [x for x in self.all if x.fits(m)]
         job: Job | None = None
@@ -144,7 +144,7 @@ class ServerlessLlm:
         yield from self.next(x, now_s)
 
     def finished(self, rid: int, now_s: float) -> Iterator[Action]:
-        """A request ended; the last of a job lets the next one begin."""
+        """Remove a request that ended; the last request of a job lets the next job begin."""
         x, job = self.where.pop(rid)
         del job.rids[rid]
         x.used_s = now_s
@@ -153,7 +153,7 @@ class ServerlessLlm:
             yield from self.next(x, now_s)
 
     def next(self, x: Instance, now_s: float) -> Iterator[Action]:
-        """The next job of an instance that has none running: its model comes in, its requests are admitted."""
+        """Begin the next job of an instance that runs none: load its model and admit its requests."""
         if not x.jobs or x.jobs[0].runs:
             return
         if self.order == "sjf":
@@ -172,7 +172,7 @@ class ServerlessLlm:
     # ------------------------------------------------------------ where
 
     def startup_s(self, x: Instance, m: str, now_s: float) -> tuple[tuple[float, float], Instance, Job | None]:
-        """Seconds until a request of model m would start on an instance, and the job that it would join."""
+        """Estimate the seconds until a request of model m would start on an instance, and the job that it joins."""
         runs = x.jobs[0] if x.jobs and x.jobs[0].runs else None
         wait_s = x.behind_s + (max(0.0, runs.until_s - now_s) if runs else 0.0)
         used_s = now_s if x.jobs else x.used_s
@@ -184,12 +184,15 @@ class ServerlessLlm:
         return (wait_s, used_s), x, last
 
     def rate(self, m: str) -> float:
-        """Requests a second that are forecast."""
+        """Return the forecast rate of a model in requests per second."""
         plan = self.cluster.plan.get(m)
         return plan.rate_rps if plan else 0.0
 
     def tier(self, node: int, m: str, *, use: bool = False) -> str:
-        """The rung by which a model comes to a node's GPUs; one that is used stays in host memory, others make room."""
+        """Return the rung by which a model is loaded on a node's GPUs.
+
+        With `use` the model stays in host memory, and others make room.
+        """
         if not self.host_gib:
             return self.way
         here = self.cached[node]
@@ -200,7 +203,7 @@ class ServerlessLlm:
         return rung
 
     def keep(self, node: int) -> None:
-        """Those models that were used last and fit the host memory."""
+        """Keep the models that were used last and fit the host memory."""
         left = self.host_gib * GIB if self.host_gib else math.inf
         for k in range(len(here := self.cached[node]) - 1, -1, -1):
             left -= self.cluster.models[here[k]].weight_bytes * self.cluster.models[here[k]].tp

@@ -148,13 +148,13 @@ class ServerlessLlmReleased:
         return e
 
     def prefilled(self, rid: int, now_s: float) -> None:
-        """A request has a token, and its KV unless it was interrupted meanwhile."""
+        """Note that a request has a token, and its KV cache unless it was interrupted meanwhile."""
         e = self.entries[rid]
         e.token, e.kv = True, rid in e.worker.runs
         e.worker.stepped_s = now_s
 
     def finished(self, rid: int, state: str, view: View) -> Iterator[Action]:
-        """A request leaves its queue."""
+        """Remove a request from its queue."""
         e = self.entries.pop(rid)
         x = e.worker
         x.queue.remove(e)
@@ -164,7 +164,7 @@ class ServerlessLlmReleased:
         yield from self.follow(x, view)
 
     def loaded(self, inst: Inst, view: View) -> Iterator[Action]:
-        """A model is in; the front may be of another one by now."""
+        """Note that a model is in; the front of the queue may be of another model by now."""
         x = next(x for x in self.workers if x.has(inst))
         x.loading = False
         yield from self.follow(x, view)
@@ -172,7 +172,7 @@ class ServerlessLlmReleased:
     # ------------------------------------------------------------ ServerlessLLM: where
 
     def place(self, m: str, fit: Sequence[Worker], view: View) -> Worker:
-        """The least recently used worker if the model's runs are full, else the shortest of these."""
+        """Return the least recently used worker if the model's runs are full, else the worker with its shortest run."""
         runs = {x: self.last_run(x) for x in fit}
         mine = [x for x in fit if runs[x][0] == m]
         others = [x for x in fit if runs[x][0] != m]
@@ -182,12 +182,12 @@ class ServerlessLlmReleased:
         return min(mine, key=lambda x: runs[x][1])
 
     def last_run(self, x: Worker) -> tuple[str | None, int]:
-        """The model that a queue ends with, and how many requests of it come last."""
+        """Return the model that a queue ends with, and how many requests of it come last."""
         m = x.queue[-1].request.model if x.queue else x.model
         return m, sum(1 for _ in takewhile(lambda e: e.request.model == m, reversed(x.queue)))
 
     def used_s(self, x: Worker, view: View) -> float:
-        """When a worker's last step ended."""
+        """Estimate when a worker's last step ended."""
         if x.model is None or not (now := view.batch(x.batch(x.model))).decoding:
             return x.stepped_s
         step_s = self.cluster.profile.step_s(x.batch(x.model).inst, now.decoding, now.ctx_tokens)
@@ -203,7 +203,7 @@ class ServerlessLlmReleased:
         return cut
 
     def room(self, m: str, cut: list[list[Entry]]) -> list[Entry]:
-        """The first batch of a model with room, or a new one at the end."""
+        """Return the first batch of a model with room, or a new one at the end."""
         found = next((b for b in cut if b[0].request.model == m and len(b) < self.most), None)
         if found is None:
             cut.append(found := [])
@@ -212,7 +212,7 @@ class ServerlessLlmReleased:
     def join(
         self, m: str, fit: Sequence[Worker], batches: Mapping[Worker, list[list[Entry]]]
     ) -> tuple[Worker, list[Entry]]:
-        """The batch for a new request: one with room on any worker, else a new one where there are fewest."""
+        """Return the worker and batch for a new request: a batch with room, else a new one where batches are fewest."""
         for x in fit:
             if any(b[0].request.model == m and len(b) < self.most for b in batches[x]):
                 return x, self.room(m, batches[x])
@@ -220,7 +220,7 @@ class ServerlessLlmReleased:
         return x, self.room(m, batches[x])
 
     def left_s(self, batch: Sequence[Entry], view: View) -> float:
-        """Seconds by which a batch is sorted: its prompts to compute, else what its first request has left."""
+        """Return the seconds that sort a batch: its prompts to compute, else what its first request has left."""
         head, profile = batch[0].request, self.cluster.profile
         inst = batch[0].worker.batch(head.model).inst
         prompts = [e.request.prompt_tokens for e in batch if not e.kv and not e.dropped]

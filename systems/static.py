@@ -85,7 +85,7 @@ class Static:
             yield from self.partition(g, [m for m, places in self.places.items() if any(g in at for at in places)])
 
     def partition(self, g: int, tenants: list[str]) -> Iterable[Action]:
-        """The limits K_m of the models on GPU g."""
+        """Yield the limits K_m of the models on GPU g."""
         models = self.cluster.models
         F_g = self.cluster.gpus[g].mem_bytes - sum(models[m].weight_bytes for m in tenants)
         if self.size == "rate":

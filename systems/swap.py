@@ -76,7 +76,7 @@ class Pool:
     stopping: set[str] = field(default_factory=set)  # models whose server is not gone yet
 
     def takes(self, m: str) -> bool:
-        """Whether requests of a model may be sent to a server."""
+        """Tell whether requests of a model may be sent to a server."""
         return m in self.servers and m != self.leaving
 
 
@@ -131,9 +131,10 @@ class Swap:
         return found
 
     def routers(self) -> Iterator[dict[str, Sequence[Gpus]]]:
-        """The models of each router, and where they may be served: all places, or those that share a group of GPUs.
+        """Yield for each router its models and where they may be served.
 
-        Most first, each model comes where least is so far: alone, where there is a group for each.
+        Those are all places, or those that share a group of GPUs. The model of the most weight is placed first, each
+        where the least is so far: alone, where there is a group for each.
         """
         cluster, models = self.cluster, self.cluster.models
         if self.pools == "one":
@@ -153,7 +154,7 @@ class Swap:
     # ------------------------------------------------------------ what happens
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """Requests queue, servers come up and become idle, timers end."""
+        """Handle requests that queue, servers that come up or stop, and timers that end."""
         now_s = view.now_s
         match event:
             case Arrived(request):
@@ -174,7 +175,7 @@ class Swap:
         return ()
 
     def start(self, now_s: float) -> Iterator[Action]:
-        """What is asked for most is up at the start, as far as it fits."""
+        """Start servers of the models with the highest forecast rates, as far as they fit."""
         for m in sorted(self.cluster.models, key=lambda m: -self.rate(m)):
             pool = self.home[m]
             if self.slots:
@@ -187,7 +188,7 @@ class Swap:
                 yield from self.idle(m, now_s)
 
     def finished(self, m: str, now_s: float) -> Iterator[Action]:
-        """A request ended; the server that serves nobody any more may stop."""
+        """Note that a request ended; a server without requests may stop."""
         pool = self.home[m]
         pool.servers[m].serving -= 1
         if not pool.servers[m].serving:
@@ -195,7 +196,7 @@ class Swap:
             yield from self.serve(pool, now_s)
 
     def expire(self, m: str, now_s: float) -> Iterator[Action]:
-        """A server without requests for `keep_s` stops."""
+        """Stop a server that had no requests for `keep_s`."""
         pool = self.home[m]
         yield from self.stop(pool, m)
         yield from self.serve(pool, now_s)
@@ -203,7 +204,7 @@ class Swap:
     # ------------------------------------------------------------ the queue
 
     def arrived(self, request: Request, now_s: float) -> Iterator[Action]:
-        """A request joins the queue, and passes the others where its server takes it."""
+        """Add a request to the queue; it passes the others where its server lets it."""
         m, pool = request.model, self.home[request.model]
         pool.queue[request.id] = request
         yield from self.serve(pool, now_s)
@@ -224,7 +225,7 @@ class Swap:
                 yield from self.send(pool, first, now_s)
 
     def passes(self, server: Server, now_s: float) -> bool:
-        """Whether requests of a server pass older ones."""
+        """Tell whether requests of a server pass older ones."""
         return self.queue == "collated" or (self.stay_s > 0.0 and now_s < server.up_s + self.stay_s)
 
     def send(self, pool: Pool, request: Request, now_s: float) -> Iterator[Action]:
@@ -265,7 +266,7 @@ class Swap:
     # ------------------------------------------------------------ servers
 
     def room(self, pool: Pool, m: str) -> Gpus | None:
-        """Of the places of a model that have room for its server, the one with most free memory."""
+        """Return the place with most free memory, of a model's places that have room for its server; None for none."""
         if len(pool.servers) >= pool.most:
             return None
         free = [gpu.mem_bytes for gpu in self.cluster.gpus]
@@ -297,13 +298,13 @@ class Swap:
             yield Wake(now_s + self.keep_s, f"idle {m}")
 
     def rate(self, m: str) -> float:
-        """Requests a second that are forecast."""
+        """Return the forecast rate of a model in requests per second."""
         plan = self.cluster.plan.get(m)
         return plan.rate_rps if plan else 0.0
 
 
 def place_of(server: Server) -> Gpus:
-    """The GPUs of a server."""
+    """Return the GPUs of a server."""
     place = server.batch.inst.place
     assert isinstance(place, tuple)
     return place

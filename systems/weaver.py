@@ -111,7 +111,7 @@ class Weaver:
     # ------------------------------------------------------------ placement
 
     def start(self) -> Iterator[Action]:
-        """The hot model's GPUs, then those of the others; where prefill is apart, a second set of all of them."""
+        """Start the hot model on its GPUs and the others on theirs; where prefill is apart, all on a second set too."""
         models = self.cluster.models
         self.hot = max(models, key=lambda m: demand(self.cluster, m))
         tp = models[self.hot].tp
@@ -141,7 +141,7 @@ class Weaver:
     # ------------------------------------------------------------ requests, section 4.3
 
     def assign(self, rid: int, batch: Batch, view: View) -> Iterator[Action]:
-        """A prefilled request decodes at its model's GPUs; its KV goes there, or to a receiver, and stays."""
+        """Decode a prefilled request at its model's GPUs; its KV cache goes there, or to a receiver, and stays."""
         here = self.at[batch.inst.model]
         to = self.receiver(rid, view) if here.inst.model == self.hot else None
         if batch != here:
@@ -152,7 +152,7 @@ class Weaver:
             yield Move(rid, to, attend=True)
 
     def receiver(self, rid: int, view: View) -> Gpus | None:
-        """Where a request's KV is drawn to, by a hash of its id; None: to the sender."""
+        """Choose the receiver of a request's KV by a hash of the request's id; None for the sender."""
         if draw(self.seed, rid) >= self.ratio or not self.receivers:
             return None
         to = self.receivers[rid % len(self.receivers)]
@@ -162,7 +162,7 @@ class Weaver:
     # ------------------------------------------------------------ operator splitting, section 4.2
 
     def algorithm1(self, view: View) -> Iterator[Action]:
-        """New grains for the receivers' kernels, by K, N and the sender's mean iteration since the last look."""
+        """Yield new grains for the receivers' kernels, by K, N and the sender's mean iteration since the last look."""
         sender = self.at[self.hot]
         s = view.batch(sender)
         busy_s, steps = s.busy_s - self.before[0], s.steps - self.before[1]
@@ -186,7 +186,7 @@ class Weaver:
 
     @staticmethod
     def gpus(batch: Batch) -> Gpus:
-        """The GPUs on which a batch decodes."""
+        """Return the GPUs on which a batch decodes."""
         assert isinstance(batch.inst.place, tuple)
         return batch.inst.place
 

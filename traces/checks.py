@@ -41,7 +41,7 @@ def tokens(counts: NDArray[np.int64], where: Where, column: str, way_out: str) -
 
 
 def names(found: list[str], codes: NDArray[Any], where: Where, column: str) -> None:
-    """Of characters that can be printed, and some; `codes` are the rows' indices into the names."""
+    """Raise UserError for a name that is empty or cannot be printed; `codes` are the rows' indices into the names."""
     bad = np.array([not (name and name.isprintable()) for name in found], bool)[codes]
     _none(bad, np.array(found, object)[codes], where, column, "no name")
 

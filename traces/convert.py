@@ -238,7 +238,7 @@ def _jsonl(path: Path, wanted: list[str]) -> Source:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON; ValueError for a key that stands twice."""
+    """Build an object of JSON from its pairs; ValueError for a key that stands twice."""
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -255,7 +255,7 @@ def _pickle(path: Path, wanted: list[str]) -> Source:
 
 
 def _timed(source: Source, path: Path, column: str) -> Source:
-    """The rows whose stamp is not blank."""
+    """Return the rows whose stamp is not blank; UserError where all are blank."""
     stamps = source.columns[column]
     if not pa.types.is_string(stamps.type):
         return source
@@ -284,7 +284,7 @@ def _alike(values: list[Any], _low: int, high: int) -> bool:
 
 
 def _first_bad(fine: Callable[[int, int], bool], count: int) -> int:
-    """The first value that does not go, by halving: it lies in [low, high) and none before."""
+    """Find the first value that `fine` rejects, by halving: it lies in [low, high), and none lies before."""
     low, high = 0, count
     while high - low > 1:
         middle = (low + high) // 2

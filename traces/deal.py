@@ -87,7 +87,10 @@ def deal(rows: pa.Table, models: int, number: int = 0) -> pa.Table:
 
 
 def units(rows: pa.Table) -> I8:
-    """Number what stays together, in order of its first request: sessions by prefix chains, else bursts."""
+    """Return the number of each request's unit, which stays together: a session by prefix chains, else a burst.
+
+    Units are numbered in order of their first request.
+    """
     found = _chains(rows["prefix_hashes"]) if "prefix_hashes" in rows.column_names else _bursts(rows["arrival_s"])
     first, back = np.unique(found, return_index=True, return_inverse=True)[1:]
     return np.asarray(np.argsort(np.argsort(first))[back], np.int64)
@@ -103,7 +106,7 @@ def owners(sizes: I8, shares: F8, number: int) -> I8:
 
 
 def _chains(hashes: pa.ChunkedArray) -> I8:
-    """By the first block that not all prompts have; a prompt without one is alone."""
+    """Group prompts by the first block that not all of them have; a prompt without one is alone."""
     lists = hashes.combine_chunks()
     begin = lists.offsets.to_numpy().astype(np.int64)
     ids, count = lists.values.to_numpy(), np.diff(begin)
@@ -117,6 +120,6 @@ def _chains(hashes: pa.ChunkedArray) -> I8:
 
 
 def _bursts(arrival_s: pa.ChunkedArray) -> I8:
-    """By gaps longer than the mean one."""
+    """Group arrivals by the gaps between them that are longer than the mean one."""
     gaps_s = np.diff(arrival_s.to_numpy())
     return np.concatenate(([0], np.cumsum(gaps_s > gaps_s.mean()))) if len(gaps_s) else np.zeros(1, np.int64)

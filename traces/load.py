@@ -118,7 +118,10 @@ def trace(name: str) -> Trace:
 
 
 def _dealt(path: Path, asked: deal.Asked, entry: Mapping[str, Any]) -> Trace:
-    """A log as its name asks for it; the note says what was done, and how many requests were left out."""
+    """Read a log as its name asks: dealt to models, or without long requests.
+
+    The note of the trace says what was done, and how many requests were left out.
+    """
     rows = readers.read(entry["reader"], path, **({"max_tokens": asked.max_tokens} if asked.max_tokens else {}))
     notes = [str(entry["note"])]
     if asked.models is not None:
@@ -186,9 +189,9 @@ def _of_family(name: str, one: Family) -> Trace:
 
 
 def sized(name: str, models: int) -> str:
-    """The name under which a run of so many models knows a trace: a generator's says its streams.
+    """Return the name under which a run of so many models knows a trace: a generator's says its streams.
 
-    A name that is not here gives way to that of the generator which stands in for it.
+    The name of a trace that is not here gives way to that of the generator which stands in for it.
     """
     if (one := family(name)) is not None:
         return name if present(name) else one.generator
@@ -203,12 +206,12 @@ def sized(name: str, models: int) -> str:
 
 
 def log(name: str) -> bool:
-    """Whether a named trace is a file of one stream, which can be dealt to models."""
+    """Tell whether a named trace is a file of one stream, which can be dealt to models."""
     return name in manifest() and "reader" in manifest()[name] and manifest()[name]["models"] == 1
 
 
 def drawn(name: str) -> bool:
-    """Whether a named trace comes from a generator."""
+    """Tell whether a named trace comes from a generator."""
     return name in manifest() and bool({"drawn", "sample"} & manifest()[name].keys())
 
 
@@ -229,7 +232,7 @@ def present(name: str) -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Where files of traces are looked for."""
+    """Return the folders in which files of traces are looked for."""
     return [Path(folder) for folder in (os.environ.get("TRACES_DIR"),) if folder] + [HERE / "data"]
 
 
@@ -318,7 +321,7 @@ KINDS: Mapping[str, tuple[type, ...]] = {  # of what the metadata of a trace may
 
 
 def _facts(rows: pa.Table, source: str) -> dict[str, Any]:
-    """The metadata of a canonical table; UserError for what is of another kind than it should be."""
+    """Read the metadata of a canonical table; UserError for what is of another kind than it should be."""
     meta = schema.metadata(rows)
     for key, kinds in KINDS.items():
         text = (rows.schema.metadata or {}).get(key.encode())

@@ -61,7 +61,7 @@ def read(
 
 
 def picked(prefix: Prefix, row: I8) -> Prefix:
-    """The blocks of some rows, in their order."""
+    """Select the blocks of some rows, in the order of these rows."""
     count = np.diff(prefix.offsets)[row]
     offsets = np.concatenate(([0], np.cumsum(count)))
     at = np.arange(offsets[-1]) + np.repeat(prefix.offsets[row] - offsets[:-1], count)
@@ -69,7 +69,7 @@ def picked(prefix: Prefix, row: I8) -> Prefix:
 
 
 def numbered(*keys: NDArray[Any]) -> I8:
-    """Number the distinct tuples of keys from 0."""
+    """Return for each tuple of keys its number, from 0 among the distinct ones."""
     found = np.zeros(len(keys[0]), np.int64)
     for key in keys:
         own = np.unique(key, return_inverse=True)[1].astype(np.int64)

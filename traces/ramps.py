@@ -38,7 +38,7 @@ def ramps(peak: int, models: int, prompt: int, cap: int, mean: float, seed: int 
 
 
 def ramp(peak: int) -> NDArray[np.float64]:
-    """The arrivals of one model, from its first."""
+    """Return the arrivals of one model, in seconds from its first."""
     rates = [*range(1, peak + 1), *range(peak - 1, 0, -1)]
     return np.concatenate([second + np.arange(rate) / rate for second, rate in enumerate(rates)])
 

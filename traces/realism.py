@@ -90,7 +90,7 @@ def realism(maker: str) -> Realism | None:
 
 
 def fit_of(trace: Trace, used: Sequence[tuple[str | None, float]] = ()) -> str | None:
-    """How near the generator of a trace comes to its target; of another trace, what its file says.
+    """Say how near the generator of a trace comes to its target; of another trace, what its file says.
 
     `used` are the streams of a model set with their shifts: a released set is held against its own part of the target.
     """
@@ -124,7 +124,7 @@ def mean(draws: Iterable[Mapping[Row, float]]) -> dict[Row, float]:
 
 
 def off(found: Mapping[Row, float], target: Target) -> dict[Row, float]:
-    """How far each row is off: in points of 1 for shares, else relative."""
+    """Return how far each row is off: in points of 1 for shares, else relative."""
     return {
         row: found[row] - value if row.points else found[row] / value - 1 if value else math.nan
         for row, value in target.values.items()
@@ -143,7 +143,7 @@ def verdict(found: Mapping[Row, float], target: Target) -> str:
 
 
 def shown(row: Row, x: float) -> str:
-    """A difference as it is judged."""
+    """Format a difference as it is judged, in points or per cent; "-" for NaN."""
     if math.isnan(x):
         return "-"
     return f"{100 * x:+.1f} points" if row.points else f"{100 * x:+.0f} %"

@@ -102,7 +102,7 @@ class Preset:
         return self.think_s + NOMINAL_TPOT_S * float(_quantile(np.array([0.5]), self.laws[1])[0])
 
     def times(self, scale: float) -> Preset:
-        """The closed loop with so many times the clients, who send as many requests each."""
+        """Return the closed loop with `scale` times the clients, each of whom sends as many requests as before."""
         clients = max(1, round(scale * self.clients))
         return replace(self, clients=clients, requests=math.ceil(self.sent * clients / self.clients))
 
@@ -141,12 +141,12 @@ SHAREGPT_OUTPUT = Law(AT, (16, 45, 130, 265, 400, 569, 735, 955, 1309))
 
 
 def fixed(tokens: int) -> Law:
-    """The law of one length."""
+    """Return the law of one length."""
     return Law((0.0, 1.0), (tokens, tokens), log=False)
 
 
 def doubled(law: Law) -> Law:
-    """The law of twice the length."""
+    """Return the law of twice the length."""
     return law._replace(tokens=tuple(2 * x for x in law.tokens))
 
 
@@ -256,7 +256,7 @@ class Reused(NamedTuple):
 
 
 def _arena(models: int) -> tuple[Reused, ...]:
-    """The streams of a released set; UserError where there is none of that size."""
+    """Return the streams of a released set; UserError where there is none of that size."""
     if models not in RELEASED:
         raise UserError(f"arena-like has {', '.join(map(str, RELEASED))} models, not {models}")
     ranks, found = RELEASED[models], []
@@ -303,7 +303,7 @@ MOST = 1e9  # of any number: as seconds, what nanoseconds in 63 bits can hold
 
 
 def free(name: str) -> list[str]:
-    """The numbers of a preset that a name may change."""
+    """Return the keys of a preset's numbers that a trace's name may change."""
     return [key for key in FREE if name in ONLY.get(key, {name})]
 
 
@@ -425,7 +425,7 @@ def table(name: str | Preset, seed: int = 0, fit: str | None = None) -> pa.Table
 
 
 def _loop(p: Preset, seed: int) -> Drawn:
-    """A closed loop's requests in the order in which a stream's clients send them, at nominal stamps: wave by wave."""
+    """Draw a closed loop's requests as a stream's clients send them, wave by wave, at nominal stamps."""
     wave = np.tile(np.arange(p.sent) // p.clients, p.models)
     model = np.repeat(np.arange(p.models, dtype=np.int32), p.sent)
     order = np.argsort(wave, kind="stable")

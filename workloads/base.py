@@ -56,7 +56,7 @@ def base(trace: Rows, models: ModelSet, seed: int, assign: Assign = "released") 
 
 
 def _behind(prefix: Prefix, kept: NDArray[np.int64], order: NDArray[np.int64]) -> Prefix:
-    """The blocks of the rows kept, then rows without any, in this order."""
+    """Return the blocks of the rows kept, followed by rows without any, in the order given."""
     found = picked(prefix, kept)
     drawn = np.full(len(order) - len(kept), found.offsets[-1])
     return picked(found._replace(offsets=np.append(found.offsets, drawn)), order)

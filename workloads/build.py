@@ -162,13 +162,13 @@ def build(
 
 
 def closed(trace: Rows) -> synthetic.Preset | None:
-    """The generator of a closed loop; none: requests come by themselves."""
+    """Return the generator of a closed loop; None where requests come by themselves."""
     made = None if trace.maker is None else synthetic.preset(trace.maker)
     return made if made is not None and made.clients else None
 
 
 def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
-    """The fold that a seed replays where planners see another one, or its window alone; None: all of the trace.
+    """Return the fold that a seed replays where planners see another fold, or its window alone; None for all.
 
     Even seeds replay the second fold, so that their plans are of an earlier period; odd ones the first. Of a trace of
     `FOLDED_S` and more every seed replays the second.
@@ -179,7 +179,7 @@ def window_fold(trace: Rows, seed: int, origin: str) -> int | None:
 
 
 def _halved(trace: Rows) -> bool:
-    """Whether even seeds replay another half than odd ones."""
+    """Tell whether even seeds replay another half than odd ones."""
     return trace.maker is None and trace.span_s < FOLDED_S
 
 
@@ -265,13 +265,13 @@ def plan(
 def requests_seen(
     trace: Rows, models: ModelSet, origin: Origin, seed: int = 0, assign: Assign = "released"
 ) -> list[int]:
-    """How many requests of each model planners see."""
+    """Count the requests of each model that planners see."""
     seen = _seen(trace, models, origin, seed, assign)
     return [int(n) for n in np.bincount(seen.model, minlength=len(models.members))]
 
 
 def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assign) -> _Rows:
-    """The rows that planners see, and the seconds in which they came."""
+    """Return the rows that planners see, with the seconds in which they came."""
     fold, drawn = window_fold(trace, seed, origin), seed
     if origin == "held-out":
         fold, drawn = None if fold is None else 1 - fold, PLAN_SEED + seed
@@ -283,7 +283,7 @@ def _seen(trace: Rows, models: ModelSet, origin: Origin, seed: int, assign: Assi
 
 
 def rate_rps(trace: Rows, models: ModelSet, seed: int = 0, origin: Origin = "trace") -> float:
-    """Requests per second at rate scale 1: as the trace's generator means them, or as counted where a seed replays."""
+    """Return requests per second at rate scale 1: as the generator means them, or as counted where a seed replays."""
     if trace.maker is not None and (each := synthetic.preset(trace.maker).rate_rps):
         return each * len(models.members)
     rows = _rows(trace, models, seed, 1.0, fold=window_fold(trace, seed, origin))
@@ -400,7 +400,7 @@ class _Rows(NamedTuple):
     span_s: float  # of the circle
 
     def only(self, kept: I8) -> _Rows:
-        """Some of the rows."""
+        """Select the rows at the indices `kept`."""
         return self._replace(
             arrival_s=self.arrival_s[kept],
             model=self.model[kept],
@@ -471,7 +471,7 @@ def _rows(
 
 
 def _shared(prefix: Prefix | None, row: I8, model: I4, copy: I8, lap: I8) -> Prefix | None:
-    """The blocks of rows, numbered anew from 0 for each model, copy and lap apart."""
+    """Renumber the blocks of rows from 0, so that each model, copy and lap has blocks of its own."""
     if prefix is None:
         return None
     found = picked(prefix, row)

@@ -38,7 +38,7 @@ class Checkpoint:
     sampled: bool = False
 
     def shape(self, name: str) -> Shape:
-        """What steps and memory are priced by."""
+        """Return the shape by which steps and memory are priced."""
         return Shape(
             name, self.layers, self.hidden, self.q_heads, self.kv_heads, self.head_dim, self.ffn, self.vocab,
             self.gated, self.tied, self.context, self.sampled,
@@ -134,7 +134,7 @@ class ModelSet:
         return tuple((member.stream, member.shift_s) for member in self.members)
 
     def serving(self, most: int) -> ModelSet:
-        """The same models, none of which serves more than `most` tokens of prompt and output."""
+        """Return the same models, none of which serves more than `most` tokens of prompt and output."""
         cut = (m.shape._replace(max_tokens=min(m.shape.max_tokens, most)) for m in self.members)
         return replace(self, members=tuple(replace(m, shape=one) for m, one in zip(self.members, cut, strict=True)))
 
@@ -146,7 +146,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def read_shapes(path: Path) -> dict[str, Shape]:
-    """The shapes of a file of the form of `shapes.toml`, by name."""
+    """Read the shapes of a file of the form of `shapes.toml`, by name."""
     return {name: one.shape(name) for name, one in toml.read(path, Shapes).shapes.items()}
 
 

@@ -105,7 +105,10 @@ def by_request(text: str) -> bool:
 
 
 def scaled(base: str, scale: float) -> str:
-    """The rule that is `scale` times a base; any other rule is what it is, at scale 1. UserError at another."""
+    """Return the rule that is `scale` times a base; a rule that does not scale stands at scale 1.
+
+    UserError for such a rule at another scale.
+    """
     positive("SLO scale", scale)
     if base.startswith("absolute:"):
         return base if scale == 1 else f"{scale:g}x{base}"

@@ -86,7 +86,7 @@ def deadline_s(slo: Limits, k: NDArray[Any]) -> Floats:
 
 
 def late(rows: Rows, slo: Limits) -> Bools:
-    """Which tokens come after their deadline."""
+    """Mark the tokens that come after their deadline."""
     stamps, counts = rows.stamps, rows.stamps.counts
     k = np.arange(len(stamps.ns)) - np.repeat(stamps.at[:-1], counts)
     each = Limits(*(np.repeat(seconds, counts) for seconds in slo))

@@ -50,7 +50,7 @@ def excess_s(rows: Rows) -> Floats:
 
 
 def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
-    """Which parts explain each request's miss, until the first token, after it or its longest gap: (requests, 3).
+    """Mark what explains each request's miss, until the first token, after it or its longest gap: (requests, 3).
 
     One that never finished is explained by the part in which it stood.
     """
@@ -76,9 +76,9 @@ def parts_missed(rows: Rows, slo: Limits, definition: str) -> Bools:
 
 
 def main(rows: Rows, slo: Slo, definition: str) -> NDArray[np.int64]:
-    """The cause, an index of record.WAITS, to which most of each request's excess in the parts missed is due.
+    """Return the cause, an index of record.WAITS, of most of each request's excess in the parts missed.
 
-    Ties go to the earlier. One without excess is slow alone: `compute`.
+    Ties go to the earlier cause. A request without excess is slow alone: `compute`.
     """
     excess = (excess_s(rows) * parts_missed(rows, limits(rows, slo), definition)[:, :, None]).sum(axis=1)
     return np.where(excess.any(axis=1), excess.argmax(axis=1), COMPUTE)

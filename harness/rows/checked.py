@@ -29,12 +29,12 @@ def kernels_only() -> list[str]:
 
 
 def checked(gpu: str, host: str) -> bool:
-    """Whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
+    """Tell whether measured end-to-end runs judge a host profile on a GPU kind (`bench validate`)."""
     return gpu in pairs().get(host, ())
 
 
 def note(gpu: str, host: str) -> str:
-    """What a caption says of a GPU kind and a host profile; empty where they were checked."""
+    """Return a caption's note on a GPU kind and a host profile; empty where they were checked."""
     if checked(gpu, host):
         return ""
     return f"{UNCHECKED} ({gpu}: {KERNELS_ONLY})" if gpu in kernels_only() else UNCHECKED

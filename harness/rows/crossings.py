@@ -42,7 +42,7 @@ EASES = {"slo_scale", "gpus"}  # axes along which attainment rises
 
 
 def of_panel(table: pa.Table, panel: Panel) -> pa.Table:
-    """A panel's rows: of a table always the same, so that what is worked out of them is so once."""
+    """Return a panel's rows: the same table at each call, so that what is worked out of it is so once."""
     return _of_condition(table, panel["condition"])
 
 
@@ -52,7 +52,7 @@ def _of_condition(table: pa.Table, condition: str) -> pa.Table:
 
 
 def concerned(panels: Sequence[Panel], on: Mapping[str, Any]) -> list[Panel]:
-    """The panels with these facts, as a claim chooses them."""
+    """Return the panels with these facts, as a claim chooses them."""
     return [panel for panel in panels if all(_matches(panel, key, value) for key, value in on.items())]
 
 
@@ -90,7 +90,10 @@ def _windows(rows: pa.Table, axis: str, system: str, definition: str, over: str)
 
 
 def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | None:
-    """Counts over `seeds`; a model that some window never asked for is left out of a mean."""
+    """Combine counts over `seeds`: pooled, or the mean or the worst of the models; None where there are none.
+
+    A model that some window never asked for is left out.
+    """
     if over == "pooled":
         return tidy.together(sides[0], seeds) if sides else None
     each = [c for side in sides if set(side) >= seeds and (c := tidy.together(side, seeds)) is not None]
@@ -102,7 +105,7 @@ def _counts(sides: Sequence[Windows], over: str, seeds: set[int]) -> Counts | No
 def _pair(
     rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, over: str = "pooled"
 ) -> tuple[Counts, Counts] | None:
-    """Counts of two systems over the seeds that both ran; None where there is none."""
+    """Return the counts of two systems over the seeds that both ran; None where there is none."""
     sides = [_windows(rows, axis, name, definition, over) for name in systems]
     seeds = set.intersection(*({seed for side in of for seed in side} for of in sides))
     ours, theirs = (_counts(of, over, seeds) for of in sides) if seeds else (None, None)
@@ -115,7 +118,7 @@ def turned(x: float) -> float:
 
 
 def inverse(e: Estimate) -> Estimate:
-    """An estimate of 1 over the quantity."""
+    """Return an estimate of 1 over the quantity."""
     low, high = (None if x is None or not x else 1.0 / x for x in (e.high, e.low))
     return replace(e, mean=1.0 / e.mean, low=low, high=high, sign=statistics.MIRROR[e.sign])
 
@@ -126,7 +129,7 @@ def inverse(e: Estimate) -> Estimate:
 def crossing(
     rows: pa.Table, panel: Panel, system: str, definition: str, level: float, over: str = "pooled"
 ) -> Crossing | None:
-    """Where a system crosses the level on a panel, rates in requests per second; None where it was not run.
+    """Estimate where a system crosses the level on a panel, rates in requests per second; None where it was not run.
 
     More models than fit are no point of a curve: of those that fit, the most that hold are the answer.
     """
@@ -150,7 +153,7 @@ def crossing(
 
 
 def _nowhere(rows: pa.Table, system: str, axis: str) -> Crossing | None:
-    """The crossing of a system that had room at no x; None where it was not run, or skipped."""
+    """Return the crossing of a system that had room at no x, as a bound; None where it was not run, or skipped."""
     xs = [] if tidy.ran(rows, system) else _unfit(rows, system)
     if not xs:
         return None
@@ -186,13 +189,13 @@ def difference(rows: pa.Table, axis: str, systems: tuple[str, str], definition: 
 
 
 def slope(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> Estimate | None:
-    """By which power of x a system's misses grow where it crosses the level; None where it does not."""
+    """Estimate the power of x by which a system's misses grow where it crosses the level; None where it does not."""
     c = counts(rows, panel["axis"], system, definition)
     return None if c is None else pooled.slope(c, level)
 
 
 def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: float) -> tuple[int, int]:
-    """How many misses and windows a crossing rests on: at the x of the curve that is nearest to it."""
+    """Return the misses and windows on which a crossing rests: at the x of the curve that is nearest to it."""
     sides = _windows(rows, panel["axis"], system, definition, "pooled")
     c = _counts(sides, "pooled", {seed for side in sides for seed in side})
     if c is None:
@@ -203,9 +206,9 @@ def support(rows: pa.Table, panel: Panel, system: str, definition: str, level: f
 def ratio(
     rows: pa.Table, axis: str, systems: tuple[str, str], definition: str, level: float, over: str = "pooled"
 ) -> Estimate | None:
-    """The ratio of two systems' crossings, paired by block; None where they share no seed.
+    """Estimate the ratio of two systems' crossings, paired by block; None where they share no seed.
 
-    Along an x that makes it easier it is that of the x themselves: 0.5 is half the SLO scale.
+    Along an x that makes it easier the ratio is that of the x themselves: 0.5 is half the SLO scale.
     """
     pair = _pair(rows, axis, systems, definition, over)
     if pair is None:
@@ -232,7 +235,7 @@ class Standing(NamedTuple):
 
 
 def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definition: str, level: float) -> Standing:
-    """Who is ahead on a panel; a note where a system lacks room, or the rates that were run end too early."""
+    """Judge who is ahead on a panel; a note says where a system lacks room, or the rates run end too early."""
     unfit = {name: gone for name in systems if (gone := tidy.unfit(rows, name))}
     notes = [
         f"{name} does not fit"
@@ -248,7 +251,7 @@ def side_by_side(rows: pa.Table, panel: Panel, systems: tuple[str, str], definit
 
 
 def standing(panel: Panel, pair: tuple[Counts, Counts], level: float) -> Standing:
-    """Who is ahead, by the counts of both on a panel."""
+    """Judge who is ahead, by the counts of both on a panel."""
     axis = panel["axis"]
     unit = panel["unit_rps"] if axis == "rate_scale" else 1.0
     differences = tuple((x * unit, pooled.difference(*pair, x)) for x in _three(panel, *pair))
@@ -283,9 +286,10 @@ def _three(panel: Panel, ours: Counts, theirs: Counts) -> list[float]:
 
 
 def _by_differences(gaps: Sequence[Estimate]) -> tuple[str, float]:
-    """What differences at three rates say together, and its probability by chance: two of them decide.
+    """Judge two systems by their differences at three rates: what they say together, and its probability by chance.
 
-    Ahead at one rate and equal at another is ahead; of one sign alone the probability is that of any of the rates.
+    Two of the rates decide. Ahead at one rate and equal at another is ahead. Of one sign alone the probability is that
+    of any of the rates.
     """
     told = [pooled.apart(gap, NEAR) for gap in gaps]
     ahead, behind = (sorted(pooled.chance(gap) for gap, word in zip(gaps, told, strict=True) if word == side)
@@ -313,7 +317,10 @@ def corrected(found: Sequence[Standing]) -> list[Standing]:
 
 
 def _without_side(one: Standing) -> str:
-    """What is left where chance alone may give the side: an equality, of the ratio or at two of the three rates."""
+    """Return the verdict that is left where chance alone may give the side: an equality, or undecided.
+
+    The equality is that of the ratio, or of the differences at two of the three rates.
+    """
     alike = [pooled.apart(gap, NEAR) for _, gap in one.differences].count("equal") >= 2
     return "equal within 25 %" if "by less than" in one.says or (one.flat and alike) else UNDECIDED
 
@@ -349,7 +356,7 @@ def claimed(table: pa.Table, facts: Mapping[str, Any]) -> list[Claimed]:
 
 
 def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float) -> Estimate | None:
-    """The fewest GPUs on which a system holds the level; with `over` that number over another system's."""
+    """Estimate the fewest GPUs on which a system holds the level; with `over` that number over another system's."""
     c = crossing(rows, {"axis": "gpus"}, system, definition, level)
     if not over or c is None:
         return None if c is None else c.at
@@ -358,14 +365,14 @@ def fewest(rows: pa.Table, system: str, over: str, definition: str, level: float
 
 
 def of_counts(ours: Estimate, theirs: Estimate) -> Estimate:
-    """A ratio of counts: a bound where one of them is, "~" where both pull apart."""
+    """Divide two estimates of counts: the ratio is a bound where one of them is, "~" where both pull apart."""
     signs = {ours.sign, statistics.MIRROR[theirs.sign]} - {"="}
     sign = "=" if not signs else "~" if len(signs) > 1 else signs.pop()
     return Estimate(ours.mean / theirs.mean, None, None, ours.n, sign)
 
 
 def reached(rows: pa.Table, axis: str, system: str, definition: str, level: float) -> tuple[int, int]:
-    """How many seeds reach the level anywhere on the axis, by the fit of each, and of how many."""
+    """Count the seeds that reach the level anywhere on the axis, by the fit of each, and all seeds."""
     curves = tidy.curves(rows, system, definition, "x").values()
     harder = 1.0 if axis in {*RATED, "models"} else -1.0  # the direction in which attainment falls
     held = [statistics.held({harder * x: y for x, y in curve.items()}, level) for curve in curves]
@@ -383,7 +390,7 @@ class Loss(NamedTuple):
 
 
 def losses(table: pa.Table, panels: Sequence[Panel], system: str, without: str, definition: str) -> Iterator[Loss]:
-    """What a system loses without a part at every x of every panel, paired by seed."""
+    """Estimate what a system loses without a part at every x of every panel, paired by seed."""
     for panel in panels:
         rows = of_panel(table, panel)
         whole, less = (by_model(rows, name, definition) for name in (system, without))

@@ -51,7 +51,7 @@ class Definition(NamedTuple):
         return self.rule(rows, limits(rows, slo)).astype(float)
 
     def weights(self, rows: Rows) -> Floats:
-        """How much each request counts in the mean."""
+        """Return the weight of each request in the mean."""
         import numpy as np
 
         return rows.output_tokens.astype(float) if self.pooled else np.ones(len(rows))

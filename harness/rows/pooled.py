@@ -77,7 +77,7 @@ def mean(models: Sequence[Counts]) -> Counts:
 
 
 def worst(models: Sequence[Counts]) -> Counts:
-    """Counts of the model that misses most at each rate. Raises ValueError for no models."""
+    """Return the counts of the model that misses most at each rate. Raises ValueError for no models."""
     if not models:
         raise ValueError("the worst model needs one")
     share = np.array([c.missed.sum(axis=1) / c.offered.sum(axis=1) for c in models])
@@ -183,7 +183,7 @@ def correlation(ours: Counts, theirs: Counts, level: float) -> float:
 
 
 def nearest(c: Counts, share: float) -> int:
-    """Which rate is nearest to the one at which misses rise above a share, in octaves."""
+    """Return the index of the rate nearest, in octaves, to the one at which misses rise above a share."""
     return int(np.abs(np.log(c.rates_rps) - _edge(_crossings(c, share)[0], c)).argmin())
 
 
@@ -274,7 +274,7 @@ def _p(gap: float, low: float, high: float) -> float:
 
 
 def _residuals(c: Counts) -> Floats:
-    """What each block missed beyond the pooled share, scaled so that their squares sum to the variance."""
+    """Return each block's misses beyond the pooled share, scaled so that their squares sum to the variance."""
     share = c.missed.sum(axis=1) / c.offered.sum(axis=1)
     return np.asarray((c.missed - share[:, None] * c.offered) * math.sqrt(c.blocks / max(1, c.blocks - 1)))
 
@@ -295,7 +295,7 @@ def _crossings(c: Counts, share: float) -> tuple[float, float, float]:
 
 
 def _rising(x: Floats, y: Floats, goal: float) -> float:
-    """Where the non-decreasing fit of y crosses the goal."""
+    """Return the x at which the non-decreasing fit of y crosses the goal; infinite where it does at none."""
     fit = falling(y[::-1].tolist())[::-1]
     j = sum(value < goal for value in fit)
     if j == 0:
@@ -315,7 +315,10 @@ def _edge(at: float, c: Counts) -> float:
 
 
 def _bracket(c: Counts, share: float) -> tuple[int, int] | None:
-    """The rates between which the slope at the crossing is taken: the nearest ones half an octave away, or the ends."""
+    """Return the indices of the rates between which the slope at the crossing is taken; None for no crossing.
+
+    They are those of the nearest rates half an octave or more away, or of the ends.
+    """
     at = _crossings(c, share)[0]
     if math.isinf(at):
         return None

@@ -129,7 +129,10 @@ def write(
 
 
 def plain(schema: pa.Schema) -> pa.Schema:
-    """The schema with words spelt out: tables whose dictionaries differ can be compared, joined and sorted by it."""
+    """Return the schema with words spelt out in place of dictionaries.
+
+    By it tables whose dictionaries differ can be compared, joined and sorted.
+    """
     return pa.schema([(f.name, pa.string() if pa.types.is_dictionary(f.type) else f.type) for f in schema])
 
 
@@ -354,7 +357,7 @@ def table(
     columns: Sequence[str] | None = None,
     absent: frozenset[str] = frozenset(),
 ) -> pa.Table:
-    """A stored table with the columns of `form`, of which only `columns` are read; `absent` may be missing.
+    """Read a stored table with the columns of `form`, of which only `columns` are read; `absent` may be missing.
 
     Raises Damaged, and FileNotFoundError.
     """

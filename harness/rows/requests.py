@@ -129,7 +129,7 @@ def _numpy(table: pa.Table, name: str) -> NDArray[Any]:
 
 
 def _known(table: pa.Table, name: str) -> Floats:
-    """A column that may be null, or not read."""
+    """Return a column that may be null as floats; all NaN where the column was not read."""
     if name not in table.column_names:
         return np.full(len(table), np.nan)
     known: Floats = table.column(name).to_numpy().astype(np.float64)

@@ -93,7 +93,7 @@ def intact(path: Path, *, rows: bool) -> None:
 
 
 def _digest(file: IO[bytes], size: int) -> bytes:
-    """Of the first bytes of a file."""
+    """Return the SHA-256 digest of the first `size` bytes of a file."""
     with mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as held, memoryview(held) as view:
         return sha256(view).digest()
 
@@ -115,7 +115,10 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def facts(path: Path, form: Mapping[str, Any]) -> Facts:
-    """What a file's footer says, as `form` has it (see `fault`). Raises Damaged, and FileNotFoundError."""
+    """Read the facts in a file's footer, which have to fit `form` (see `fault`).
+
+    Raises Damaged, and FileNotFoundError.
+    """
     with reading(path):
         intact(path, rows=False)
         found = pq.read_metadata(path).metadata or {}
@@ -128,7 +131,7 @@ def facts(path: Path, form: Mapping[str, Any]) -> Facts:
 
 
 def fault(value: Any, form: Any, name: str) -> str:
-    """How a value is not of a form, beginning with its name; empty where it is.
+    """Say how a value is not of a form, beginning with its name; empty where it is.
 
     A form is a type, None, or a tuple of forms, one of which holds; [form] for a list of any length and [form, form]
     for one of two; {str: form} for a table of any keys and {"key": form} for one whose keys, where they are there, are
@@ -188,7 +191,7 @@ def columns(path: Path, table: pa.Table, form: pa.Schema, absent: frozenset[str]
 
 
 def spelt(kind: pa.DataType) -> pa.DataType:
-    """The type with words spelt out, and of lists that of their values."""
+    """Return the type with words spelt out in place of a dictionary; of a list, the list of its values' type."""
     if pa.types.is_dictionary(kind):
         return spelt(kind.value_type)
     if pa.types.is_list(kind):

@@ -31,7 +31,7 @@ class Estimate:
     sign: Literal["=", "<", ">", "~"] = "="
 
     def times(self, factor: float) -> Estimate:
-        """In another unit."""
+        """Return the estimate in another unit, `factor` times its numbers."""
         low, high = (None if x is None else x * factor for x in (self.low, self.high))
         return replace(self, mean=self.mean * factor, low=low, high=high)
 
@@ -113,7 +113,7 @@ def falling(values: Sequence[float]) -> list[float]:
 
 
 def fitted(curve: Curve) -> list[Point]:
-    """A curve's points by rising x beside its non-increasing fit. Raises ValueError for a curve without points."""
+    """Return a curve's points by rising x with their non-increasing fit. Raises ValueError for no points."""
     points = sorted((x, 0.0 if math.isnan(y) else y) for x, y in curve.items())
     if not points:
         raise ValueError("a crossing needs at least one point")
@@ -142,7 +142,7 @@ class Crossing:
     dip: float  # largest fitted - attained, in shares of 1
 
     def times(self, factor: float) -> Crossing:
-        """In another unit of x."""
+        """Return the crossing in another unit of x, `factor` times as many."""
         return replace(self, at=self.at.times(factor), fails=None if self.fails is None else self.fails * factor)
 
 

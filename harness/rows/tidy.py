@@ -118,7 +118,10 @@ ORDER = ("trace", "models", "gpu", "label", "gpus", "rate_scale", "seed", "run",
 
 
 def stored(path: Path) -> pa.Table:
-    """The scored table of a sweep. Raises Damaged, also where rates or models are none, and FileNotFoundError."""
+    """Read the scored table of a sweep.
+
+    Raises Damaged, also for rates, models or counts that are none, and FileNotFoundError.
+    """
     table = record.table(path, STORED, absent=LATER)
     rates = table["rate_scale"]
     if not pc.all(pc.and_(pc.is_finite(rates), pc.greater(rates, 0.0)), min_count=0).as_py():
@@ -150,7 +153,10 @@ PLANS = {  # what offline planners saw, as captions say it
 
 
 def plans(origins: Iterable[str]) -> str:
-    """What planners saw, in words; a bound that knows the window beside others that do not is not said here."""
+    """Say in words what planners saw.
+
+    Where some do not know the window, a bound that knows it is left out.
+    """
     asked = {origin for origin in origins if origin}
     known = {"window", "trace"} if asked & {"held-out", "prefix"} else set()
     return " and ".join(PLANS.get(one, f"plans from the {one}") for one in sorted(asked - known))
@@ -165,7 +171,7 @@ ASSIGNED = {"shuffled": "streams shuffled", "square": "streams by a Latin square
 
 
 def machine(spec: Mapping[str, Any]) -> str | None:
-    """Processes and links of a run's spec as a caption names them, where they are not the default; else none."""
+    """Name the processes and links of a run's spec for a caption, where they are not the default; None if all are."""
     links = {"pcie_gbps": "PCIe", "nvlink_gbps": "NVLink", "net_gbps": "network", "disk_gbps": "disk"}
     held, pool = spec.get("process_bytes"), spec.get("pool_bytes")
     facts = [
@@ -360,7 +366,7 @@ def once(work: Callable[Concatenate[pa.Table, P], T]) -> Callable[Concatenate[pa
 
 @once
 def column(table: pa.Table, name: str) -> list[Any]:
-    """A column as Python's values."""
+    """Return a column as Python's values."""
     array = table[name].combine_chunks()
     if pa.types.is_dictionary(array.type):
         words = [*array.dictionary.to_pylist(), None]
@@ -371,7 +377,7 @@ def column(table: pa.Table, name: str) -> list[Any]:
 
 @once
 def _places(table: pa.Table) -> dict[tuple[str, str, str], list[int]]:
-    """Where the rows of a label, a definition and what it is over stand."""
+    """Return the row indices of each label, definition and what the definition is over."""
     found: dict[tuple[str, str, str], list[int]] = {}
     for i, key in enumerate(zip(*(column(table, name) for name in ("label", "definition", "over")), strict=True)):
         found.setdefault(key, []).append(i)
@@ -417,7 +423,7 @@ def own_gpus(took: Mapping[str, Collection[int]], asked: int | None) -> set[str]
 
 
 def with_gpus(label: str, counts: Collection[int]) -> str:
-    """A label with the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
+    """Add to a label the GPUs that it took: `dedicated (8 and 18 GPUs)`."""
     every = sorted(counts)
     text = " and ".join(map(str, every)) if len(every) < 3 else f"{every[0]} to {every[-1]}"
     return f"{label} ({text} GPUs)"
@@ -559,7 +565,7 @@ def _blocks(table: pa.Table) -> dict[int, Block]:
 
 
 def along(table: pa.Table) -> str:
-    """The column of what varies along a curve."""
+    """Return the name of the column that varies along a curve."""
     return "x" if "x" in table.column_names else "rate_scale"
 
 
@@ -591,7 +597,7 @@ class Unfit(NamedTuple):
 
 
 def unfit(table: pa.Table, label: str) -> Unfit | None:
-    """With which seeds a label has no value at any x, and why; None where all have one."""
+    """Return the seeds with which a label has no value at any x, and why; None where all have one."""
     seeds = _reasons(table).get(label, {})
     for k, word in enumerate(("does not fit", "skipped")):
         gone = [str(why[0][k]) for _, why in sorted(seeds.items()) if all(one[k] is not None for one in why)]

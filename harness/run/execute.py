@@ -149,7 +149,7 @@ def _run(setup: Setup, out: Path, code_hash: str, log: Log | None = None) -> Pat
 
 
 def _rows(engine: engines.Engine, about: dict[str, Any], side: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """The engine's rows; what is whole only once these were asked for goes into `about` and `side`."""
+    """Yield the engine's rows, then add the facts to `about` and `side` that are whole only after all rows."""
     yield from engine.rows()
     if isinstance(engine, engines.Observed):
         about |= engine.about()

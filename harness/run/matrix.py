@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 
 def cell(name: str, preset: str | None, where: str) -> Lack:
-    """What an engine lacks for a system with a preset."""
+    """Return what an engine lacks for a system with a preset."""
     spec = Spec(name, preset=preset, trace="sample", gpus=8)
     with blamed(spec):
         policy = Setup(replace(spec, gpus=traits(spec).gpus)).policy  # the simulator has room for any
@@ -78,13 +78,13 @@ def _made(where: str) -> engine.Engine:
 
 
 def presets_of(name: str) -> tuple[str | None, ...]:
-    """A system's presets, None for its defaults first."""
+    """Return a system's presets, with None for its defaults first."""
     with blamed(Spec(name)):
         return (None, *system.find(name).presets)
 
 
 def tried(names: Iterable[str], look: Callable[[str], T]) -> tuple[dict[str, T], list[str]]:
-    """What a look at each finds; a broken file costs its own line and no other."""
+    """Apply `look` to each name: return its results by name, and a line for each name whose file is broken."""
     seen, broken = dict[str, T](), list[str]()
     for name in names:
         try:
@@ -108,7 +108,7 @@ def rows(systems: Iterable[str] | None = None, engines: Sequence[str] | None = N
 
 
 def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
-    """The matrix as a table, presets that are alike in one row, and the names that its words stand for."""
+    """Yield the matrix as a table, presets that are alike in one row, and a legend of the shortened names."""
     engines = list(found[0].lacks)
     real = [where for where in engines if _made(where).wall_clock]
     names = {where: {name for row in found for name in row.lacks[where].names} for where in engines}
@@ -128,12 +128,12 @@ def lines(found: Sequence[Row], *, markdown: bool = False) -> Iterator[str]:
 
 
 def page(found: Sequence[Row]) -> str:
-    """The matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
+    """Return the matrix as a document: docs/matrix.md is this page, of a host without a GPU."""
     return PAGE + "".join(f"{line}\n" for line in lines(found, markdown=True))
 
 
 def _word(name: str) -> str:
-    """A name in short."""
+    """Shorten the name of what an engine lacks, by `WORDS`."""
     start = next((start for start in WORDS if name.startswith(start)), None)
     if start is None:
         return name
@@ -146,7 +146,7 @@ def _words(names: Iterable[str]) -> str:
 
 
 def _told(lack: Lack) -> str:
-    """A cell in words."""
+    """Return a cell's text: "yes", or "no" and the reason or what is lacking."""
     if lack == Lack():
         return "yes"
     return "no " + (lack.why.partition(":")[0] or _words(lack.names))

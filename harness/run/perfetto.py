@@ -50,7 +50,7 @@ class Tracks:
         return (at_ns - self._start_ns) / 1000
 
     def process(self, home: int | Host | None) -> int:
-        """The process of a GPU, of a host, or (None) of the requests."""
+        """Return the process id of a GPU, of a host, or (None) of the requests."""
         if home is None:
             return self._named(REQUESTS, "requests")
         if isinstance(home, Host):
@@ -62,13 +62,13 @@ class Tracks:
         return process
 
     def thread(self, home: int | Host, name: str) -> dict[str, int]:
-        """The process and the thread of a track."""
+        """Return the process and thread ids of a track."""
         process = self.process(home)
         thread = self._threads.setdefault((process, name), len(self._threads) + 1)
         return {"pid": process, "tid": thread}
 
     def slice(self, at: Mapping[str, int], name: str, start_s: float, end_s: float, **args: Any) -> Event:
-        """A complete slice of a track."""
+        """Return the event of a complete slice on a track."""
         start_us = self.us(start_s)
         dur_us = round(self.us(end_s) - start_us, 3)
         return {"ph": "X", **at, "name": name, "cat": "run", "ts": start_us, "dur": dur_us, "args": args}
@@ -92,7 +92,7 @@ def events(trace: Trace, stored: pa.Table) -> list[Event]:
 
 
 def lane(batch: Batch, phase: str) -> str:
-    """The name of a lane: its model, the batch where it is not the first, and whether it decodes apart."""
+    """Return the name of a lane: its model, the tag of its batch if it is not the first, and its phase."""
     tag = f" batch {batch.tag}" if batch.tag else ""
     return f"{batch.inst.model}{tag} {phase}"
 
@@ -138,7 +138,10 @@ def _place(home: Any) -> str:
 
 
 def _transfers(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    """Loads and moves, from when they were asked for: they wait for memory, lie on links, and take fixed seconds."""
+    """Yield the events of loads and moves, each from the time at which it was asked for.
+
+    A transfer waits for memory, lies on links, and takes fixed seconds.
+    """
     for number, one in enumerate(trace.transfers):
         home: int | Host | None = one.to if isinstance(one.to, Host) else one.to[0]
         common = {"pid": tracks.process(home), "tid": 0, "cat": "transfer", "id": f"t{number}"}
@@ -165,7 +168,7 @@ def _counter(tracks: Tracks, gpu: int, name: str, at_s: float, values: Mapping[s
 
 
 def _partitions(trace: Trace, tracks: Tracks) -> Iterator[Event]:
-    """The SMs of each lane that runs, on GPUs where some lane has a partition."""
+    """Yield the SMs of each running lane over time, on GPUs where some lane has a partition."""
     changes: dict[int, list[tuple[float, int, str, int]]] = {}  # by GPU: when, end before begin, whose, how many
     for step in trace.steps:
         name = lane(step.batch, "decode" if step.decode_lane else "prompts")
@@ -203,7 +206,7 @@ def _requests(trace: Trace, stored: pa.Table, tracks: Tracks) -> Iterator[Event]
 
 
 def document(found: Iterable[Event], about: Mapping[str, Any], path: Path) -> bytes:
-    """The file of these events; compressed where its name ends in .gz. Equal events, equal bytes."""
+    """Return the bytes of the file of these events, compressed where `path` ends in .gz. Equal events, equal bytes."""
     head = json.dumps({"displayTimeUnit": "ms", "otherData": dict(about)}, sort_keys=True)
     lines = ",\n".join(json.dumps(event, separators=(",", ":"), allow_nan=False) for event in found)
     text = f'{head[:-1]}, "traceEvents": [\n{lines}\n]}}\n'.encode()

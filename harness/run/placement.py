@@ -29,7 +29,7 @@ Where = Annotated[tuple[Natural, ...], MinLen(1)]
 
 
 def homes(setup: Setup) -> Homes:
-    """The GPUs of each model under the spec's `placement`, by model; none where each system places its own.
+    """Return the GPUs of each model under the spec's `placement`; none where each system places its own models.
 
     Raises UserError for a file or a system that does not place every model on GPUs that there are.
     """
@@ -60,7 +60,7 @@ def check(found: Mapping[str, Gpus], setup: Setup, where: str) -> None:
 
 @lru_cache(64)
 def _start(spec: Spec) -> Mapping[str, Gpus]:
-    """Where a system loads each model when it starts; the first place of a model that it loads twice."""
+    """Return the place where a system loads each model at its start; the first one of a model that it loads twice."""
     found: dict[str, Gpus] = {}
     setup = Setup(spec)
     try:

@@ -41,7 +41,7 @@ class Span(NamedTuple):
 
 
 def span(spec: Spec, drain_s: float | None = None) -> Span | None:
-    """Of a resolved spec, whose `drain_s` is this where it is open; None where time is simulated."""
+    """Return a resolved spec's span, with this `drain_s` where the spec's is open; None where time is simulated."""
     if not spec.measured_on:
         return None
     drain_s = spec.drain_s if spec.drain_s is not None else drain_s
@@ -53,9 +53,10 @@ def span(spec: Spec, drain_s: float | None = None) -> Span | None:
 
 
 def lacking(spec: Spec, *, here: bool = False) -> str:
-    """What an engine lacks for a resolved spec, which then takes no time there; "" where it has all.
+    """Return what an engine lacks for a resolved spec; "" where it lacks nothing.
 
-    With `here` also what this machine lacks for the engine to start. Raises Failed where the policy fails.
+    A spec for which the engine lacks something takes no time there. With `here` also what this machine lacks for the
+    engine to start is returned. Raises Failed where the policy fails.
     """
     with blamed(spec):
         try:
@@ -69,7 +70,7 @@ def lacking(spec: Spec, *, here: bool = False) -> str:
 
 
 def told(spans: Iterable[Span]) -> str:
-    """How long these runs take together: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
+    """Say how long these runs take together: `4 runs x (60 s of warm-up + 60 s + up to 60 s of drain): 8 to 12 min`."""
     every = list(spans)
     kinds = list(dict.fromkeys(every))
     each = f" x ({kinds[0].text})" if len(kinds) == 1 else ""
@@ -77,7 +78,7 @@ def told(spans: Iterable[Span]) -> str:
 
 
 def range_of(spans: Sequence[Span]) -> str:
-    """From the least that runs take together to the most: `8 to 12 min`, `at least 8 min`."""
+    """Say from the least that runs take together to the most: `8 to 12 min`, `at least 8 min`."""
     least, most = sum(one.least_s for one in spans), sum(one.most_s for one in spans)
     if math.isinf(most):
         return f"at least {_time(least, math.floor)}"

@@ -78,7 +78,7 @@ def _traits(spec: Spec) -> Traits:
 
 
 def resolve(spec: Spec) -> Spec:
-    """The spec with names made canonical and nothing left open; what is hashed. UserError for what does not exist."""
+    """Return the spec to be hashed: names canonical, no field left open. UserError for what does not exist."""
     from harness.engines.costs import quantities
     from traces.load import sized
     from workloads.build import FIRST_S, WARMUP_S, WARMUP_SHARE, closed, hold, window_span_s
@@ -147,7 +147,7 @@ def resolve(spec: Spec) -> Spec:
 
 
 def _measured(spec: Spec) -> Spec:
-    """The spec on its GPU kind, or on the machine that its table carries, as that was measured.
+    """Set a spec's GPU kind, and for a cost table of a machine that machine's settings, as they were measured.
 
     UserError where the spec names another machine than its table's.
     """
@@ -165,7 +165,10 @@ def _measured(spec: Spec) -> Spec:
 
 
 def _timed(spec: Spec) -> Spec:
-    """The spec of a run on a wall clock, where decisions, calls and noise take the time that they take."""
+    """Return the spec of a run on a wall clock, where decisions, calls and noise take their real time.
+
+    UserError where the spec sets their seconds or scales a part of the machine.
+    """
     for name in ("decision_s", "control_s", "noise"):
         if getattr(spec, name):
             raise UserError(f"{name} is {getattr(spec, name):g}: on {spec.engine} time is real, and none can be added")
@@ -175,7 +178,7 @@ def _timed(spec: Spec) -> Spec:
 
 
 def _located(name: str, suffix: str) -> str:
-    """A path that holds from any folder; names stay."""
+    """Make a file's path absolute, so that it holds from any folder; other names stay."""
     return os.path.abspath(name) if name.endswith(suffix) else name  # noqa: PTH100 - a link keeps its name
 
 
@@ -213,7 +216,7 @@ def _hold(setup: Setup) -> None:
 
 
 def gaps(name: str, preset: str | None, engine: str) -> list[str]:
-    """What an engine lacks for a system, tried on the committed sample with room for every model."""
+    """Return what an engine lacks for a system, tried on the committed sample with room for every model."""
     spec = Spec(name, preset=preset, engine=engine, trace="sample", gpus=8)
     with blamed(spec):
         spec = replace(spec, gpus=min(spec.gpus, len(Setup(spec).cluster.gpus)))

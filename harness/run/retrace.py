@@ -77,7 +77,7 @@ def _otherwise(run: Path, how: str) -> str:
 
 
 def _equal(a: pa.Table, b: pa.Table) -> bool:
-    """Whether two tables have the same rows, however their words are coded."""
+    """Tell whether two tables have the same rows, however their words are coded."""
     plain = record.plain(record.SCHEMA)
     return bool(a.cast(plain).equals(b.cast(plain)))
 
@@ -86,9 +86,10 @@ def _equal(a: pa.Table, b: pa.Table) -> bool:
 
 
 def parts(row: Mapping[str, Any], own: Iterable[Stretch], transfers: Iterable[Transfer] = ()) -> list[Part]:
-    """A request's time in parts that follow each other without a gap, from its arrival to its end; folded.
+    """Divide a request's time from arrival to end into parts that follow each other without a gap; folded.
 
-    `row` is that of requests.parquet, `own` its stretches in order. `transfers` tell how waits for weights went by.
+    `row` is the request's row of requests.parquet and `own` its stretches in order. `transfers` explain its waits for
+    loads and moves.
     """
     loads, moves = list[Transfer](), list[Transfer]()
     for one in transfers:
@@ -123,7 +124,7 @@ def _whole(seconds: Mapping[str, float], total_ns: int) -> dict[str, int]:
 
 
 def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
-    """How a wait for weights or KV went by: before a transfer was asked for, until its memory, on links, and the rest.
+    """Divide a wait for weights or KV: before a transfer was asked for, until its memory, on links, and the rest.
 
     Weights are those of the batch's instance; without a batch, those of the model that came first.
     """
@@ -143,7 +144,7 @@ def _carrying(transfers: Sequence[Transfer], wait: Stretch) -> dict[str, float]:
 
 
 def by_request(trace: Trace) -> dict[int, list[Stretch]]:
-    """The stretches of each request, in order."""
+    """Return the stretches of each request, in order, by the request's id."""
     found: dict[int, list[Stretch]] = {}
     for stretch in trace.stretches:
         found.setdefault(stretch.request, []).append(stretch)
@@ -167,6 +168,6 @@ def every(trace: Trace, stored: pa.Table) -> Iterator[tuple[Mapping[str, Any], l
 
 
 def first_ns(trace: Trace, rid: int) -> int | None:
-    """When the engine made a request's first token; None: never."""
+    """Return the time in ns at which the engine made a request's first token; None for never."""
     first_s = float(trace.first_s[rid])
     return None if np.isnan(first_s) else round(first_s * 1e9)

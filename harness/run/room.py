@@ -60,7 +60,10 @@ def fits(spec: Spec, more_bytes: int = 0) -> bool:
 
 
 def short_bytes(spec: Spec) -> int | None:
-    """How much more memory each GPU must have for a system to start, in steps of 0.1 GiB; None: twice is not enough."""
+    """Return the bytes that each GPU must have more for a system to start; None where twice the memory is not enough.
+
+    They are a multiple of 0.1 GiB.
+    """
     most = quantities.gpu(spec.gpu, spec.table).mem_bytes // STEP_BYTES
     if not fits(spec, most * STEP_BYTES):
         return None
@@ -72,10 +75,10 @@ def short_bytes(spec: Spec) -> int | None:
 
 
 def remedies(specs: Sequence[Spec]) -> list[Remedy]:
-    """The cheapest changes with which all specs have room, each tried: one of memory, then one of the number of GPUs.
+    """Return the cheapest change of memory, then of the number of GPUs, with which all specs have room, each tried.
 
-    Memory is cheapest: the engine's share of a card first, then what a process takes beside weights, which is a fact of
-    the engine and no choice.
+    Of changes of memory, the engine's share of a card comes first. What a process takes beside weights comes second, as
+    it is a fact of the engine and no choice.
     """
     found = []
     for kind in (_memory(specs[0]), _gpus(specs[0])):
@@ -99,5 +102,5 @@ def _gpus(spec: Spec) -> Iterator[Remedy]:
 
 
 def _changed(spec: Spec, remedy: Remedy) -> Spec:
-    """The spec with a remedy; what was decided for it before is decided again."""
+    """Apply a remedy to a spec; what was decided for the spec before is decided again."""
     return replace(spec, homes=(), **dict(remedy.fields))

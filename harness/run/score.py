@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def scorable(label: str, run: Path, under: SloTarget) -> tidy.Run:
-    """A run as metrics scores it under an SLO target."""
+    """Return a run as metrics score it under an SLO target."""
     about = record.meta(run)
     about["spec"] = about["spec"] | {"slo": under.rule}
     slo = {} if about["skipped"] or about["infeasible"] else limits(run, under)
@@ -35,7 +35,7 @@ def attained(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[
 
 
 def counted(run: Path, under: SloTarget, definitions: Collection[str]) -> dict[str, tidy.Block]:
-    """What a run missed and was offered by block of its window, by definition; nothing where it could not run.
+    """Count what a run missed and was offered, by definition and block of its window; none where it could not run.
 
     Rows are read once a process, as long as the file stays as it is.
     """
@@ -80,9 +80,9 @@ def ran(run: Path) -> bool:
 def kept(
     path: Path, about: Mapping[str, Any], tasks: Iterable[Task], scorer: str, make: Callable[[], pa.Table]
 ) -> pa.Table:
-    """The table at `path`; made and written anew unless its facts, its runs and the sources of its scorer still hold.
+    """Return the table at `path`, made anew unless its facts, its runs and the sources of its scorer still hold.
 
-    `scorer` is the file of the module whose `make` this is.
+    A new table is written to `path`. `scorer` is the file of the module whose `make` this is.
     """
     runs = sorted((task.spec.folder, task.code) for task in tasks)
     key = digest(record.dumps([runs, sources.scoring(scorer), about]))

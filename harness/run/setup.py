@@ -67,7 +67,7 @@ def blamed(spec: Spec) -> Iterator[None]:
 
 @lru_cache(8)
 def load_trace(name: str) -> Trace:
-    """A trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
+    """Load a trace by name or path, or as a generator draws it (NAME+FIELD=VALUE...); UserError where there is none."""
     from traces.load import trace
 
     return trace(name)
@@ -75,7 +75,7 @@ def load_trace(name: str) -> Trace:
 
 @cache
 def load_models(name: str) -> ModelSet:
-    """A model set by name, path or shapes; UserError where there is none."""
+    """Load a model set by name, path or shapes; UserError where there is none."""
     from workloads.models import model_set
 
     return model_set(name)
@@ -290,7 +290,7 @@ class Setup:
 
 
 def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
-    """The degrees at which a model may be served beside its own; none on a machine that was measured whole."""
+    """Return the degrees at which a model may be served beside its own; none on a machine that was measured whole."""
     return shapes.degrees(shape) if quantities.machine(table) is None else ()
 
 
@@ -298,7 +298,7 @@ def _degrees(shape: Shape, table: str | None) -> tuple[int, ...]:
 def _plan(
     trace: str, models: ModelSet, rate_scale: float, origin: Origin, seed: int, assign: Assign
 ) -> Mapping[str, Plan]:
-    """What planners are told, once for all that ask while a run is made."""
+    """Return the plans that planners see, computed once for all that ask while a run is made."""
     from workloads.build import plan
 
     return plan(load_trace(trace), models, rate_scale, origin, seed, assign)
@@ -322,12 +322,15 @@ def _machine(
 
 
 def _links(spec: Spec) -> dict[str, Any]:
-    """The link rates of a spec, by the name of their field."""
+    """Return the link rates of a spec, by the name of their field."""
     return {name: getattr(spec, name) for name in LINKS}
 
 
 def _cached(jobs: Jobs, spec: Spec) -> Jobs:
-    """The workload with what a prefix cache may find, where the spec has one."""
+    """Keep the prefix blocks of a workload where the spec has a prefix cache, and drop them elsewhere.
+
+    UserError where the spec's `block_tokens` does not divide that of the trace's ids.
+    """
     if jobs.prefix is None or not spec.prefix_cache:
         return replace(jobs, prefix=None)
     if jobs.prefix.block_tokens % spec.block_tokens:

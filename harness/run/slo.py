@@ -35,7 +35,7 @@ class SloTarget(NamedTuple):
     drain_s: float = math.nan  # how long runs go on after the window
 
     def spec(self, spec: Spec) -> Spec:
-        """The spec under this rule."""
+        """Return the spec under this rule, whose seconds and `drain_s` fill in for those that the spec lacks."""
         rows = tuple((model, *pair) for model, pair in (self.seconds or {}).items())
         drain_s = self.drain_s if spec.drain_s is None else spec.drain_s
         return replace(spec, slo=self.rule, slo_s=spec.slo_s or rows, drain_s=drain_s)
@@ -52,7 +52,7 @@ class SloTarget(NamedTuple):
 
 
 def located(rule: str) -> str:
-    """The rule with its file's path as it holds from any folder."""
+    """Make the path of a rule's file absolute, so that it holds from any folder."""
     return f"classes:{Path(rule[8:]).resolve()}" if rule.startswith("classes:") else rule
 
 
@@ -60,7 +60,7 @@ def located(rule: str) -> str:
 
 
 def limits(run: Path, under: SloTarget) -> attainment.Slo:
-    """The SLO seconds of a run under a target: by model, or of each of its requests from what its folder holds."""
+    """Return the SLO seconds of a run under a target: by model, or by request from what the run's folder holds."""
     from workloads import slo
 
     if under.seconds is not None:
@@ -112,7 +112,7 @@ def _members(run: Path, rows: pa.Table, setup: Setup) -> NDArray[np.int32]:
 
 
 def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
-    """The table at `path` if it is whole and was made for the run of these hashes."""
+    """Read the table at `path`; None unless it is whole and was made for the run of these hashes."""
     with suppress(OSError, UserError):  # whatever stands there, it is made anew
         if record.footer(path)["of"] == of:
             return record.table(path, record.SOLO_COLUMNS)
@@ -123,7 +123,7 @@ def _read_solo(path: Path, of: Mapping[str, str]) -> pa.Table | None:
 
 
 def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
-    """What a table says of its targets: rule, seconds, and the names of the runs that each judged."""
+    """List the targets of a table, each with its rule, its seconds, and the names of the runs that it judged."""
     found: dict[str, dict[str, Any]] = {}
     for under, run in pairs:
         about = {"rule": under.rule, "seconds": under.seconds}
@@ -132,13 +132,13 @@ def judgements(pairs: Iterable[tuple[SloTarget, str]]) -> list[dict[str, Any]]:
 
 
 def target_of(judge: Facts) -> SloTarget:
-    """A target as `judgements` told it. Raises Damaged, as `told` does."""
+    """Rebuild a target from an entry of `judgements`. Raises Damaged, as `told` does."""
     seconds = judge["seconds"]
     return told(judge.where, judge["rule"], seconds and {model: (pair[0], pair[1]) for model, pair in seconds.items()})
 
 
 def told(where: str, rule: str, seconds: Mapping[str, Pair] | None) -> SloTarget:
-    """A target as a stored file has it, in its part `where`. Raises Damaged where seconds are missing."""
+    """Rebuild a target from part `where` of a stored file. Raises Damaged where seconds are missing."""
     from workloads import slo
 
     if seconds is None and not slo.by_request(rule):

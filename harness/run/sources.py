@@ -69,7 +69,7 @@ def _data() -> frozenset[Path]:
 
 
 def closure(*roots: Path) -> set[Path]:
-    """The files and all of ours that they import, directly or not."""
+    """Return the files and all of ours that they import, directly or not."""
     found: set[Path] = set()
     todo = list(roots)
     while todo:
@@ -105,7 +105,7 @@ def _names(tree: ast.AST) -> Iterator[str]:
 
 
 def _files(name: str) -> Iterator[Path]:
-    """The module or package that a dotted name is, or lies in."""
+    """Yield the file of the module or package that a dotted name is, or lies in."""
     parts = name.split(".")
     if parts[0] in PACKAGES:
         for k in (len(parts), len(parts) - 1):

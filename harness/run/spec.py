@@ -136,12 +136,12 @@ class Spec:
 
 
 def canonical(spec: Spec) -> str:
-    """What a run is, as JSON: files by their content, wherever they lie; sorted keys, no spaces, no NaN or infinity."""
+    """Serialize a spec as JSON: files by content, wherever they lie; sorted keys, no spaces, no NaN or infinity."""
     return json.dumps(by_content(as_dict(spec)), sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a spec with each file's content in place of its path; names of what is shipped stay names."""
+    """Replace each file's path in a spec's fields by the file's content; names of what is shipped stay names."""
     found = dict(values)
     for key, suffix in FILES.items():
         name = found.get(key) or ""
@@ -156,7 +156,10 @@ def by_content(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(path: str) -> str:
-    """A file by its content: of a trace its ending, as rows have their own hash; a lost one by its path."""
+    """Name a file by the hash of its content, a trace by its ending alone, and a lost file by its path.
+
+    A trace needs no hash here, as its rows have their own.
+    """
     file = Path(path)
     if file.suffix == ".parquet":
         return file.suffix
@@ -165,17 +168,17 @@ def _content(path: str) -> str:
 
 @cache
 def content_hash(path: Path, stamp: int) -> str:  # noqa: ARG001 - the stamp is part of the key
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     return sha256(path.read_bytes()).hexdigest()
 
 
 def digest(text: str) -> str:
-    """The hash by which runs and sweeps are named."""
+    """Return the hash by which runs and sweeps are named."""
     return sha256(text.encode()).hexdigest()[:HASH_CHARS]
 
 
 def as_dict(spec: Spec) -> dict[str, Any]:
-    """The fields as JSON values; `from_dict` reads them back."""
+    """Return a spec's fields as JSON values; `from_dict` reads them back."""
     plain = dataclasses.asdict(spec)
     plain["engine"] = _identity(spec.engine)
     if not spec.measured_on:
@@ -197,14 +200,14 @@ def as_dict(spec: Spec) -> dict[str, Any]:
 
 
 def _identity(engine: str) -> str:
-    """An engine as asked for, without what does not change its runs."""
+    """Return an engine's name as asked for, without the fields that do not change its runs."""
     given = fields.asked(engine)
     kept = {name: value for name, value in given.fields.items() if not name.endswith(UNHASHED)}
     return str(given._replace(fields=kept))
 
 
 def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
-    """A spec from TOML or JSON values. Raises UserError, behind `where`, for an unknown key, with a suggestion."""
+    """Build a spec from TOML or JSON values. UserError, behind `where`, suggests a key in place of an unknown one."""
     if moved := next((key for key in values if key in MOVED), None):
         form = f"{MOVED[moved]}=VALUE"
         raise UserError(f'{where}{moved} is a field of the engine: engine = "{form}", or --engine the same')
@@ -212,9 +215,9 @@ def from_dict(values: Mapping[str, Any], where: str = "") -> Spec:
 
 
 def stored(values: Mapping[str, Any]) -> Spec:
-    """The spec of a stored run, also of one that was made when fields of engines had keys of their own.
+    """Rebuild the spec of a stored run, also of one that was made when fields of engines had keys of their own.
 
-    UserError names the file that it is from, where these are its facts.
+    UserError names the file of `values`, where these are its facts.
     """
     where = f"{values.where}: " if isinstance(values, Facts) else ""
     given = {MOVED[key].partition("+")[2]: values[key] for key in MOVED if values.get(key)}
@@ -225,7 +228,7 @@ def stored(values: Mapping[str, Any]) -> Spec:
 
 
 def read(path: Path) -> Spec:
-    """A spec from a TOML file; UserError names the file and the key or line."""
+    """Read a spec from a TOML file; UserError names the file and the key or line."""
     return from_dict(toml.tables(path), f"{path}: ")
 
 
@@ -236,6 +239,6 @@ def asked(text: str) -> dict[str, Any]:
 
 
 def another(spec: Spec, text: str) -> Spec:
-    """The same run of another system, as `asked` names it."""
+    """Return the same run of another system, as `asked` names it."""
     one = from_dict({"trace": spec.trace, **asked(text)})
     return replace(spec, system=one.system, preset=one.preset, fields=one.fields)

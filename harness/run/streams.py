@@ -49,7 +49,7 @@ def lines(setup: Setup, *, every: bool = False) -> list[str]:
 
 
 def of_all(specs: Iterable[Spec], *, every: bool = False) -> list[str]:
-    """The lines of specs, those of each trace, model set and assignment once."""
+    """Return the lines of specs, once for each trace, model set and assignment."""
     from harness.run.setup import Setup
 
     once = {(spec.trace, spec.models, spec.assign): spec for spec in specs}

@@ -244,7 +244,7 @@ def _serve(pipe: Connection, out: Path, limit_s: float) -> None:
 
 
 def _portable(error: BaseException) -> BaseException:
-    """The error with its traceback as a note; its text alone where it cannot be pickled."""
+    """Attach an error's traceback to it as a note; return a RuntimeError of that text where it cannot be pickled."""
     text = "".join(traceback.format_exception(error))
     error.add_note(f"in a worker:\n{text}")
     try:

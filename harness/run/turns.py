@@ -63,11 +63,11 @@ class Turns:
         self.orders.append((note.now_s, brief(note.action), note.fate, note.why))
 
     def partitioned(self) -> list[tuple[float, str, str, int | None]]:
-        """The partitions, where any lane had fewer than all SMs."""
+        """Return the partitions if any lane had fewer than all SMs, else none."""
         return self.partitions if any(sms for *_, sms in self.partitions) else []
 
     def table(self) -> pa.Table:
-        """The turns, in order of their ends."""
+        """Return the turns as a table, in order of their ends."""
         import pyarrow as pa
 
         return pa.Table.from_pylist(self.rows, schema=schema())
@@ -83,7 +83,7 @@ def schema() -> pa.Schema:
 def load_s(
     loads: Mapping[tuple[Inst, str], int], profile: Profile, fixed_s: Mapping[str, float]
 ) -> dict[str, tuple[float, float]]:
-    """By model, the means over its loads of two parts on idle links: a way's fixed seconds, and the copy of weights."""
+    """Return for each model the mean fixed seconds of its loads' ways, and of their copies of weights on idle links."""
     parts: dict[str, list[tuple[int, float, float]]] = {}
     for (inst, way), times in loads.items():
         parts.setdefault(inst.model, []).append((times, fixed_s[way], profile.load_s(inst, way) - fixed_s[way]))

@@ -65,7 +65,7 @@ def _table(path: Path, names: Mapping[str, str]) -> bool:
 
 
 def _renamed(about: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """The facts of a table, with the names that its runs have now."""
+    """Rename the runs in a table's facts to the names that they have now."""
     found = dict(about)
     if "judges" in about:
         found["judges"] = [

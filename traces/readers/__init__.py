@@ -25,7 +25,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> Any:
-    """The module of a reader; UserError where there is none, or its file is broken."""
+    """Import the module of a reader; UserError where there is none, or its file is broken."""
     from harness.policy.types import UserError
 
     if name not in names():
