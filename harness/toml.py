@@ -115,7 +115,7 @@ def checked(value: Any) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML writes it, cut where it is long."""
+    """Return a value as TOML writes it, cut if it is long."""
     match value:
         case bool() | str():
             text = json.dumps(value, ensure_ascii=False)
@@ -148,7 +148,7 @@ def _validated(kind: Any, data: Any) -> Any:
 
 @cache
 def _model(kind: Any) -> type[BaseModel]:
-    """A model around the type: dataclasses within it take its settings."""
+    """Build a pydantic model around a type, with strict settings that dataclasses within it take on."""
     from pydantic import ConfigDict, create_model
 
     config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, alias_generator=_written)
@@ -157,12 +157,12 @@ def _model(kind: Any) -> type[BaseModel]:
 
 @cache
 def _unchecked(kind: Any) -> Any:
-    """The same fields without `__post_init__`."""
+    """Build a dataclass with the same fields and no `__post_init__`."""
     return make_dataclass(kind.__name__, _hints(kind).items())
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form of: dates, and dataclasses, as the tables that they are in a file."""
+    """Convert what JSON has no form of: dates to text, and dataclasses to the tables that they are in a file."""
     if isinstance(value, date | time):
         return value.isoformat()
     kind: Any = type(value)
@@ -186,13 +186,13 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _written(name: str) -> str:
-    """The key of a field, which may be one of Python's own words."""
+    """Return the key of a field, whose name ends with "_" if the key is a word of Python's own."""
     return name.removesuffix("_")
 
 
 @cache
 def _paired(kind: Any) -> frozenset[str]:
-    """The fields of a dataclass that are pairs here, and tables in a file."""
+    """Return the fields of a dataclass that are pairs here and tables in a file."""
     return frozenset(name for name, hint in _hints(kind).items() if TABLE in _metadata(hint))
 
 
@@ -210,19 +210,19 @@ def _mapping(pairs: Any) -> Any:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of a union but None; none of another type."""
+    """Return the types of a union but None; [] for any other type."""
     return [one for one in get_args(kind) if one is not NoneType] if get_origin(kind) in {Union, UnionType} else []
 
 
 def _metadata(kind: Any) -> tuple[Any, ...]:
-    """What annotates a type, or its only type but None."""
+    """Return the annotations of a type, or of its only type but None."""
     if len(members := _members(kind)) == 1:
         return _metadata(members[0])
     return kind.__metadata__ if get_origin(kind) is Annotated else ()
 
 
 def _bare(kind: Any) -> Any:
-    """A type without its annotations and None; pairs as the table that they are in a file."""
+    """Return a type without its annotations and None; for pairs, the table that they are in a file."""
     if len(members := _members(kind)) == 1:
         return _bare(members[0])
     if get_origin(kind) is not Annotated:
@@ -241,12 +241,12 @@ def _is_list(kind: Any) -> bool:
 
 
 def _items(kind: Any) -> tuple[Any, ...]:
-    """The types of a list's items; a list of any length has `...` behind its only one."""
+    """Return the types of a list's items; a list of any length has `...` behind its only one."""
     return get_args(_bare(kind)) or (Any, ...)
 
 
 def _inside(kind: Any, step: int | str) -> Any:
-    """The type of what a key or an index leads to."""
+    """Return the type of what a key or an index leads to."""
     bare = _bare(kind)
     if _is_class(bare):
         return {_written(name): one for name, one in _hints(bare).items()}.get(str(step), Any)
@@ -329,25 +329,25 @@ def _fits(kind: Any, value: Any) -> bool:
 
 
 def _form(at: _Place) -> str:
-    """A key, or a table as a file begins it."""
+    """Return a key, or the head of its table as a file has it: `[key]` or `[[key]]`."""
     if at.table or not _is_table(_items(at.kind)[0] if _is_list(at.kind) else at.kind):
         return at.key
     return f"[[{at.key}]]" if _is_list(at.kind) else f"[{at.key}]"
 
 
 def _known(key: str, names: Sequence[str]) -> str:
-    """The key that was meant, or all where they are few."""
+    """Suggest the key that was meant, or list all if they are few."""
     return meant(key, names) or (f" ({', '.join(names)})" if len(names) <= MOST_LISTED else "")
 
 
 def _among(value: Any, choices: Any) -> str:
-    """The choices of a Literal, and which was meant."""
+    """List the choices of a Literal, after the one that was meant if some is close."""
     names = [str(one) for one in get_args(choices)]
     return f"{meant(str(value), names)} ({', '.join(names)})"
 
 
 def _wanted(what: str, at: _Place) -> str:
-    """What a value should be, in words."""
+    """Say in words what a value should be."""
     if what == "finite_number":
         return "a finite number"
     if what.startswith(("greater_than", "less_than")):
@@ -369,7 +369,7 @@ def _bounds(metadata: Sequence[Any]) -> str:
 
 
 def _words(kind: Any, key: str = "") -> str:
-    """A type in words; `key` tells how a file writes a table."""
+    """Return a type in words; `key` tells how a file writes a table."""
     if set(members := _members(bare := _bare(kind))) == {int, float}:
         return WORDS[float][0]
     if members:

@@ -50,7 +50,7 @@ def _case(
     asked: int | None = None,
     **hard: Any,
 ) -> Case:
-    """`n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
+    """Draw `n` requests in bursts of `burst` over a span, to the first `asked` models; lengths uniform."""
     draw = np.random.default_rng([seed, zlib.crc32(name.encode())])
     names = tuple(m.name for m in config.models)
     arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
@@ -77,7 +77,7 @@ def _tight(models: Sequence[Served], gpus: int, requests: float) -> Config:
 
 
 def cases(seed: int = 0, size: int = 1) -> dict[str, Case]:
-    """Every case by name, `size` times as long."""
+    """Return every case by name, `size` times as long."""
     three, n = _models(3), 32 * size
     two, tight = Config(three, gpus=2), _tight(_models(3, max_tokens=2048), gpus=2, requests=3)
 

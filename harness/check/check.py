@@ -31,7 +31,9 @@ SEEDS, LONG = 3, 8  # of --full: workloads of each case, and how many times long
 
 
 def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str, Subject]:
-    """What a system is tried on: each preset, none, and other values, in each case; by a name that two processes share.
+    """Return the subjects of a system's trials, each by a name that two processes share.
+
+    Each case is served with each preset, with none, and with other values of the tuned choices.
 
     Long workloads are for its default: presets of one file share its code, and eight of them take ten minutes.
     """
@@ -50,7 +52,7 @@ def subjects(name: str, quick: bool = True, case: str | None = None) -> dict[str
 
 
 def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
-    """Settings that between them try each value of each tuned choice beside its default."""
+    """Return settings that between them try each value of each tuned choice beside its default."""
     left = {name: [x for x in one.choices if x not in (one.default, *one.undrawn)]
             for name, one in domains(make).items() if one.tuned and one.choices}  # fmt: skip
     most = max(map(len, left.values()), default=0)
@@ -60,7 +62,7 @@ def others(make: type) -> list[tuple[tuple[str, Option], ...]]:
 def check(
     name: str, *, quick: bool = True, only: str | None = None, case: str | None = None, twice: bool = True
 ) -> list[Failure]:
-    """Broken laws of a system, by name or path; the first breach of each, shrunk. None: it conforms.
+    """Return a system's broken laws, by its name or path: the first breach of each, shrunk; none if it conforms.
 
     `only` one law, only one case; without `twice` no second process, which takes most of the time of a short check, and
     so no law about two. Raises UserError where there is no such system, law or case.
@@ -114,7 +116,7 @@ def check(
 
 
 def shrunk(one: Subject, law: Callable[[Trial], Iterator[Breach]], found: Breach) -> tuple[int, Breach]:
-    """The fewest first requests of a subject's workload that still break a law, by bisection, and how they do."""
+    """Return the fewest first requests of a workload that still break a law, and that breach, by bisection."""
     low, high = 0, len(one.case.jobs)
     while low < high:
         middle = (low + high) // 2
@@ -131,7 +133,10 @@ def _prefix(n: int) -> str:
 
 
 def print_all(names: Sequence[str], quick: bool, case: str | None) -> None:
-    """The other process: prints of every trial by system, as JSON on a descriptor that the systems do not know."""
+    """Print the prints of every trial, by system, as JSON on a descriptor that the systems do not know.
+
+    The second process of the law "deterministic" runs this.
+    """
     with os.fdopen(os.dup(1), "w") as out, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         with redirect_stderr(nowhere):

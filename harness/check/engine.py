@@ -69,7 +69,7 @@ class Script:
         self.hears = HEARS & (self.engine.tells | {Woke})
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """The script's answer, after a look around."""
+        """Answer with the script's actions, after a look at the view and at memory."""
         self.heard.append((view.now_s, event))
         self.seen += looked(event, view, self.engine, len(self.case.jobs))
         actions = tuple(self.case.script(event, self.engine.cluster))
@@ -91,7 +91,7 @@ class Trial(NamedTuple):
     late: Sequence[str] = ()  # what close() did not do
 
     def ended(self) -> dict[int, list[Finished]]:
-        """Ends that were told, by request."""
+        """Return the Finished events that were told, by request."""
         found: dict[int, list[Finished]] = {}
         for _, event in self.heard:
             if isinstance(event, Finished):
@@ -109,7 +109,7 @@ def _served() -> tuple[tuple[Served, ...], machine.Machine]:
 
 
 def made(name: str, gpus: int = 1, room_tokens: int = 0) -> Engine:
-    """The engine as cases have it: two small models, one GPU with all of its memory unless a case says otherwise."""
+    """Make the engine of a case: two small models on one GPU, with all of its memory unless `room_tokens` limits it."""
     served, priced = _served()
     make, config = engines.find(name), Config(served, gpus=gpus, token_times=True)
     engine = make(config, {}, priced)
@@ -123,7 +123,7 @@ def made(name: str, gpus: int = 1, room_tokens: int = 0) -> Engine:
 
 
 def run(name: str, case: Case) -> Trial | None:
-    """Try a case; none where the engine cannot do what its script asks."""
+    """Try a case; return None if the engine cannot do what its script asks."""
     engine = made(name)
     before = children()
     try:
@@ -148,20 +148,20 @@ def run(name: str, case: Case) -> Trial | None:
 
 
 def checked(part: Any, script: Script) -> Any:
-    """A batch of rows, noted where it is of another schema."""
+    """Return a batch of rows, and note a breach if its schema is another one."""
     if not part.schema.equals(SCHEMA):
         script.seen.append(("rows", "rows are not of the schema in harness/rows/record.py"))
     return part
 
 
 def children() -> set[int]:
-    """Processes that this one started, where the system tells."""
+    """Return the ids of the processes that this one started, as far as /proc tells them."""
     found = Path("/proc/self/task").glob("*/children")
     return {int(pid) for path in found for pid in path.read_text("ascii").split()}
 
 
 def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[str, str]]:
-    """What is wrong with a view, and with memory, at an event."""
+    """Yield what is wrong with a view, and with memory, at an event."""
     have = engine.cluster.gpus[0].mem_bytes
     for g, (weights, kv) in enumerate(held_bytes(engine)):
         if kv < 0 or weights + kv > have:
@@ -203,7 +203,10 @@ def looked(event: Event, view: View, engine: Engine, n: int) -> Iterator[tuple[s
 
 
 def inert(name: str) -> Iterator[Breach]:
-    """It can be made, asked and closed without being made ready, twice too; its fields are of their kinds."""
+    """Check that an engine can be made, asked and closed, twice too, without being made ready.
+
+    Its fields are of their kinds, and making it starts no process.
+    """
     before = children()
     engine = made(name)
     for use in sorted(engine.can):
@@ -226,7 +229,7 @@ def inert(name: str) -> Iterator[Breach]:
 
 
 def ends(trial: Trial) -> Iterator[Breach]:
-    """Every request ends once, as it was told, and is done unless the policy or memory is to blame.
+    """Check that every request ends once, as it was told, and is done unless the policy or memory is to blame.
 
     The run is over with the last end, which need not be told any more.
     """
@@ -247,7 +250,7 @@ def ends(trial: Trial) -> Iterator[Breach]:
 
 
 def tokens(trial: Trial) -> Iterator[Breach]:
-    """Output lengths are those of the workload, and each token has its time."""
+    """Check that output lengths are those of the workload, and that each token has its time."""
     for row in trial.rows:
         count, want = row["made_tokens"], row["output_tokens"]
         if count > want or (row["state"] == "done" and count != want):
@@ -258,7 +261,7 @@ def tokens(trial: Trial) -> Iterator[Breach]:
 
 
 def stamps(trial: Trial) -> Iterator[Breach]:
-    """Arrival, admission, first token and end come in this order; no clock is ahead of the run's end."""
+    """Check that arrival, admission, first token and end come in this order, none after the run's end."""
     arrival_s, end_ns = trial.case.jobs.arrival_s, round(trial.end_s * 1e9)
     for row in trial.rows:
         marks = [row[f"{name}_ns"] for name in ("arrival", "admit", "first", "done")]
@@ -278,7 +281,7 @@ def stamps(trial: Trial) -> Iterator[Breach]:
 
 
 def waits(trial: Trial) -> Iterator[Breach]:
-    """Causes of waiting are no less than nothing and sum to the latency; who has tokens has run.
+    """Check that no cause of waiting is negative, that they sum to the latency, and that what has tokens has run.
 
     Those until the first token are a part of them, and sum to the TTFT of who is done. Those of the longest gap, where
     an engine tells them, sum to it.
@@ -307,7 +310,7 @@ def waits(trial: Trial) -> Iterator[Breach]:
 
 
 def ordered(trial: Trial) -> Iterator[Breach]:
-    """The clock never goes back; a request arrives, has its KV, ends, and is heard of no more."""
+    """Check that the clock never goes back, and that a request's events come in order: arrival, KV, end."""
     for (a_s, _), (b_s, event) in pairwise(trial.heard):
         if b_s < a_s:
             yield Breach(f"{event} was told at {b_s} s, after {a_s} s")
@@ -326,13 +329,15 @@ def ordered(trial: Trial) -> Iterator[Breach]:
 
 
 def memory(trial: Trial) -> Iterator[Breach]:
-    """What is held never exceeds the card or a limit, and at the end no KV is left."""
+    """Check that memory held never exceeds the GPU or a limit, and that no KV is left at the end."""
     if trial.kv_bytes:
         yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
 
 
 def capacity(trial: Trial) -> Iterator[Breach]:
-    """Those who run at a time have room for their KV: beside their weights, and within a Limit; by their tokens alone.
+    """Check that requests that run at a time have room for their KV, by their tokens alone.
+
+    The room is what weights leave free, and a model's Limit.
 
     Who has a first token, and no preemption, holds its prompt and all its tokens but the last until it has that one.
     Servers may preempt unseen, so nothing follows from their tokens.
@@ -348,7 +353,7 @@ def capacity(trial: Trial) -> Iterator[Breach]:
 
 
 def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
-    """When which model took how many more tokens of KV, at least; nanoseconds."""
+    """Yield the time in ns, the model, and at least how many more tokens of KV it took then (negative: gave back)."""
     for row in trial.rows:
         stamps = [row["arrival_ns"] + ns for ns in row["token_ns"] or ()]
         if len(stamps) > 1 and not row["preemptions"]:
@@ -358,7 +363,7 @@ def _taken(trial: Trial) -> Iterator[tuple[int, str, int]]:
 
 
 def refusals(trial: Trial) -> Iterator[Breach]:
-    """What is impossible comes back as Done(failed) with its reason, and nothing else does."""
+    """Check that impossible actions, and no others, come back as Done(failed) with a reason."""
     failed = [event for _, event in trial.heard if isinstance(event, Done) and event.failed is not None]
     if trial.case.script is not refused:
         yield from (Breach(f"{brief(one.action)} was refused: {one.failed}") for one in failed if _odd(trial, one))
@@ -370,12 +375,12 @@ def refusals(trial: Trial) -> Iterator[Breach]:
 
 
 def _odd(trial: Trial, refusal: Done) -> bool:
-    """Whether nothing explains a refusal: scripts evict what may not be in, and load what may leave."""
+    """Tell whether nothing explains a refusal: scripts evict what may not be in, and load what may leave."""
     return not (trial.case.script is swapped and isinstance(refusal.action, Load | Evict))
 
 
 def able(name: str) -> Iterator[Breach]:
-    """What it does not say it can, it refuses."""
+    """Check that an engine refuses the actions that it does not say it can carry out."""
     asks = beyond(made(name))
 
     def script(event: Event, cluster: Cluster) -> Iterator[Action]:
@@ -393,12 +398,12 @@ def able(name: str) -> Iterator[Breach]:
 
 
 def view(trial: Trial) -> Iterator[Breach]:
-    """A view agrees with itself, knows who came and nobody else, and keeps output lengths to itself."""
+    """Check that a view agrees with itself, knows only requests that came, and never tells output lengths."""
     yield from _seen(trial, "view")
 
 
 def rows(trial: Trial) -> Iterator[Breach]:
-    """Rows are of the schema, one a request in order of id, and say what they are worth."""
+    """Check that rows are of the schema, one a request in order of id, and say what they are worth."""
     if [row["id"] for row in trial.rows] != list(range(len(trial.case.jobs))):
         yield Breach(f"rows are of requests {[row['id'] for row in trial.rows]}")
     if any(row["fidelity"] != trial.engine.fidelity for row in trial.rows):
@@ -406,12 +411,12 @@ def rows(trial: Trial) -> Iterator[Breach]:
 
 
 def closes(trial: Trial) -> Iterator[Breach]:
-    """After `close`, which may come twice, no process of its own is left."""
+    """Check that after `close`, which may come twice, no process of the engine is left."""
     yield from map(Breach, trial.late)
 
 
 def repeats(name: str) -> Iterator[Breach]:
-    """Where time is simulated, the same workload brings the same rows and events."""
+    """Check that the same workload brings the same rows and events, if time is simulated."""
     if made(name).wall_clock:
         return
     for case in cases().values():
@@ -421,7 +426,7 @@ def repeats(name: str) -> Iterator[Breach]:
 
 
 def slices(name: str) -> Iterator[Breach]:
-    """A slice of all layers is the whole prefill: where time is simulated, it brings the same rows and events."""
+    """Check that a slice of all layers is the whole prefill: it brings the same rows and events in simulated time."""
     engine, case = made(name), cases()["sliced"]
     most = max(model.layers for model in engine.cluster.models.values())
     if engine.wall_clock or not case.needs <= engine.can:
@@ -445,7 +450,7 @@ LAWS: Mapping[str, str] = {law: inspect.getdoc(f) or "" for law, f in {**OF_ENGI
 
 
 def check(name: str, *, only: str | None = None, case: str | None = None) -> list[Failure]:
-    """Broken laws of an engine, by name or path; the first breach of each. None: it conforms.
+    """Return an engine's broken laws, by its name or path: the first breach of each; none if it conforms.
 
     `only` one law, only one case. Raises UserError where there is no such engine, law or case, or something that the
     engine needs is missing.

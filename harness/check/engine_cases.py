@@ -30,26 +30,26 @@ class Case(NamedTuple):
 
 
 def batch(model: str) -> Batch:
-    """Where scripts serve a model."""
+    """Return the batch in which scripts serve a model."""
     return Batch(Inst(model, (0,)))
 
 
 def started(event: Event, _: Cluster) -> Iterator[Action]:
-    """Both models in, a lane of each open."""
+    """Load both models at the start, and open a lane of each."""
     if event == Woke("start"):
         for m in MODELS:
             yield from (Load(batch(m).inst), Run(batch(m)))
 
 
 def routed(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Every model to its batch, once and for all."""
+    """Route every model to its batch, once and for all."""
     yield from started(event, cluster)
     if event == Woke("start"):
         yield from (Admit(m, batch(m)) for m in MODELS)
 
 
 def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Action]]:
-    """Scripts that keep prompts and decodes in lanes of their own, prompts in slices; some requests are dropped."""
+    """Make a script with prefill and decode in lanes of their own, prompts in slices; some requests are dropped."""
 
     def script(event: Event, _: Cluster) -> Iterator[Action]:
         if event == Woke("start"):
@@ -65,7 +65,7 @@ def sliced(slice_layers: int | None) -> Callable[[Event, Cluster], Iterator[Acti
 
 
 def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
-    """Each request is admitted when it comes; the second model is loaded when it is first asked for."""
+    """Admit each request when it comes, and load the second model when it is first asked for."""
     if event == Woke("start"):
         yield from (Load(batch("a").inst), Run(batch("a")), Run(batch("b")))
     if isinstance(event, Arrived):
@@ -74,7 +74,7 @@ def one_by_one(event: Event, _: Cluster) -> Iterator[Action]:
 
 
 def squeezed(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Both models may hold the KV of three short requests, which then grow."""
+    """Limit each model to the KV of three short requests, which then grow."""
     if event == Woke("start"):
         for m, model in cluster.models.items():
             yield Limit(m, 0, blocks(model, 3 * 48))
@@ -82,7 +82,7 @@ def squeezed(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """Every other request is dropped: on arrival, or at its first token."""
+    """Drop every other request, on arrival or at its first token."""
     yield from started(event, cluster)
     if isinstance(event, Arrived):
         one = event.request
@@ -92,7 +92,7 @@ def dropped(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """The KV of every other request lies on a second GPU and is attended there; one model's kernels are cut."""
+    """Attend the KV of every other request on a second GPU, and cut one model's kernels (`op_s`)."""
     yield from routed(event, cluster)
     if event == Woke("start"):
         yield Run(batch("b"), op_s=1e-4)
@@ -101,7 +101,7 @@ def lent(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def swapped(event: Event, _: Cluster) -> Iterator[Action]:
-    """One model is in at a time: it leaves when the other is asked for."""
+    """Keep one model in at a time: it leaves when the other is asked for."""
     if event == Woke("start"):
         yield from (Run(batch(m)) for m in MODELS)
     if isinstance(event, Arrived):
@@ -110,12 +110,12 @@ def swapped(event: Event, _: Cluster) -> Iterator[Action]:
 
 
 def blocks(model: Model, tokens: int) -> int:
-    """Bytes of whole pages for so many tokens of KV."""
+    """Return the bytes of whole pages for so many tokens of KV."""
     return -(-tokens * model.kv_token_bytes // model.page_bytes) * model.page_bytes
 
 
 def impossible(cluster: Cluster) -> dict[Action, str]:
-    """Actions that no engine can carry out, and why."""
+    """Return the actions that no engine can carry out, and why."""
     nowhere, gone = Inst("a", (len(cluster.gpus),)), Inst("nobody", (0,))
     return {
         Load(gone): "there is no such model",
@@ -135,7 +135,7 @@ def impossible(cluster: Cluster) -> dict[Action, str]:
 
 
 def beyond(engine: Engine) -> list[Action]:
-    """An action for each field of the vocabulary that an engine does not say it can."""
+    """Return an action for each field of the vocabulary that an engine does not say it can carry out."""
     inst, lane = batch("a").inst, batch("a")
     every: tuple[Action, ...] = (
         Load(inst, "no-such-way"), Evict(inst, drain=False), Run(lane, "prefill"), Run(lane, "decode"),
@@ -147,7 +147,7 @@ def beyond(engine: Engine) -> list[Action]:
 
 
 def refused(event: Event, cluster: Cluster) -> Iterator[Action]:
-    """What cannot be is asked for at each arrival, before the request is admitted."""
+    """Ask for impossible actions at each arrival, before the request is admitted."""
     yield from started(event, cluster)
     if isinstance(event, Arrived):
         yield from impossible(cluster)
@@ -155,7 +155,7 @@ def refused(event: Event, cluster: Cluster) -> Iterator[Action]:
 
 
 def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tuple[int, int], burst: int = 1) -> Jobs:
-    """`n` requests of both models in bursts over a span, lengths uniform."""
+    """Draw `n` requests of both models in bursts over a span, lengths uniform."""
     draw = np.random.default_rng(seed)
     arrival_s = np.sort(draw.uniform(0.0, span_s, -(-n // burst))).repeat(burst)[:n]
     prompts, outputs = (draw.integers(*bounds, n, np.int32, endpoint=True) for bounds in (prompt, output))
@@ -164,7 +164,7 @@ def jobs(seed: int, n: int, span_s: float, prompt: tuple[int, int], output: tupl
 
 
 def chained(one: Jobs) -> Jobs:
-    """The same as a closed loop of two clients."""
+    """Turn a workload into a closed loop of two clients."""
     n = len(one)
     after = np.where(np.arange(n) < 2, -1, np.arange(n) - 2).astype(np.int32)
     arrival_s = np.where(after < 0, 0.0, np.inf)
@@ -176,7 +176,7 @@ SLICES = frozenset({"Run.slice_layers"})
 
 
 def cases() -> dict[str, Case]:
-    """Every case by name."""
+    """Return every case by name."""
     limit, drop, evict = (frozenset({name}) for name in ("Limit", "Drop", "Evict"))
     lanes = frozenset({"Run.phase:prefill", "Run.phase:decode"})
     attend = frozenset({"Move", "Move.to:gpu", "Move.attend", "Run.op_s"})

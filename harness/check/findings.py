@@ -28,6 +28,6 @@ class Breach(NamedTuple):
 
 
 def known(kind: str, name: str | None, names: Iterable[str]) -> None:
-    """UserError, with a suggestion, for a name that is none of these."""
+    """Raise UserError, with a suggestion, for a name that is none of these."""
     if name is not None and name not in (have := list(names)):
         raise UserError(f'no {kind} "{name}"{meant(name, have)} ({", ".join(have)})')

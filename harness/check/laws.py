@@ -34,7 +34,7 @@ from harness.policy.types import Cluster, Infeasible, Inst, Jobs, UserError
 
 
 def starts(name: str) -> Iterator[Breach]:
-    """The file can be imported, its presets build a system, and its fields are explained."""
+    """Check that the file can be imported, that its presets build a system, and that its fields are explained."""
     try:
         make = system.find(name)
     except UserError as error:
@@ -77,7 +77,7 @@ def starts(name: str) -> Iterator[Breach]:
 
 
 def pure(name: str) -> Iterator[Breach]:
-    """The file holds pure policy: no clock, randomness, threads or I/O, no engine and no other system."""
+    """Check that the file holds pure policy: no clock, randomness, threads or I/O, no engine, no other system."""
     try:
         yield from (Breach(f"line {line}: {what}") for line, what in impure(_source(name) or ""))
     except (SyntaxError, ValueError):  # ValueError: null bytes
@@ -85,7 +85,7 @@ def pure(name: str) -> Iterator[Breach]:
 
 
 def _source(name: str) -> str | None:
-    """A system's source; None where there is no file."""
+    """Return a system's source; None if there is no file."""
     path = Path(name) if name.endswith(".py") else system.ROOT / "systems" / f"{name}.py"
     return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else None
 
@@ -94,7 +94,7 @@ def _source(name: str) -> str | None:
 
 
 def declared(trial: Trial) -> Iterator[Breach]:
-    """Every action, query and SLO read is within `uses`, every event heard within `hears`."""
+    """Check that every action, query and SLO read is within `uses`, and every event heard within `hears`."""
     yield from _noted(trial, "declared")
     if trial.error or "Request.slo" in trial.uses:
         return
@@ -111,30 +111,33 @@ def declared(trial: Trial) -> Iterator[Breach]:
 
 
 def fresh_view(trial: Trial) -> Iterator[Breach]:
-    """A view is used in the decision that it was given for, never later."""
+    """Check that a view is used only in the decision that it was given for."""
     yield from _noted(trial, "fresh-view")
 
 
 def livelock(trial: Trial) -> Iterator[Breach]:
-    """Time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
+    """Check that time passes: no 1,000 decisions in one instant, no 500 a second for ever, no answer without end."""
     if isinstance(trial.error, Livelock | Endless):
         yield Breach(str(trial.error), len(trial.decisions))
 
 
 def survives(trial: Trial) -> Iterator[Breach]:
-    """Nothing makes it raise, whatever is refused."""
+    """Check that nothing makes the system raise, whatever is refused."""
     if trial.error and not trial.notes and not isinstance(trial.error, Livelock | Endless):
         what = str(trial.error) if isinstance(trial.error, Fault) else f"raised {said(trial.error)}"
         yield Breach(what, len(trial.decisions))
 
 
 def stands(trial: Trial) -> Iterator[Breach]:
-    """What was refused for now is issued again when something comes free, in order of first issue (but for Run)."""
+    """Check that refused orders other than Run are issued again in order of first issue, once something comes free."""
     yield from _noted(trial, "stands")
 
 
 def patient(trial: Trial) -> Iterator[Breach]:
-    """What was refused for now is left to the loop: no answer to a timer says it again, but for what it always says."""
+    """Check that no answer to a timer repeats an order refused for now, but for those that it always gives.
+
+    The loop issues such orders again by itself.
+    """
     if not trial.repeats:
         return
     spared = run(trial.subject._replace(case=trial.subject.case._replace(refuse=0)), trial.jobs).decisions
@@ -145,14 +148,17 @@ def patient(trial: Trial) -> Iterator[Breach]:
 
 
 def memory(trial: Trial) -> Iterator[Breach]:
-    """What GPUs hold stays between nothing and the card; no plan asks for more; at the end no KV is left."""
+    """Check that GPU memory held stays between 0 and capacity, no plan asks for more, and no KV is left at the end."""
     yield from _noted(trial, "memory")
     if trial.kv_bytes and all(row["state"] != "unfinished" for row in trial.rows):
         yield Breach(f"{trial.kv_bytes} bytes of KV are held although every request has ended")
 
 
 def served(trial: Trial) -> Iterator[Breach]:
-    """Every request ends once, whatever is refused for now: with all its tokens, dropped, or for want of memory."""
+    """Check that every request ends once, whatever is refused for now.
+
+    It ends with all its tokens, dropped, or for want of memory.
+    """
     yield from _noted(trial, "served")
     for row in trial.rows:
         made, asked = row["made_tokens"], row["output_tokens"]
@@ -164,7 +170,7 @@ def served(trial: Trial) -> Iterator[Breach]:
 
 
 def idle(trial: Trial) -> Iterator[Breach]:
-    """No request waits long for a load to begin while GPUs for its model hold and run nothing, but by a quoted rule."""
+    """Check that no request waits long for a load while GPUs for its model are empty, but by a quoted rule."""
     case = trial.subject.case
     if trial.error or case.refuse or case.decision_s or rule(trial.subject.make):
         return
@@ -192,7 +198,7 @@ def idle(trial: Trial) -> Iterator[Breach]:
 
 
 def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
-    """Seconds in which the weights of all models pass one link after the other, by the slowest rung in `uses`."""
+    """Return the seconds in which the weights of all models pass one link in turn, by the slowest way in `uses`."""
     ladder, models = quantities.ladder(cluster.gpus[0].kind), cluster.models
     ways = [way for way in ladder if f"Load.way:{way}" in uses] or ["host"]
     insts = [Inst(m, tuple(range(model.tp))) for m, model in models.items()]
@@ -200,12 +206,12 @@ def transfers_s(cluster: Cluster, uses: frozenset[str]) -> float:
 
 
 def rule(make: Any) -> str:
-    """What a system quotes of its source that leaves GPUs without work, if it does."""
+    """Return the rule, quoted from a system's source, that leaves GPUs without work; "" if there is none."""
     return getattr(make, "leaves_idle", "")
 
 
 def replayed(trial: Trial) -> Iterator[Breach]:
-    """The same events and answers, told to a fresh policy, bring the same queries and actions."""
+    """Check that a fresh policy, told the same events and answers, makes the same queries and actions."""
     if trial.error or trial.notes:
         return
     policy, _ = trial.subject.assemble()
@@ -235,7 +241,7 @@ def replayed(trial: Trial) -> Iterator[Breach]:
 
 
 def blind(trial: Trial) -> Iterator[Breach]:
-    """With another future after t (arrivals, output lengths), every decision before t is the same."""
+    """Check that no decision before t depends on the future after t: arrivals and output lengths."""
     yield from _noted(trial, "blind")
     jobs = trial.jobs
     if trial.error or trial.notes:
@@ -250,7 +256,7 @@ def blind(trial: Trial) -> Iterator[Breach]:
 
 
 def otherwise(until: Trial) -> Jobs:
-    """The same past as a trial that was stopped, and another future: lengths, arrivals and their order.
+    """Return a workload with the past of a stopped trial and another future: other lengths, arrivals and order.
 
     Requests that ended keep their length, others get one that they had not reached; what had not come, comes reversed.
     A system that asked for the true lengths is told them truly.
@@ -274,12 +280,12 @@ def otherwise(until: Trial) -> Jobs:
 
 
 def _to_the_nanosecond(decision: Decision) -> str:
-    """A decision without what rounding makes of its times: spans that end elsewhere add up their steps elsewhere."""
+    """Return a decision as text with its times to the nanosecond, which leaves out the rounding of sums of steps."""
     return re.sub(r"\d+\.\d+(e[-+]\d+)?", lambda number: f"{float(number[0]):.9f}", repr(decision))
 
 
 def _steady(trial: Trial) -> bool:
-    """Whether the very same world brings the same decisions: if not, no change of the world is to blame."""
+    """Tell whether the very same world brings the same decisions: if not, no change of the world is to blame."""
     return _differ(trial.decisions, run(trial.subject, trial.jobs).decisions) is None
 
 
@@ -288,14 +294,14 @@ def _noted(trial: Trial, law: str) -> Iterator[Breach]:
 
 
 def _about(trial: Trial, row: Mapping[str, Any], what: str) -> Breach:
-    """A breach that concerns a request: at its arrival, where that was heard."""
+    """Return a breach that concerns a request, at the decision on its arrival if there was one."""
     r = row["id"]
     at = (k for k, d in enumerate(trial.decisions) if isinstance(d.event, Arrived) and d.event.request.id == r)
     return Breach(f"request {r} of {row['model']} {what}", next(at, None))
 
 
 def _lost(trial: Trial) -> Iterator[Breach]:
-    """Requests without an end."""
+    """Yield a breach for each request that has not ended."""
     for row in trial.rows:
         if row["state"] == "unfinished":
             stood = "in no batch" if row["admit_ns"] is None else f"with {row['made_tokens']} of its tokens"
@@ -304,7 +310,7 @@ def _lost(trial: Trial) -> Iterator[Breach]:
 
 
 def _differ(one: Sequence[Any], other: Sequence[Any]) -> int | None:
-    """Index of the first difference of two sequences."""
+    """Return the index of the first difference of two sequences."""
     k = next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return None if k == len(one) == len(other) else k
 
@@ -315,7 +321,7 @@ Prints = Mapping[str, Sequence[str]]  # by subject: a short hash of each decisio
 
 
 def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
-    """Two processes with different hash seeds make the same decisions and rows."""
+    """Check that two processes with different hash seeds make the same decisions and rows."""
     for key, mine in here.items():
         if (k := _differ(mine, there.get(key, ()))) is not None:
             what = "the rows are others" if k == len(mine) - 1 else "this decision is another"
@@ -323,7 +329,7 @@ def deterministic(here: Prints, there: Prints) -> Iterator[tuple[str, Breach]]:
 
 
 def prints(trial: Trial) -> list[str]:
-    """What two processes compare of a trial."""
+    """Return what two processes compare of a trial: a checksum of each decision, and a hash of the rows."""
     rows = sha256(repr((trial.rows, trial.impossible)).encode()).hexdigest()
     return [*(f"{zlib.crc32(repr(d).encode()):08x}" for d in trial.decisions), rows]
 

@@ -83,7 +83,7 @@ DEFINED = {
 
 
 def impure(source: str) -> Iterator[tuple[int, str]]:
-    """Lines of a system's source with what it may not name there. Raises SyntaxError."""
+    """Return the lines of a system's source with what it may not name there. Raises SyntaxError."""
     tree = ast.parse(source)
     reader = Reader(tree)
     reader.visit(tree)
@@ -102,7 +102,7 @@ class Reader(ast.NodeVisitor):
             self._imports(node)
 
     def note(self, node: ast.AST, what: str) -> None:
-        """Something that may not stand there."""
+        """Note something that may not stand at a node."""
         self.found.append((getattr(node, "lineno", 1), what))
 
     # ------------------------------------------------------------ modules
@@ -124,7 +124,7 @@ class Reader(ast.NodeVisitor):
                         self.note(node, f"imports {whole}")
 
     def _of_module(self, node: ast.Attribute, path: Sequence[str]) -> None:
-        """What is named of a module: a listed module in it, or a listed member; of that, the same as of any object."""
+        """Check the rest of a dotted name: listed modules and members, and of those what any object allows."""
         module = self.modules[path[0]]
         for k, name in enumerate(path[1:], 2):
             inner = f"{module}.{name}"
@@ -143,7 +143,7 @@ class Reader(ast.NodeVisitor):
     # ------------------------------------------------------------ names
 
     def visit_Name(self, node: ast.Name) -> None:
-        """A name, bound or read."""
+        """Check a name that is bound or read."""
         name = node.id
         if name in self.modules and isinstance(node.ctx, ast.Load):
             self.note(node, f"passes the module {self.modules[name]} on")
@@ -155,7 +155,7 @@ class Reader(ast.NodeVisitor):
             self._hidden(node, name, DEFINED if isinstance(node.ctx, ast.Store) else set())
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        """An attribute, set or read."""
+        """Check an attribute that is set or read."""
         path = dotted(node)
         if path is not None and path[0] in self.modules:
             self._of_module(node, path)
@@ -170,7 +170,10 @@ class Reader(ast.NodeVisitor):
             self._hidden(node, name, dunders)
 
     def _hidden(self, node: ast.AST, name: str, dunders: set[str]) -> None:
-        """A name with a leading underscore: a usual dunder, or what the file itself defines and nothing of ours has."""
+        """Check a name with a leading underscore.
+
+        It may be a usual dunder, or a name that the file itself defines and no object of the harness has.
+        """
         if name.startswith("__") and name.endswith("__"):
             if name not in dunders:
                 self.note(node, f"uses {name}")
@@ -180,7 +183,7 @@ class Reader(ast.NodeVisitor):
             self.note(node, f"uses {name}, which is not its own")
 
     def visit_Call(self, node: ast.Call) -> None:
-        """A call; of what may only be called, and only so."""
+        """Check a call, and allow some names there that may only be called."""
         match node:
             case ast.Call(func=ast.Name(id=call)) if call in BY_NAME:
                 match node.args[1:2]:
@@ -212,37 +215,37 @@ class Reader(ast.NodeVisitor):
     # ------------------------------------------------------------ definitions
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """A class, whose class is `type`."""
+        """Check a class, which may have no metaclass or other keyword."""
         self._defined(node, node.name)
         for keyword in node.keywords:
             self.note(node, f"a class with {keyword.arg or '**'}=")
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """A function or method."""
+        """Check a function or method."""
         self._defined(node, node.name)
         self._annotation(node.returns)
         node.returns = None
         self.generic_visit(node)
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-        """Nothing waits in a policy."""
+        """Refuse an async function: a policy never waits."""
         self.note(node, "uses async")
 
     def visit_arg(self, node: ast.arg) -> None:
-        """An argument."""
+        """Check an argument."""
         self._defined(node, node.arg)
         self._annotation(node.annotation)
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        """An assignment with a type."""
+        """Check an assignment with a type."""
         self._annotation(node.annotation)
         self.visit(node.target)
         if node.value is not None:
             self.visit(node.value)
 
     def visit_MatchClass(self, node: ast.MatchClass) -> None:
-        """A pattern reads attributes by keyword."""
+        """Check a class pattern, which reads attributes by keyword."""
         for name in node.kwd_attrs:
             self._attribute(node, name, set())
         self.generic_visit(node)
@@ -252,7 +255,7 @@ class Reader(ast.NodeVisitor):
             self._hidden(node, name, DEFINED)
 
     def _annotation(self, node: ast.expr | None) -> None:
-        """A type, in which `type` is one; text in it is read as Python would."""
+        """Check an annotation, where `type` may stand; text in it is parsed as Python would."""
         if node is None:
             return
         before, self.annotates = self.annotates, True
@@ -266,7 +269,7 @@ class Reader(ast.NodeVisitor):
 
 
 def dotted(node: ast.expr) -> Sequence[str] | None:
-    """The names of `a.b.c`; None for anything else."""
+    """Return the names of `a.b.c`; None for any other expression."""
     match node:
         case ast.Name(id=name):
             return (name,)
@@ -276,7 +279,7 @@ def dotted(node: ast.expr) -> Sequence[str] | None:
 
 
 def bound(node: ast.AST) -> Iterator[str]:
-    """The names that a node binds, attributes included."""
+    """Yield the names that a node binds, attributes included."""
     match node:
         case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.arg(arg=name):
             yield name
@@ -293,7 +296,7 @@ def bound(node: ast.AST) -> Iterator[str]:
 
 
 def flat(text: str) -> bool:
-    """Whether a format string names arguments, and nothing of them."""
+    """Tell whether a format string names arguments, and nothing of them."""
     try:
         fields = [(name or "", spec or "") for _, name, spec, _ in Formatter().parse(text)]
     except ValueError:
@@ -302,27 +305,27 @@ def flat(text: str) -> bool:
 
 
 def _plain(name: str) -> bool:
-    """Whether a builtin may be named as one likes."""
+    """Tell whether a builtin may be named anywhere, not only called."""
     value = getattr(builtins, name)
     return name in BUILTINS or (isinstance(value, type) and issubclass(value, BaseException))
 
 
 def _typed(text: str, line: int) -> ast.expr | None:
-    """A type that is written as text; None where it is none."""
+    """Parse a type that is written as text; None if it is no expression."""
     with suppress(SyntaxError, ValueError):
         return ast.increment_lineno(ast.parse(text.strip(), mode="eval"), line - 1).body
     return None
 
 
 def _within(name: str) -> bool:
-    """Whether a name is a module of what all systems share."""
+    """Tell whether a name is a module of what all systems share."""
     top, _, rest = name.rpartition(".")
     return top == OURS and (HARNESS / "policy" / f"{rest}.py").is_file()
 
 
 @cache
 def members(module: str) -> frozenset[str]:
-    """What may be named of a module; nothing of one that is not listed."""
+    """Return the names that may be used of a module; none of one that is not listed."""
     if _within(module):
         tree = ast.parse((HARNESS / "policy" / f"{module.rpartition('.')[2]}.py").read_bytes())
         parts = (part for node in tree.body for part in (ast.walk(node) if isinstance(node, ast.Assign | ast.AnnAssign)
@@ -338,7 +341,7 @@ def members(module: str) -> frozenset[str]:
 
 @cache
 def ours_hidden() -> frozenset[str]:
-    """The private attributes that objects of loops, engines and checks have."""
+    """Return the private attributes that objects of loops, engines and checks have."""
     folders = (HARNESS / name for name in ("loop", "engines", "check"))
     texts = (file.read_text("utf-8") for folder in folders for file in folder.rglob("*.py"))
     return frozenset(name for text in texts for name in re.findall(r"\.(_[a-z]\w*)", text)) - TUPLES

@@ -68,13 +68,13 @@ class Subject(NamedTuple):
         return f"case {self.name}" + (f", preset {self.preset}" if self.preset else "") + said
 
     def policy(self, cluster: Cluster) -> System:
-        """A fresh policy. Raises Infeasible where it says so, Fault where it fails."""
+        """Build a fresh policy. Raises Infeasible if the system says so, Fault if it fails."""
         return system.build(
             self.make, cluster, {**(self.make.presets[self.preset] if self.preset else {}), **dict(self.fields)}
         )
 
     def assemble(self) -> tuple[System, Engine]:
-        """A fresh policy and its engine, whose page size the policy's options decide."""
+        """Build a fresh policy and its engine, whose page size the policy's options decide."""
         config = self.case.config
         priced = _priced(tuple((m.shape, m.tp) for m in config.models), config.gpu, config.host)
         policy = self.policy(machine.cluster(config, priced=priced))
@@ -83,7 +83,7 @@ class Subject(NamedTuple):
 
 
 def subject(make: Any, preset: str | None, name: str, case: Case) -> Subject:
-    """A subject; a system that brings its own number of GPUs gets it."""
+    """Return the subject of a case; a system that states its number of GPUs gets that many."""
     config = case.config
     if hasattr(make, "gpus_needed"):
         config = replace(config, gpus=make.gpus_needed(machine.cluster(config).models, config.node_gpus))
@@ -167,7 +167,7 @@ class Probe:
         self._most = MOST + MOST_PER_REQUEST * requests
 
     def note(self, law: str, what: str) -> None:
-        """A law was broken in the decision under way."""
+        """Note that a law was broken in the decision under way."""
         self.notes.append((law, Breach(what, len(self.decisions))))
 
     def watch(self, view: View) -> View:
@@ -185,7 +185,7 @@ class Probe:
             self.repeats.append((len(self.decisions) - 1, note.action))
 
     def on(self, event: Event, view: View) -> Iterable[Action]:
-        """The other's answer."""
+        """Record a decision: lend a watched view to the system, and pass its answer on. Raises Livelock."""
         now_s, reads, at = view.now_s, list[Read](), len(self.decisions)
         if at >= self._most + MOST_PER_S * max(0.0, now_s):
             raise Livelock(f"{at} decisions by {now_s:g} s")
@@ -249,7 +249,7 @@ class Probe:
 
 
 def held_bytes(engine: Engine) -> list[tuple[int, int]]:
-    """What a policy can see of each GPU's memory: bytes of the weights that are in or coming, and of KV."""
+    """Return each GPU's memory in use, as a policy sees it: bytes of weights that are in or coming, and of KV."""
     view, models = engine.view(), engine.cluster.models
     found = []
     for g in range(len(engine.cluster.gpus)):
@@ -260,7 +260,7 @@ def held_bytes(engine: Engine) -> list[tuple[int, int]]:
 
 
 def held(engine: Engine) -> Held:
-    """What GPUs hold now."""
+    """Return which GPUs hold neither weights nor KV now, and which models are loaded."""
     view = engine.view()
     insts = [view.insts(g) for g in range(len(engine.cluster.gpus))]
     kv = [any(view.kv(m, g).used_bytes for m in engine.cluster.models) for g in range(len(insts))]
@@ -377,7 +377,7 @@ class Stand:
 
 @contextmanager
 def _limited(seconds: float) -> Iterator[None]:
-    """TooLong after so much processor time. Only the main thread can be stopped so."""
+    """Raise TooLong after so much processor time. Only the main thread can be stopped so."""
 
     def stop(*_: object) -> None:
         raise TooLong(f"thought for {seconds:g} s without an answer")
@@ -427,7 +427,7 @@ def run(subject: Subject, jobs: Jobs | None = None, end_s: float | None = None) 
 
 
 def _seen(engine: Engine, n: int) -> int:
-    """How many of n requests have come; those that have are the first ones."""
+    """Return how many of n requests have come; those that have are the first ones."""
     view = engine.view()
 
     def there(r: int) -> bool:
@@ -439,13 +439,13 @@ def _seen(engine: Engine, n: int) -> int:
 
 
 def patience_s(uses: frozenset[str], size: int = 1) -> float:
-    """Seconds after the last arrival by which every request must have ended; a longer case takes longer to drain."""
+    """Return the seconds after the last arrival by which all must have ended; a longer case takes longer to drain."""
     ways = quantities.ladder("h100")
     return size * PATIENCE_S + SWAPS * max((ways[w].fixed_s for w in ways if f"Load.way:{w}" in uses), default=0.0)
 
 
 def needs(action: Action) -> Iterator[str]:
-    """What an action must find in `uses`: its name, each field off its default, and of closed sets the value."""
+    """Yield what an action must find in `uses`: its name, fields off their defaults, and values of closed sets."""
     kind = type(action).__name__
     match action:
         case Wake():

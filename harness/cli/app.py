@@ -52,7 +52,7 @@ FORMER = {  # commands of before, and what stands for them
 
 
 def load(name: str) -> click.Command:
-    """A command, from its module, with the options that all have."""
+    """Load a command from its module, with the options that all commands have."""
     module, function = COMMANDS[name][0].split(".")
     command: click.Command = getattr(import_module(f"harness.cli.{module}"), function)
     if not isinstance(command, click.Group) and not set(HEARD) & set(command.params):
@@ -135,7 +135,7 @@ class Bench(click.Group):
 
 
 def one_line(text: str) -> str:
-    """A message with what would break its line, or is no character, written out: names may hold anything."""
+    """Escape the characters of a message that would break its line or are not printable: names may hold any."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
@@ -157,7 +157,7 @@ def _open() -> None:
 
 
 def _typed(args: list[str]) -> None:
-    """UserError where nothing can be made of a command line: words in no encoding, a folder that is gone."""
+    """Raise UserError if a command line cannot be read: words in no encoding, a folder that is gone."""
     from harness.policy.types import UserError
 
     if bad := next((word for word in args if not word.isascii() and _surrogate(word)), None):

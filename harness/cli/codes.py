@@ -26,7 +26,7 @@ MEANS: Mapping[Code, str] = {
 
 
 def page() -> str:
-    """The exit codes as the Markdown document docs/exit-codes.md."""
+    """Return the exit codes as the Markdown document docs/exit-codes.md."""
     return "\n".join([
         "# Exit codes",
         "",

@@ -153,7 +153,7 @@ def compared(
     systems: str, setting: Mapping[str, Any], rates: tuple[float, ...] | None, seeds: int | None, rule: str,
     definition: str | None, controls: bool,
 ) -> Study:  # fmt: skip
-    """The study that options ask for; `all` is every system that is not listed.
+    """Build the study that options ask for; `all` stands for every system that is not listed.
 
     Without a number of seeds it begins with a few, and has a budget for more.
     """
@@ -174,13 +174,13 @@ def compared(
 
 
 def stem_of(asked: Study) -> str:
-    """How the folder of a comparison begins: as its trace."""
+    """Return the start of a comparison's folder name: its trace."""
     trace = str(asked.spec["trace"])
     return (Path(trace).stem if trace.endswith(".parquet") else trace).partition("+")[0].replace("/", "-")
 
 
 def _summary(found: Measured, rule: str) -> Summary:
-    """A comparison at its most telling rate."""
+    """Summarize a comparison at its most telling rate."""
     from harness.report.summary import summarize
     from harness.study.compare import silent
     from harness.study.search import LEVEL
@@ -194,7 +194,7 @@ def _summary(found: Measured, rule: str) -> Summary:
 
 
 def _so_far(found: Measured, rule: str) -> list[str]:
-    """The table of what was run by now, under a line that says so."""
+    """Return the table of the runs made so far, under a line that says so."""
     from shutil import get_terminal_size
 
     from harness.report import formats
@@ -207,7 +207,7 @@ def _so_far(found: Measured, rule: str) -> list[str]:
 
 
 def _print(found: Measured, shown: Summary, rule: str, stem: Path | None, every: bool) -> None:
-    """The answer on one screen."""
+    """Print the answer on one screen."""
     from harness.report import formats
     from harness.study import sensitivity, sentences
 

@@ -207,7 +207,7 @@ def mock(
 def _priced(
     models: str, gpu: str, gpus: int, host: str, table: str | None, batch_cap: int
 ) -> tuple[list[Served], Callable[[Agenda, int], Pacing]]:
-    """Models of a set, with the latency of a cost table."""
+    """Build the models of a set, with the latency of a cost table."""
     from harness.mock.table import Table
     from workloads.models import model_set, sets
 
@@ -221,7 +221,7 @@ def _priced(
 
 
 def _fixed(models: str, ttft_ms: float, itl_ms: float) -> tuple[list[Served], Callable[[Agenda, int], Pacing]]:
-    """Models of a set, or of any names, with the same latency always."""
+    """Build the models of a set, or of any names, with the same latency always."""
     from harness.mock.model import Served
     from harness.mock.pacing import Fixed
     from harness.policy.types import UserError

@@ -64,24 +64,24 @@ def examples(*lines: str) -> str:
 
 
 def system_names() -> list[str]:
-    """Systems by name."""
+    """Return the names of the systems."""
     from harness.loop import system
 
     return system.names()
 
 
 def stems(folder: str, pattern: str = "*.toml") -> list[str]:
-    """Names of the files in a folder of the repository."""
+    """Return the names of the files in a folder of the repository."""
     return sorted(path.stem for path in (ROOT / folder).glob(pattern))
 
 
 def gpu_names() -> list[str]:
-    """Kinds of GPU that have a cost table."""
+    """Return the kinds of GPU that have a cost table."""
     return [name for name in stems("harness/engines/costs/tables") if name != "hosts"]
 
 
 def trace_names() -> list[str]:
-    """Traces by name."""
+    """Return the names of the traces."""
     import tomllib
 
     return sorted(tomllib.loads((ROOT / "traces" / "manifest.toml").read_text("utf-8")))
@@ -101,7 +101,7 @@ def complete(names: Callable[[], Iterable[str]], *, many: bool = False) -> Calla
 
 
 def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[float, ...] | None:
-    """`--rate-scale LIST` as numbers above 0."""
+    """Read `--rate-scale LIST` as numbers above 0."""
     if text is None:
         return None
     from harness.policy.types import UserError
@@ -116,7 +116,7 @@ def read_rates(_ctx: click.Context, _param: click.Parameter, text: str | None) -
 
 
 def listed(option: str, text: str | None, between: str = ",") -> list[str] | None:
-    """The parts of a list; UserError where it holds none."""
+    """Split a list at commas or `between`. UserError if it holds nothing."""
     from harness.policy.types import UserError
 
     if text is None:
@@ -128,7 +128,7 @@ def listed(option: str, text: str | None, between: str = ",") -> list[str] | Non
 
 
 def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, str]:
-    """KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
+    """Read KEY=VALUE of a repeated option. UserError for another form, and for a key that stands twice."""
     from harness.policy.types import UserError
 
     found = dict[str, str]()
@@ -143,7 +143,7 @@ def read_pairs(_ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 
 
 def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
-    """`--set KEY=VALUE` as TOML values; a bare word is a string. UserError for a key that something else sets."""
+    """Read `--set KEY=VALUE` as TOML; a bare word is a string. UserError for a key that something else sets."""
     from harness.policy.fields import toml_value
     from harness.policy.types import UserError
 
@@ -160,7 +160,7 @@ def read_settings(ctx: click.Context, param: click.Parameter, pairs: tuple[str, 
 
 
 def grouped(*options: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Several options as one decorator."""
+    """Combine several options into one decorator."""
 
     def wrap(command: Any) -> Any:
         for option in reversed(options):
@@ -338,7 +338,7 @@ SETTING = grouped(
 
 
 def slo_rule(slo: str, scale: float | None) -> str:
-    """The SLO rule in full: `5xP95`."""
+    """Return the SLO rule in full, as in `5xP95`."""
     from workloads.slo import BASES, scaled
 
     return scaled(slo, scale if scale is not None else DEFAULT_SCALE if slo in BASES else 1.0)

@@ -83,7 +83,7 @@ KINDS = {str: "string", int: "whole number", float: "number", bool: "true or fal
 
 
 def pages() -> dict[str, str]:
-    """Every generated page by its file name."""
+    """Return every generated page by its file name."""
     made = {
         "commands": _commands(), "systems": _systems(), "files": _files(), "definitions": _definitions(),
         "traces": _traces(), "models": _models(), "gpus": _gpus(), "studies": _studies(),
@@ -92,7 +92,7 @@ def pages() -> dict[str, str]:
 
 
 def table(head: str, rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Lines of a Markdown table under a head of words; a cell has no line breaks."""
+    """Yield the lines of a Markdown table under a head of words; a cell has no line breaks."""
     cells = ([" ".join(cell.split()) or " " for cell in row] for row in rows)
     yield from laid([head.split(","), *cells], markdown=True)
 
@@ -111,7 +111,7 @@ def _commands() -> Iterator[str]:
 
 
 def _command(command: click.Command, words: str, level: str) -> Iterator[str]:
-    """A command with its options and examples, and its subcommands below."""
+    """Describe a command with its options and examples, and then its subcommands."""
     arguments = " ".join(one.make_metavar(click.Context(command)) for one in command.params if _argument(one))
     yield f"{level} {words}\n"
     yield f"{inspect.cleandoc(command.help or '')}\n"
@@ -135,7 +135,7 @@ def _options(command: click.Command) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text of a help as Markdown: what stands for itself there is no markup here."""
+    """Return a help text as Markdown, with its markup characters escaped."""
     return re.sub(r"([\[\]<>*_|])", r"\\\1", text).replace(r"\|", "|")
 
 
@@ -175,7 +175,7 @@ def _toml(value: Any) -> str:
 
 
 def _domain(domain: Any) -> str:
-    """The values of a field in words."""
+    """Return the values of a field in words."""
     if domain.choices:
         return ", ".join(f"`{_toml(one)}`" for one in domain.choices)
     if domain.stated:
@@ -238,13 +238,13 @@ def _titled(title: str, kind: type, without: Iterable[str] = ()) -> Iterator[str
 
 
 def _paragraphs(doc: str) -> str:
-    """A docstring as Markdown: aligned columns of words stay as they are."""
+    """Return a docstring as Markdown; aligned columns of words stay as they are."""
     parts = doc.split("\n\n")
     return "\n\n".join(f"```text\n{part}\n```" if re.search(r"\S {2,}\S", part) else _plain(part) for part in parts)
 
 
 def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
-    """The keys of a file that is read as a dataclass."""
+    """Yield the table of the keys of a file that is read as a dataclass."""
     hints, notes = get_type_hints(kind, include_extras=True), comments(kind)
     rows = []
     for one in fields(kind):
@@ -259,7 +259,7 @@ def _form(kind: type, without: Iterable[str] = ()) -> Iterator[str]:
 
 
 def _first_line(hint: Any) -> str:
-    """What the class of a key's table says of itself."""
+    """Return the first line of the docstring of a key's dataclass; "" if it has none."""
     inner = next((one for one in (hint, *get_args(hint)) if is_dataclass(one)), None)
     return (inspect.getdoc(inner) or "").partition("\n")[0] if inner is not None else ""
 
@@ -272,7 +272,7 @@ def _default(value: Any) -> str:
 
 @cache
 def comments(kind: type) -> Mapping[str, str]:
-    """The comments of a class's fields, at the end of the line or in lines of their own above it."""
+    """Return the comments of a class's fields, at the end of the line or in lines of their own above it."""
     source = inspect.cleandoc("\n" + inspect.getsource(kind))
     said = {at.start[0]: at.string.lstrip("# ") for at in tokenize.generate_tokens(io.StringIO(source).readline)
             if at.type == tokenize.COMMENT}  # fmt: skip
@@ -290,7 +290,7 @@ def comments(kind: type) -> Mapping[str, str]:
 
 
 def wanted(hint: Any) -> str:
-    """What a key takes, in words: `whole number, at least 1`."""
+    """Return in words what a key takes, as in `whole number, at least 1`."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return ", ".join([wanted(inner[0]), *(text for one in inner[1:] for text in _bounds(one))])
@@ -310,7 +310,7 @@ def wanted(hint: Any) -> str:
 
 
 def _bounds(one: Any) -> Iterator[str]:
-    """What an annotation of a type says of its values."""
+    """Yield in words the bounds that an annotation of a type sets."""
     for name, words in BOUNDS.items():
         bound = getattr(one, name, None)
         if bound is not None and bound != sys.maxsize:

@@ -150,7 +150,7 @@ def plot(folder: Path | None, name: str | None, out: Path | None) -> None:
 
 
 def _figures(folder: Path, name: str | None) -> dict[str, Any]:
-    """The figures to draw of a folder, by name. UserError where there is none."""
+    """Return the figures to draw of a folder, by name. UserError if there are none."""
     from harness.policy.types import UserError
 
     if not folder.is_dir():
@@ -169,7 +169,7 @@ def _figures(folder: Path, name: str | None) -> dict[str, Any]:
 
 
 def _slos(table: Path) -> list[str]:
-    """The SLO rules of a stored sweep."""
+    """Return the SLO rules of a stored sweep."""
     from harness.rows import tidy
 
     found = set(tidy.stored(table)["slo"].to_pylist())
@@ -344,7 +344,7 @@ def upgrade(results: Path | None) -> None:
 
 
 def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition: str | None, every: bool) -> None:
-    """What the misses of a comparison were made of: lines, and on request a figure."""
+    """Print what the SLO misses of a comparison were made of, and draw a figure on request."""
     import shlex
 
     from harness.report import misses as words
@@ -371,7 +371,7 @@ def _sweep_misses(sweep: Path, system: str | None, out: Path | None, definition:
 
 
 def _stored(run: Path) -> tuple[Path, dict[str, Any]]:
-    """A stored run, by path or by its name in the results, and its facts. UserError where nothing ran."""
+    """Find a stored run, by path or by name in the results, with its facts. UserError if nothing ran."""
     from harness.policy.types import UserError
     from harness.rows import record
 

@@ -136,7 +136,7 @@ def study(
 
 
 def figures(measured: Measured, kind: str, stem: Path, command: str, note: str = "") -> list[Path]:
-    """The figures of a study, drawn by plots/fig_KIND.py where they are not as they would be."""
+    """Draw the figures of a study by plots/fig_KIND.py, unless they are up to date."""
     from harness.study import receipt, text
 
     def draw() -> list[Path]:

@@ -23,12 +23,12 @@ MANY = 20  # runs: of fewer it is not said how many are stored
 
 
 def duration(seconds: float) -> str:
-    """Seconds below two minutes, else minutes."""
+    """Format a duration: in seconds below two minutes, else in minutes."""
     return f"{seconds:.0f} s" if seconds < 120.0 else f"{seconds / 60.0:.0f} min"
 
 
 def room() -> int:
-    """The characters of a line on stdout: the terminal's, or ROOM in a pipe."""
+    """Return the characters of a line on stdout: the terminal's columns, or ROOM in a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else ROOM
 
 
@@ -122,7 +122,7 @@ class Terminal:
         self._bar.update(done - self._bar.n)
 
     def _left(self, done: int, total: int, now: float) -> str:
-        """About how long the rest of a phase takes, once some of it was done."""
+        """Estimate how long the rest of a phase takes, once some of it was done."""
         stood, since = self._begun
         if done == stood:
             return ""
@@ -150,11 +150,11 @@ class Machine(Terminal):
     redraws = False
 
     def say(self, line: str) -> None:
-        """One line for the user, as {"said": ...}."""
+        """Print one line for the user, as {"said": ...}."""
         click.echo(json.dumps({"said": line}), err=True)
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """How far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
+        """Print how far a phase is: {"stage", "done", "total", "left_s"}, the last one null while nothing tells it."""
         now = time.monotonic()
         first = what != self._phase
         if first:
@@ -169,5 +169,5 @@ class Machine(Terminal):
 
 
 def teller(*, machine: bool) -> Terminal:
-    """Who hears how a command goes on: a person, or a program that asked with --json-progress."""
+    """Return the reporter of a command's progress: for a person, or for a program that asked with --json-progress."""
     return Machine() if machine else Terminal()

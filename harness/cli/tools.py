@@ -114,7 +114,7 @@ def list_(ctx: click.Context, *, matrix: bool, markdown: bool, every: bool) -> N
 
 
 def _runs_on(marks: Mapping[str, str]) -> str:
-    """The engines of a system in few words, from a mark an engine."""
+    """Return the engines of a system in few words, from a mark for each engine."""
     real = sum(mark == "yes" for name, mark in marks.items() if name != SIM)
     part = sum(mark == "in part" for mark in marks.values())
     said = [SIM] * (marks.get(SIM) == "yes") + [f"{real} real"] * bool(real) + [f"{part} in part"] * bool(part)
@@ -166,7 +166,7 @@ def traces(*, every: bool) -> None:
 
 
 def _converts(reader: str, path: Path, folder: Path) -> str:
-    """The command that converts a log of TRACES_DIR."""
+    """Return the command that converts a log of TRACES_DIR."""
     stem = path.name.removesuffix(".gz").rpartition(".")[0]
     log = shlex.quote(str(path.relative_to(folder)))
     return f"bench trace convert --from {reader} $TRACES_DIR/{log} -o {shlex.quote(stem)}.parquet"
@@ -510,7 +510,7 @@ def _counts(text: str) -> tuple[int, ...]:
 
 
 def _numbers(option: str, text: str) -> list[float]:
-    """Numbers above 0 of an option's list."""
+    """Read the numbers above 0 of an option's list."""
     from harness.policy.types import UserError
 
     try:

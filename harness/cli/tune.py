@@ -68,7 +68,10 @@ def tune(*, systems: str, draws: int, to: Path, every: bool, workers: int | None
 
 
 def _lines(one: Tuned, every: bool) -> Sequence[str]:
-    """What was chosen for a system, and a table of its draws: with `every` all, else the defaults and the choice."""
+    """Return what was chosen for a system, and a table of its draws.
+
+    With `every` the table holds all draws, else the defaults and the choice.
+    """
     from harness.loop import vetted
     from harness.report.text_table import aligned
     from harness.rows import estimate

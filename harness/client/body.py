@@ -59,7 +59,7 @@ class Bodies:
         self._heads: dict[Server, tuple[bytes, bytes]] = {}
 
     def request(self, rid: int, to: Server) -> bytes:
-        """Head and body of a request to a server."""
+        """Build the head and body of a request to a server."""
         if to not in self._heads:
             self._heads[to] = self._head(to)
         head, opening = self._heads[to]
@@ -71,7 +71,7 @@ class Bodies:
         return b"%b%d\r\nContent-Length: %d\r\n\r\n%b%b%b" % (head, rid, length, opening, prompt, closing)
 
     def redacted(self, text: str) -> str:
-        """A server's words without the key, which it may echo."""
+        """Return a server's words without the key, which it may echo."""
         return text.replace(self._key, "***") if self._key else text
 
     def _head(self, to: Server) -> tuple[bytes, bytes]:
@@ -93,7 +93,7 @@ class Bodies:
 
 
 def _key(name: str) -> str:
-    """The bearer key; its name is said where it is missing, the key never."""
+    """Read the bearer key from an environment variable. UserError names the variable, never the key."""
     if not name:
         return ""
     key = os.environ.get(name, "")

@@ -95,7 +95,7 @@ class Client:
         self._ask(("begin", zero_ns, hears))
 
     def fileno(self) -> int:
-        """What can be read once there is something to `poll`."""
+        """Return the file descriptor that is readable once there is something to `poll`."""
         assert self._line is not None
         return self._line.fileno()
 
@@ -115,7 +115,7 @@ class Client:
         self._ask(("cancel", self._known(rid)))
 
     def poll(self, timeout_s: float) -> list[Told]:
-        """What happened since the last call, in order of time; waits for something up to a time."""
+        """Return what happened since the last call, in order of time; wait for something up to `timeout_s`."""
         if not self._told:
             self._wait("told", timeout_s)
         while self._wait("told", 0.0) is not None:
@@ -165,7 +165,7 @@ class Client:
             self._died()
 
     def _wait(self, kind: str, timeout_s: float) -> tuple[Any, ...] | None:
-        """The next message of a kind; None where none comes in time. What is told on the way is kept."""
+        """Return the next message of a kind; None if none comes in time. What is told on the way is kept."""
         until_s = time.monotonic() + timeout_s
         while self._line is not None:
             left_s = max(0.0, until_s - time.monotonic())

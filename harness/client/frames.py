@@ -10,7 +10,7 @@ LENGTH = 4  # bytes of a message's length
 
 
 def packed(message: Any) -> bytes:
-    """A message as bytes."""
+    """Return a message as bytes, behind its length."""
     body = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return len(body).to_bytes(LENGTH, "little") + body
 
@@ -22,7 +22,7 @@ class Unpacker:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """The messages that these bytes complete."""
+        """Yield the messages that these bytes complete."""
         self._rest += data
         while len(self._rest) >= LENGTH:
             end = LENGTH + int.from_bytes(self._rest[:LENGTH], "little")

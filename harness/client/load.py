@@ -20,14 +20,14 @@ class OtherLoad:
         self._since_s, self._busy_s, self._own_s = time.monotonic(), _busy_s(), own_s(self._roots)
 
     def cores(self) -> float:
-        """Since the start, on average."""
+        """Return the cores that other processes kept busy since the start, on average."""
         span_s = time.monotonic() - self._since_s
         others_s = _busy_s() - self._busy_s - (own_s(self._roots) - self._own_s)
         return max(0.0, others_s) / span_s if span_s > 0 else 0.0
 
 
 def own_s(pids: Iterable[int]) -> float:
-    """Processor seconds of processes and those that they started, each once."""
+    """Return the processor seconds of processes and those that they started, each once."""
     family = dict[int, psutil.Process]()
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -42,6 +42,6 @@ def own_s(pids: Iterable[int]) -> float:
 
 
 def _busy_s() -> float:
-    """Seconds that all processors were busy since boot; time stolen by a hypervisor is another machine's."""
+    """Return the seconds that all processors were busy since boot, without time stolen by a hypervisor."""
     spent = psutil.cpu_times()
     return float(sum(getattr(spent, name, 0.0) for name in ("user", "nice", "system", "irq", "softirq")))

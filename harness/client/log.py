@@ -121,7 +121,7 @@ class Book:
             shared = 1
 
     def spill(self) -> tuple[bytes, ...]:
-        """The chunks since the last call, a column each in the order of CHUNKS; they are the parent's from now on."""
+        """Return the chunks since the last call, a column each in the order of CHUNKS, and forget them here."""
         columns = (self._rid, self._ns, self._tokens, self._shared)
         self._spilt += len(self._rid)
         spilt = tuple(column.tobytes() for column in columns)
@@ -130,13 +130,13 @@ class Book:
         return spilt
 
     def columns(self, precise: bool, cpu_s: float, wall_s: float, peak_bytes: int) -> Columns:
-        """All but the chunks."""
+        """Return all columns but the chunks."""
         requests = {name: getattr(self, name).tobytes() for name in KINDS}
         return Columns(requests, self.errors, self.cut, precise, cpu_s, wall_s, peak_bytes, tuple(self.illegal))
 
 
 def assemble(columns: Columns, spilt: Sequence[tuple[bytes, ...]]) -> Log:
-    """The log: chunks grouped by request, without those of tries that came to nothing."""
+    """Build the log: chunks grouped by request, without those of tries that came to nothing."""
     requests = {name: np.frombuffer(columns.requests[name], kind) for name, kind in KINDS.items()}
     rid, ns, tokens, shared = (
         np.frombuffer(b"".join(spill[k] for spill in spilt), kind) for k, kind in enumerate(CHUNKS.values())

@@ -21,10 +21,10 @@ class Owner(Protocol):
     """Who is told what happens to a request on a connection."""
 
     def heard(self, connection: Connection, tokens: list[int], now_ns: int) -> None:
-        """Bytes of the response to `connection.rid` came, with chunks of so many tokens."""
+        """Take note of bytes of the response to `connection.rid`, with chunks of so many tokens."""
 
     def lost(self, connection: Connection, why: str) -> None:
-        """The connection closed before the request `connection.rid` had its end."""
+        """Take note that the connection closed before the request `connection.rid` had its end."""
 
 
 class Connection(asyncio.Protocol):
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
             self._fd = transport.get_extra_info("socket").fileno()
 
     def ask(self, rid: int, to: Server, request: bytes) -> int:
-        """Send a request; when the kernel had it."""
+        """Send a request; return the time at which the kernel had it."""
         self.rid, self.to = rid, to
         self.response.begin()
         sent = 0
@@ -106,7 +106,7 @@ class Pool:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def take(self) -> Connection | None:
-        """A connection that waits for a request."""
+        """Take a connection that waits for a request; None if there is none."""
         while self._idle:
             one = self._idle.pop()
             if not one.transport.is_closing():
@@ -114,20 +114,20 @@ class Pool:
         return None
 
     def back(self, one: Connection) -> None:
-        """A response was read to its end."""
+        """Keep a connection whose response was read to its end, or close it if it cannot carry another."""
         if one.response.reusable and self.style.keep_alive and not one.transport.is_closing():
             self._idle.append(one)
         else:
             one.transport.abort()
 
     def gone(self, one: Connection) -> None:
-        """A connection was closed."""
+        """Forget a connection that was closed."""
         self.all.discard(one)
         if one in self._idle:
             self._idle.remove(one)
 
     async def connect(self) -> Connection:
-        """A new connection, which does not wait among the others."""
+        """Open a new connection, which does not wait among the others."""
         _, one = await self._loop.create_connection(lambda: Connection(self), self._host, self._port, ssl=self._tls)
         return one
 

@@ -233,7 +233,7 @@ class Sender:
             self._end(rid, FAILED, time.monotonic_ns(), why)
 
     def _end(self, rid: int, state: int, now_ns: int, why: str = "") -> None:
-        """A request ends; who comes after it in a closed loop thinks first."""
+        """End a request, and schedule its successor in a closed loop after its think time."""
         book, connection = self._book, self._open.get(rid)
         tokens = 0 if connection is None else connection.response.made
         self._let_go(rid)
@@ -318,7 +318,10 @@ class Line(asyncio.Protocol):
 
 
 def peak_bytes() -> int:
-    """The most memory that this process held; what Linux counts in ru_maxrss includes the parent's at the fork."""
+    """Return the most bytes of memory that this process held.
+
+    It is read from /proc, as Linux's ru_maxrss includes the parent's at the fork.
+    """
     status = Path("/proc/self/status")
     if status.is_file():
         line = next(line for line in status.read_text("ascii").splitlines() if line.startswith("VmHWM:"))
@@ -336,7 +339,7 @@ async def serve(line: socket.socket, setup: Setup) -> None:
 
 
 def _die(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """A mistake of ours ends the process, so that the parent sees it; the loop would go on without the request."""
+    """End the process on a mistake of ours, so that the parent sees it: the loop would go on without the request."""
     loop.default_exception_handler(context)
     sys.stderr.flush()
     os._exit(1)

@@ -27,7 +27,7 @@ def hurry() -> None:
 
 
 def in_real_time() -> bool:
-    """Ask to run before all processes that are not in real time; whether the kernel took it."""
+    """Ask to run before all processes that are not in real time; tell whether the kernel took it."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -38,7 +38,10 @@ def in_real_time() -> bool:
 
 
 def shorten() -> bool:
-    """Ask for short turns; whether the kernel took it. It stays as it is elsewhere, and for real-time processes."""
+    """Ask for short turns; tell whether the kernel took it.
+
+    Real-time processes, and other systems than Linux, stay as they are.
+    """
     number = SCHED_SETATTR.get(platform.machine())
     if not sys.platform.startswith("linux") or number is None or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return False

@@ -32,11 +32,11 @@ class Diagram(NamedTuple):
         return wrong
 
     def edges(self) -> Iterator[tuple[str, str]]:
-        """The legal steps, as pairs of states."""
+        """Yield the legal steps, as pairs of states."""
         return ((before, after) for before, to in self.steps.items() for after in to)
 
     def markdown(self) -> Iterator[str]:
-        """Lines of a table with a row a step; a state that nothing follows has a row too."""
+        """Yield the lines of a table with a row a step; a state that nothing follows has a row too."""
         yield f"| {self.of} is | becomes | when |"
         yield "| --- | --- | --- |"
         for before, to in self.steps.items():

@@ -88,7 +88,7 @@ class Libc(Timerfd):
 
 
 def kernel_timer() -> Timerfd | None:
-    """A timerfd, or None where the system has none."""
+    """Return a timerfd; None if the system has none."""
     if not sys.platform.startswith("linux"):
         return None
     for kind in (Timerfd, Libc):

@@ -88,7 +88,7 @@ def verdict(log: Log, other_cores: float) -> Verdict:
 
 
 def _rates(log: Log) -> tuple[float, float]:
-    """Requests a second offered and achieved; both 0 where all were due at one time."""
+    """Return the requests a second offered and achieved; both 0 if all were due at one time."""
     due = log.due_ns >= 0
     left = due & ((log.write_ns >= 0) | (log.state == FAILED) | (log.state == DONE))
     if not left.any():

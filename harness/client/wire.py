@@ -43,7 +43,7 @@ class Response:
         self._rest = b""  # of a line that is not complete
 
     def feed(self, data: bytes) -> list[int]:
-        """Tokens of the chunks that these bytes complete."""
+        """Return the tokens of each chunk that these bytes complete."""
         self._chunks = []
         try:
             self._parser.feed_data(data)
@@ -54,7 +54,10 @@ class Response:
         return self._chunks
 
     def close(self) -> None:
-        """Nothing more comes; parser and response refer to each other, and the collector of garbage is off."""
+        """Drop the parser, as nothing more comes.
+
+        Parser and response refer to each other, and the garbage collector is off.
+        """
         del self._parser
 
     @property
@@ -116,7 +119,7 @@ class Response:
             self._chunks.append(tokens)
 
     def _tokens(self, chunk: dict[str, Any]) -> int:
-        """Tokens that a chunk adds."""
+        """Count the tokens that a chunk adds."""
         choices, usage, timings = chunk.get("choices") or (), chunk.get("usage"), chunk.get("timings")
         said = usage.get("completion_tokens") if usage else timings.get("predicted_n") if timings else None
         if usage and said is not None:
@@ -129,6 +132,6 @@ class Response:
 
 
 def _said(data: bytes) -> str:
-    """An excerpt of what a server sent, on one line."""
+    """Return an excerpt of what a server sent, on one line."""
     text = " ".join(data.decode("utf-8", "replace").split())
     return f": {text[:EXCERPT]}" if text else ""

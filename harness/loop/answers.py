@@ -66,7 +66,7 @@ RIGHT: Mapping[type, Callable[[Any], bool]] = {
 
 
 def fault(actions: Iterable[Any]) -> str | None:
-    """What is wrong with the first answer that is no action, or holds a value of another type; None: nothing."""
+    """Say what is wrong with the first answer that is no action or has a field of another type; None: nothing."""
     for action in actions:
         right = RIGHT.get(type(action))
         if right is None:

@@ -69,7 +69,7 @@ class Engine(Protocol):
         ...
 
     def poll(self, until_s: float) -> Event | None:
-        """Next event due by `until_s` and the end of the run; None when there is none, and the clock stands there.
+        """Return the next event due by `until_s` and the end of the run; None if none is, and the clock stands there.
 
         After a refusal "not now", `Freed` as soon as something came free that could have been lacking: once, ahead of
         the other events of that instant, whatever the policy hears.
@@ -89,19 +89,19 @@ class Engine(Protocol):
         ...
 
     def view(self) -> View:
-        """Read-only queries on the state at the last `poll`."""
+        """Return read-only queries on the state at the last `poll`."""
         ...
 
     def idle(self) -> bool:
-        """True when nothing will ever happen again without a new action."""
+        """Tell whether nothing will ever happen again without a new action."""
         ...
 
     def rows(self) -> Iterator[pa.RecordBatch]:
-        """What happened to each request, in order of id (schema: harness/rows/record.py)."""
+        """Yield what happened to each request, in order of id (schema: harness/rows/record.py)."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Counters of the whole run for its metadata; asked for after `rows`."""
+        """Return counters of the whole run for its metadata; asked for after `rows`."""
         ...
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class Observed(Protocol):
     """An engine whose requests were seen by a client of real servers; its answers are asked for after `rows`."""
 
     def about(self) -> Mapping[str, Any]:
-        """Facts for the run's metadata, as JSON values.
+        """Return facts for the run's metadata, as JSON values.
 
         `verdict`: whether the run measured its servers (`valid`, `reasons`, numbers, and all in a line as `text`);
         `served`: by model, the server and the name under which it is served.
@@ -125,11 +125,11 @@ class Observed(Protocol):
         ...
 
     def side(self) -> Mapping[str, Any]:
-        """Facts beside the results: faults, how long starts took, what the client itself took."""
+        """Return facts beside the results: faults, how long starts took, what the client itself took."""
         ...
 
     def files(self) -> Mapping[str, Iterable[bytes]]:
-        """Further files of the run by name, whose bytes are asked for after `rows`; this itself may come before."""
+        """Return further files of the run by name; their bytes are asked for after `rows`, this itself maybe before."""
         ...
 
 
@@ -154,7 +154,7 @@ KINDS: Mapping[str, type] = {
 
 @cache
 def names() -> tuple[str, ...]:
-    """Engines on hand: the directory is the registry. Files are read, not imported."""
+    """Return the engines on hand: the directory is the registry. Files are read, not imported."""
     files = (*FOLDER.glob("*.py"), *FOLDER.glob("*/__init__.py"))
     return tuple(sorted(_stem(file) for file in files if MAKES.search(file.read_text("utf-8", "replace"))))
 
@@ -164,7 +164,7 @@ def _stem(file: Path) -> str:
 
 
 def path(text: str) -> Path:
-    """The file of an engine, by name (`sim`) or by path (`./mine.py`). UserError where there is none."""
+    """Return the file of an engine, by name (`sim`) or by path (`./mine.py`). UserError if there is none."""
     name = fields.asked(text).name
     if name.endswith(".py"):
         file = Path(name).resolve()
@@ -178,7 +178,7 @@ def path(text: str) -> Path:
 
 
 def module(text: str) -> ModuleType:
-    """The module of an engine, by name or by path. UserError where there is none, or it cannot be imported."""
+    """Import the module of an engine, by name or by path. UserError if there is none, or its import fails."""
     name, file = fields.asked(text).name, path(text)
     try:
         return _of_file(file) if name.endswith(".py") else importlib.import_module(f"harness.engines.{name}")
@@ -203,7 +203,7 @@ def _of_file(file: Path) -> ModuleType:
 
 
 def find(text: str) -> Make:
-    """What makes an engine: NAME[:PRESET][+FIELD=VALUE...], or the path of a .py in place of the name.
+    """Find the maker of an engine: NAME[:PRESET][+FIELD=VALUE...], or the path of a .py in place of the name.
 
     Raises UserError where there is none, it does not take these fields, its file fails, or lacks what engines have.
     """
@@ -235,12 +235,12 @@ def _takes(declared: type | None) -> dict[str, fields.Domain]:
 
 
 def _chosen(given: fields.Asked, declared: type | None) -> dict[str, Option]:
-    """The fields that are set of an engine, by its dataclass `Fields`."""
+    """Return the fields that are set of an engine, by its dataclass `Fields`."""
     return fields.values(given, _takes(declared), getattr(declared, "presets", {}))
 
 
 def canonical(text: str) -> str:
-    """What is asked of an engine in one form: a path that holds from any folder, and no field that changes nothing."""
+    """Return one form of what is asked of an engine: an absolute path, and no field that changes nothing."""
     given = fields.asked(text)
     name = str(path(text)) if given.name.endswith(".py") else given.name
     if not given.fields:
@@ -252,7 +252,7 @@ def canonical(text: str) -> str:
 
 
 def _blamed(file: Path, error: BaseException) -> UserError:
-    """What an engine's file did wrong, in one line."""
+    """Describe in one line what an engine's file did wrong."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == file]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
     what = next(iter(str(error).splitlines()), "")
@@ -261,6 +261,6 @@ def _blamed(file: Path, error: BaseException) -> UserError:
 
 
 def _near(file: Path) -> Path:
-    """A file of the harness by its path within the repository."""
+    """Return a file of the harness by its path within the repository."""
     root = FOLDER.parents[1]
     return file.relative_to(root) if file.is_relative_to(root) else file

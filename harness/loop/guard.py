@@ -142,7 +142,10 @@ def quiet() -> redirect_stdout[Any]:
 
 
 def said(error: BaseException) -> str:
-    """An exception in one line: `KeyError at mine.py:33 ('m9')`, by the innermost line of the policy's own file."""
+    """Describe an exception in one line, by the innermost line of the policy's own file.
+
+    For example `KeyError at mine.py:33 ('m9')`.
+    """
     frames = [one for one in traceback.extract_tb(error.__traceback__) if _foreign(one.filename)]
     own = [one.lineno for one in frames if one.filename == frames[0].filename]
     at = f" at {Path(frames[0].filename).name}:{own[-1]}" if own else ""

@@ -31,15 +31,15 @@ class Log(Protocol):
     """Hears each decision; may stand between a policy and its view."""
 
     def watch(self, view: View) -> View:
-        """The view to hand to the policy."""
+        """Return the view to hand to the policy."""
         ...
 
     def decided(self, event: Event, actions: tuple[Action, ...], now_s: float) -> None:
-        """One decision."""
+        """Record one decision."""
         ...
 
     def stood(self, note: Note) -> None:
-        """What happened to an order that stands."""
+        """Record what happened to an order that stands."""
         ...
 
 
@@ -63,7 +63,7 @@ class Decision:
 
 
 def positions(query: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> tuple[Any, ...]:
-    """A query's arguments in order, whichever way a policy writes them."""
+    """Return a query's arguments in order, whichever way a policy writes them."""
     return signature(getattr(View, query)).bind(None, *args, **named).args[1:] if named else args
 
 
@@ -101,7 +101,7 @@ class Recorder:
     _reads: list[Read] = field(default_factory=list)
 
     def watch(self, view: View) -> View:
-        """A watched view."""
+        """Return a watched view."""
         watched: Any = Watched(view, self._reads)
         return watched  # type: ignore[no-any-return]
 

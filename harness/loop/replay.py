@@ -66,7 +66,7 @@ class Agenda:
         self._look()
 
     def pop(self) -> tuple[str | None, tuple[Action, ...]]:
-        """The first entry in force: a timer's key, or actions."""
+        """Remove and return the first entry in force: a timer's key, or actions."""
         _, _, key, actions = heapq.heappop(self._heap)
         if key is not None:
             del self._timer[key]
@@ -85,7 +85,10 @@ class Agenda:
 
 
 def missing(system: System, engine: Engine) -> list[str]:
-    """What a system asks for that an engine cannot do, tell or offer; what it reads of its input is no engine's."""
+    """List what a system asks for that an engine cannot do, tell or offer.
+
+    What it reads of its input (`Request.`, `Cluster.`) is no engine's.
+    """
     uses = {u for u in system.uses if not u.startswith(("Request.", "Cluster."))}
     lacks = sorted(uses - engine.can - {"Wake"})
     lacks += sorted(f"event {e.__name__}" for e in system.hears - engine.tells)
@@ -269,6 +272,6 @@ class Replay:
 
 
 def _when(now_s: float, event: Event) -> str:
-    """Which call of a policy it was."""
+    """Say which call of a policy it was."""
     told = f"Arrived(id={event.request.id})" if isinstance(event, Arrived) else str(event)
     return f"t = {now_s:.6g} s, {told}"

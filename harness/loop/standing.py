@@ -36,7 +36,7 @@ class Standing:
         return gone
 
     def awaited(self, said: Action) -> bool:
-        """Whether an action is a turn on weights whose Load stands: issued before that it would end at once."""
+        """Tell whether an action is a turn on weights whose Load stands: issued before that, it would end at once."""
         return is_turn(said) and any(isinstance(a, Load) and a.inst == said.batch.inst for a in self.orders)
 
     def again(self, do: Callable[[Action], Done | None], now_s: float) -> None:
@@ -57,12 +57,12 @@ class Standing:
 
 
 def is_turn(action: Action) -> TypeGuard[Run]:
-    """Whether an action is a turn: an order that ends by itself."""
+    """Tell whether an action is a turn: an order that ends by itself."""
     return isinstance(action, Run) and (action.for_s is not None or bool(action.steps))
 
 
 def same_subject(said: Action, stands: Action) -> bool:
-    """Whether an action speaks of what a standing one does, and so takes its place."""
+    """Tell whether an action speaks of what a standing one does, and so takes its place."""
     match said, stands:
         case (Load(one) | Evict(one), Load(other) | Evict(other)):
             return one == other

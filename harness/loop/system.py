@@ -62,12 +62,12 @@ def build(make: Make, cluster: Cluster, fields: Mapping[str, Option]) -> System:
 
 
 def names() -> list[str]:
-    """Systems on hand: the directory is the registry."""
+    """Return the systems on hand: the directory is the registry."""
     return sorted(p.stem for p in (ROOT / "systems").glob("*.py") if not p.stem.startswith("_"))
 
 
 def path(name: str) -> Path:
-    """The file of a system, by name (`prism`) or by path (`./mine.py`). UserError where there is none."""
+    """Return the file of a system, by name (`prism`) or by path (`./mine.py`). UserError if there is none."""
     if name.endswith(".py"):
         if not (file := Path(name).resolve()).is_file():
             raise UserError(f"no file {name}")
@@ -78,7 +78,7 @@ def path(name: str) -> Path:
 
 
 def module(name: str) -> ModuleType:
-    """The module of a system, by name or by path. Raises as `path` does, and Fault when it cannot be imported."""
+    """Import the module of a system, by name or by path. Raises as `path` does, and Fault if its import fails."""
     file = path(name)
     if name.endswith(".py"):
         spec = importlib.util.spec_from_file_location(f"_system_{file.stem}", file)
@@ -94,7 +94,10 @@ def module(name: str) -> ModuleType:
 
 
 def find(name: str) -> Any:
-    """The class of a system: the one in its file that has `on`, and names its presets. Raises as `module` does."""
+    """Find the class of a system: the one in its file that has `on`, and names its presets.
+
+    Raises as `module` does, UserError if there is not exactly one, and Fault if it has no `presets`.
+    """
     found = module(name)
     classes = [
         c

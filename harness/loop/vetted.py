@@ -25,12 +25,12 @@ HEAD = """\
 
 
 def content(name: str) -> str:
-    """The hash of a system's file, by name or path. UserError where there is none."""
+    """Return the hash of a system's file, by name or path. UserError if there is none."""
     return sha256(path(name).read_bytes()).hexdigest()
 
 
 def vetted(name: str) -> bool:
-    """Whether a system's file, as it is now, has passed."""
+    """Tell whether a system's file, as it is now, has passed."""
     try:
         found = content(name)
     except UserError:  # it ran, and is gone
@@ -39,12 +39,12 @@ def vetted(name: str) -> bool:
 
 
 def unchecked(names: Iterable[str]) -> list[str]:
-    """Of some systems, those given by path that have not passed."""
+    """Return those of some systems that are given by path and have not passed."""
     return [name for name in dict.fromkeys(names) if name.endswith(".py") and not vetted(name)]
 
 
 def shipped() -> dict[str, str]:
-    """What is stored of the systems on hand: the hash of each that passed, by name."""
+    """Read the stored hash of each system on hand that passed, by name."""
     return tomllib.loads(SHIPPED.read_text("utf-8")) if SHIPPED.is_file() else {}
 
 
@@ -67,5 +67,5 @@ def _kept(found: str) -> Path:
 
 @cache
 def _laws() -> str:
-    """The hash of what a check tests: another version of it tests anew."""
+    """Return the hash of the laws that a check tests: other laws test a system anew."""
     return sha256(b"\0".join(file.read_bytes() for file in sorted(LAWS.glob("*.py")))).hexdigest()

@@ -18,7 +18,7 @@ compact = json.JSONEncoder(separators=(",", ":")).encode  # JSON without spaces,
 
 
 def text_of(made: int) -> str:
-    """The text of a choice's k-th token, which counts from 1: a reader sees what was lost or changed places."""
+    """Return the text of a choice's k-th token (from 1), so that a reader sees what was lost or out of order."""
     return f" {made}"
 
 
@@ -45,7 +45,7 @@ class Answer:
         self._light = not (ask.stamps or ask.usages)  # a token's chunk is the same but for its text
 
     def chunk(self, sequence: Sequence, now_ns: int) -> bytes:
-        """The events of a token, or of the end of an aborted sequence."""
+        """Return the events of a token, or of the end of an aborted sequence."""
         made, finish = sequence.made, sequence.finish
         if finish is None and self._light and made > 1:
             return f"{self._before[sequence.index]} {made}{self._plain}".encode()
@@ -65,7 +65,7 @@ class Answer:
         return "".join(events).encode()
 
     def last(self, sequences: list[Sequence], now_ns: int) -> bytes:
-        """The events that follow when all sequences have ended."""
+        """Return the events that follow when all sequences have ended."""
         ask = self.ask
         if not (self._llama or ask.usage):
             return DONE
@@ -85,7 +85,7 @@ class Answer:
         return b"".join(f"data: {compact(event)}\n\n".encode() for event in events) + DONE
 
     def whole(self, sequences: list[Sequence], now_ns: int) -> bytes:
-        """The answer to a request that streams nothing."""
+        """Return the answer to a request that streams nothing."""
         choices = []
         for sequence in sequences:
             text = "".join(text_of(k + 1) for k in range(sequence.made))
@@ -106,7 +106,7 @@ class Answer:
         return {"prompt_tokens": prompt, "completion_tokens": made, "total_tokens": prompt + made}
 
     def _timings(self, sequences: list[Sequence], now_ns: int) -> dict[str, float]:
-        """What llama.cpp tells of its own time: from beginning a prompt to its first token, and on to its end."""
+        """Return llama.cpp's timings, in ms: of the prompt up to its first token, and from there to the end."""
         usage, first_ns = self._usage(sequences), self.first_ns if self.first_ns >= 0 else now_ns
         found: dict[str, float] = {"cache_n": 0}
         for name, n, ms in (

@@ -25,7 +25,7 @@ class ApiError(Exception):
         self.code = code
 
     def body(self) -> bytes:
-        """The answer's JSON."""
+        """Return the answer's JSON."""
         about = {
             "message": str(self),
             "type": KINDS.get(self.status, "invalid_request_error"),
@@ -92,7 +92,7 @@ class Ask:
 
 
 def read(body: bytes, *, chat: bool) -> Ask:
-    """A body as a request; ApiError for what is none."""
+    """Parse a body as a request. ApiError if it is none."""
     try:
         data = json.loads(body)
     except ValueError as error:
@@ -134,7 +134,7 @@ def read(body: bytes, *, chat: bool) -> Ask:
 
 
 def text_tokens(text: str) -> int:
-    """Tokens of a text: one for each four bytes that it begins, at least one."""
+    """Count the tokens of a text: one for each four bytes or part of them, at least one."""
     return max(1, -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_A_TOKEN))
 
 

@@ -20,15 +20,15 @@ class Server(Protocol):
     """What an exchange tells its server."""
 
     def end(self, row: Row, end: str) -> None:
-        """Its request is over."""
+        """Count a request that is over."""
         ...
 
     def now(self) -> int:
-        """The time, after all that is due by then."""
+        """Return the time in ns, after all actions that are due by then."""
         ...
 
     def arm(self) -> None:
-        """Something may be due at another time than before."""
+        """Set the timer anew: something may be due at another time than before."""
         ...
 
 
@@ -74,7 +74,7 @@ class Exchange:
             self._model.submit(sequence, at_ns, ns(self._order.slow_s))
 
     def _token(self, sequence: Sequence, at_ns: int) -> None:
-        """A sequence made a token, or was aborted."""
+        """Send a token that a sequence made, or the end of an aborted one."""
         now_ns, row = time.monotonic_ns(), self._row
         if self._light and sequence.finish is None and sequence.made > 1:  # most tokens: nothing but a chunk
             row.tokens += 1
@@ -116,7 +116,7 @@ class Exchange:
         self._end("cut")
 
     def _lost(self) -> None:
-        """The client left."""
+        """Cancel the request of a client that left."""
         self._stop(self._server.now())
         self._end("hang" if self._order.fault == "hang" else "cancelled")
         self._server.arm()
@@ -131,7 +131,7 @@ class Exchange:
 
 
 def _length(ask: Ask, prompt_tokens: int, most: int, usual: int) -> tuple[int, Finish]:
-    """How many tokens answer a prompt, and why no more: `max_tokens`, or the model's own end."""
+    """Return how many tokens answer a prompt, and why no more: `max_tokens`, or the model's own end."""
     room = most - prompt_tokens
     if room < 1 or (ask.max_tokens or 1) > room:
         asked = f" and {ask.max_tokens} of output" if ask.max_tokens else ""

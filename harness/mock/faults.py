@@ -49,7 +49,7 @@ class Faults:
         self._random = random.Random(self._seed)
 
     def draw(self) -> Order:
-        """What goes wrong with the next request."""
+        """Draw what goes wrong with the next request."""
         if not self._any:
             return NONE
         drawn = self._random.random()
@@ -61,7 +61,7 @@ class Faults:
 
 
 def ordered(text: str) -> Order:
-    """The header `x-mock`: a fault, `slow=SECONDS`, or both with a comma between; ValueError for anything else."""
+    """Parse the header `x-mock`: a fault, `slow=SECONDS`, or both with a comma between. ValueError otherwise."""
     order = NONE
     for part in (part.strip() for part in text.split(",")):
         name, equals, value = part.partition("=")

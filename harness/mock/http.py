@@ -94,23 +94,23 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------------ httptools
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin to read a request."""
         self._begin()
         self._heading = True
 
     def on_url(self, url: bytes) -> None:
-        """A part of its target."""
+        """Add a part of the request's target."""
         self._url += url
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One of its headers."""
+        """Add one of the request's headers."""
         self._count(len(name) + len(value))
         if not self._deaf:
             self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Its body follows, if it has one."""
+        """Expect the request's body, if it has one."""
         self._heading, self._head_bytes = False, 0
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length) > MOST_BODY_BYTES:
@@ -119,7 +119,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """A part of its body."""
+        """Add a part of the request's body, up to MOST_BODY_BYTES."""
         if self._deaf:
             return
         self._body.append(body)
@@ -128,7 +128,7 @@ class Connection(asyncio.Protocol):
             self._too_big()
 
     def on_message_complete(self) -> None:
-        """It is complete."""
+        """Queue the request, which is complete."""
         if self._deaf:
             return
         parser, target = self._parser, self._url.decode("latin-1")

@@ -68,7 +68,7 @@ class Model:
             self._join(sequence, at_ns)
 
     def cancel(self, sequence: Sequence, at_ns: int) -> None:
-        """Its client is gone: nothing more is made, or told."""
+        """Cancel a sequence whose client is gone: nothing more is made, or told."""
         if sequence.model is not self:
             return
         if sequence in self.held:
@@ -121,7 +121,7 @@ class Model:
             self._agenda.at(at_ns + self.served.wake_ns[self.level], Model._woken, self)
 
     def begin(self, at_ns: int) -> None:
-        """The server starts: idle time counts from now."""
+        """Start with the server: idle time counts from now."""
         self._idle(at_ns)
 
     def _join(self, sequence: Sequence, at_ns: int) -> None:

@@ -13,7 +13,7 @@ NS = 1_000_000_000
 
 
 def ns(seconds: float) -> int:
-    """Whole nanoseconds."""
+    """Convert seconds to whole nanoseconds."""
     return round(NS * seconds)
 
 
@@ -70,7 +70,11 @@ class Gpu:
         self._step: list[Sequence] | None = None  # whose step is in flight; None: the GPU is idle
 
     def lane(self, prefill_s: Callable[[int], float], step_s: Callable[[int, int], float]) -> Lane:
-        """A model's batch here: seconds of a prompt of so many tokens, and of a step of (sequences, context tokens)."""
+        """Add a model's batch to the GPU.
+
+        `prefill_s` gives the seconds of a prompt of so many tokens.
+        `step_s` gives the seconds of a step of (sequences, context tokens).
+        """
         lane = Lane(self, prefill_s, step_s)
         self._lanes.append(lane)
         return lane
@@ -94,7 +98,7 @@ class Gpu:
             return
 
     def forget(self, sequence: Sequence) -> None:
-        """The step in flight makes no token of it; it takes as long as it was priced."""
+        """Make no token of a sequence in the step in flight, which takes as long as it was priced."""
         if self._step is not None and sequence in self._step:
             self._step.remove(sequence)
 

@@ -56,17 +56,17 @@ class Mock:
     # ------------------------------------------------------------------ time
 
     def read(self, now_ns: int) -> None:
-        """Bytes came: what was due before comes first."""
+        """Do what was due before bytes that came."""
         self.agenda.advance(now_ns)
 
     def now(self) -> int:
-        """The time, after all that is due by then."""
+        """Return the time in ns, after all actions that are due by then."""
         now_ns = time.monotonic_ns()
         self.agenda.advance(now_ns)
         return now_ns
 
     def _at(self, request: Request) -> int:
-        """When a request is handled: as it was read, or later if it had to wait for the answer to one before it."""
+        """Return when a request is handled, in ns: as it was read, or after the answer to one before it."""
         return max(request.read_ns, self.agenda.now_ns)
 
     def arm(self) -> None:
@@ -155,7 +155,7 @@ class Mock:
         return Exchange(connection, row, ask, model, order, self.settings, self)
 
     def end(self, row: Row, end: str) -> None:
-        """A request is over."""
+        """Count and log the end of a request."""
         self.stats.end(row, end, time.monotonic_ns())
         self._say(f"{row.number} {row.model} {end} {row.tokens} tokens")
 
@@ -211,7 +211,7 @@ def _named(models: Mapping[str, Model], name: str | None) -> Model:
 
 
 def _asked(request: Request, models: Mapping[str, Model]) -> list[Model]:
-    """The models of `?model=NAME`, which may be repeated; without one all of the port."""
+    """Return the models of `?model=NAME`, which may be repeated; without one, all of the port."""
     return [_named(models, name) for name in request.query.get("model", [])] or list(models.values())
 
 

@@ -45,7 +45,7 @@ class Stats:
         self.rows: deque[Row] = deque(maxlen=MOST_ROWS)
 
     def begin(self, name: str, read_ns: int) -> Row:
-        """A request was read."""
+        """Count a request that was read, and return its row."""
         row = Row(self._period, self.requests, name, read_ns)
         self.requests += 1
         self.in_flight += 1
@@ -54,12 +54,12 @@ class Stats:
         return row
 
     def name(self, row: Row, model: str) -> None:
-        """It is for this model."""
+        """Note the model of a request."""
         row.model = model
         self.models[model] += 1
 
     def end(self, row: Row, end: str, at_ns: int) -> None:
-        """It is over."""
+        """Note the end of a request."""
         row.end, row.end_ns = end, at_ns
         self.in_flight -= 1
         if row.period == self._period:
@@ -67,7 +67,7 @@ class Stats:
             self.ends[end] += 1
 
     def told(self) -> dict[str, Any]:
-        """Everything as JSON: columns of rows under their names."""
+        """Return everything as JSON: columns of rows under their names."""
         return {
             "requests": self.requests,
             "in_flight": self.in_flight,

@@ -25,7 +25,10 @@ class Table:
         self._profile, self._ladder = machine.profile(config, priced), priced.ladder
 
     def served(self) -> list[Served]:
-        """The models; asleep at level 1 their weights are in host memory, at level 2 they are gone."""
+        """Return the models with the times to put them to sleep and to wake them.
+
+        Asleep at level 1 their weights are in host memory; at level 2 they are gone.
+        """
         found = []
         for model in self._models:
             inst = _inst(model)

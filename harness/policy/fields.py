@@ -59,7 +59,7 @@ def number(default: float, least: float, most: float, *, tuned: bool = False) ->
 
 
 def domains(make: type) -> dict[str, Domain]:
-    """The fields of a class, in order of declaration; a class that is no dataclass states types only."""
+    """Return the fields of a class, in order of declaration; those of no dataclass have a type alone."""
     declared = dataclasses.fields(make) if dataclasses.is_dataclass(make) else ()
     stated = {one.name: one.metadata[DOMAIN] for one in declared if DOMAIN in one.metadata}
     takes = inspect.signature(make).parameters
@@ -77,7 +77,7 @@ class Asked(NamedTuple):
     fields: Mapping[str, Option] = {}
 
     def __str__(self) -> str:
-        """The text that is read as this, fields in order of their names."""
+        """Return the text that is read as this value, with fields in order of their names."""
         pairs = (f"+{name}={_written(value)}" for name, value in sorted(self.fields.items()))
         return self.name + (f":{self.preset}" if self.preset is not None else "") + "".join(pairs)
 
@@ -99,7 +99,7 @@ def asked(text: str) -> Asked:
 
 
 def _named(head: str) -> tuple[str, str | None]:
-    """A name and its preset; only that of a file may itself have a colon."""
+    """Split a name from its preset; a colon may be part of a file's name, but of no other."""
     if head.endswith(".py"):
         return head, None
     stem, of_file, preset = head.rpartition(".py:")
@@ -110,7 +110,7 @@ def _named(head: str) -> tuple[str, str | None]:
 
 
 def toml_value(text: str) -> Any:
-    """A TOML value, or a number as elsewhere (`.5`, `5.`); else a string. UserError where it nests too deeply."""
+    """Parse a TOML value, or a number such as `.5` or `5.`; else a string. UserError if it is nested too deeply."""
     if BARE.fullmatch(text):
         return float(text)
     try:
@@ -123,7 +123,7 @@ def toml_value(text: str) -> Any:
 
 
 def _written(value: Option) -> str:
-    """The text of a value: bare where it is read back as itself, else in quotes."""
+    """Return the text of a value: bare if that is read back as the value, else in quotes."""
     if not isinstance(value, str):
         return json.dumps(value)
     bare = '"' not in value and not FIELD.search(value) and toml_value(value) == value
@@ -131,7 +131,7 @@ def _written(value: Option) -> str:
 
 
 def values(given: Asked, takes: Mapping[str, Domain], presets: Mapping[str, Mapping[str, Option]]) -> dict[str, Option]:
-    """The fields that are set: by the preset, then one by one. UserError for what there is not, or out of range."""
+    """Return the fields that are set, by the preset and then one by one. UserError if unknown or out of range."""
     if given.preset is not None and given.preset not in presets:
         have = ", ".join(presets) or "none"
         raise UserError(f'{given.name} has no preset "{given.preset}"{meant(given.preset, presets)} (it has: {have})')
@@ -159,6 +159,6 @@ def _fitting(name: str, value: Option, domain: Domain) -> Option:
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """`; did you mean X?` where some name is close, else nothing."""
+    """Return `; did you mean X?` if some name is close, else ""."""
     close = get_close_matches(name, list(names), 1)
     return f"; did you mean {close[0]}?" if close else ""

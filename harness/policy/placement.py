@@ -12,7 +12,7 @@ from harness.policy.view import View
 
 
 def demand(cluster: Cluster, model: str) -> float:
-    """KV bytes a second that a model's forecast traffic writes, on each of its GPUs."""
+    """Return the KV bytes a second that a model's forecast traffic writes, on each of its GPUs."""
     plan = cluster.plan.get(model)
     if plan is None:
         return 0.0
@@ -20,13 +20,13 @@ def demand(cluster: Cluster, model: str) -> float:
 
 
 def groups(cluster: Cluster, tp: int) -> Iterator[Gpus]:
-    """GPU groups of a tensor-parallel degree, within one node."""
+    """Return the GPU groups of a tensor-parallel degree, each within one node."""
     for node in sorted({g.node for g in cluster.gpus}):
         yield from combinations([k for k, g in enumerate(cluster.gpus) if g.node == node], tp)
 
 
 def spread(cluster: Cluster, elastic: bool = False, by: str = "pressure") -> Mapping[str, Gpus]:
-    """A home for each model, with room for its weights and one longest request of it beside all others of its GPU.
+    """Place each model with room for its weights and one longest request, beside all others of its GPUs.
 
     by   pressure   heaviest weights first, each where KV demand over free memory stays lowest
          rate       of all placements the one whose busiest GPU has the fewest forecast requests
@@ -90,7 +90,9 @@ def searched(
     free: bool = True,
     known: Mapping[str, Gpus] | None = None,
 ) -> dict[str, Gpus] | None:
-    """The placement with the lowest largest sum of `d` over what is `free` beside weights, else of `d` alone.
+    """Return the placement whose largest pressure is lowest: `d` over the memory beside weights, or `d` alone.
+
+    `free` selects the first of the two pressures.
 
     It holds all models with one longest request each, and is no worse than a `known` one that does. None: not found.
     """
@@ -102,7 +104,7 @@ def searched(
 
 
 def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
-    """The placement that is given; Infeasible where a GPU cannot hold its models, one longest request each."""
+    """Return the given placement. Infeasible if a GPU cannot hold its models with one longest request each."""
     for g, gpu in enumerate(cluster.gpus):
         here = [m.at(len(at)) for name, m in cluster.models.items() if g in (at := cluster.homes[name])]
         need = sum(footprint(m, elastic) + one_request(m) for m in here)
@@ -115,7 +117,7 @@ def given(cluster: Cluster, elastic: bool) -> Mapping[str, Gpus]:
 
 
 def busy(cluster: Cluster, model: str, place: Gpus) -> float:
-    """GPU-seconds a second that a model's forecast traffic keeps each GPU of a place busy.
+    """Return the GPU-seconds a second for which a model's forecast traffic keeps each GPU of a place busy.
 
     All tokens count as in a prefill of one request's: what they cost where enough of them are together, so that parts
     of the traffic add up to the whole.
@@ -126,7 +128,7 @@ def busy(cluster: Cluster, model: str, place: Gpus) -> float:
 
 
 def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """Places of each model: its home, and those of copies, for as long as one more lightens the busiest GPU.
+    """Return each model's places: its home, and those of copies while one more lightens the busiest GPU.
 
     A model's copies have equal parts of its traffic, each GPU is as busy as `busy` forecasts, and each copy has room
     for its weights and one longest request beside all others. Of all copies of a model on the busiest GPU, the next is
@@ -168,7 +170,7 @@ def copies(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -
 
 
 def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False) -> dict[str, list[Gpus]]:
-    """The `copies`; Unsupported where no model has any: then a placement without them says the same."""
+    """Return the `copies`. Unsupported if no model has any, since a placement without them says the same."""
     places = copies(cluster, homes, elastic)
     if all(len(each) == 1 for each in places.values()):
         raise Unsupported("replicas: no second copy has room and lightens the busiest GPU")
@@ -176,18 +178,21 @@ def replicas(cluster: Cluster, homes: Mapping[str, Gpus], elastic: bool = False)
 
 
 def idlest(model: str, places: Sequence[Gpus], view: View) -> Batch:
-    """The batch of a model with the fewest requests; the first of those that tie."""
+    """Return the batch of a model with the fewest requests; the first of those that tie."""
     batches = [Batch(Inst(model, place)) for place in places]
     return min(batches, key=lambda batch: sum(view.batch(batch)[:3]))
 
 
 def footprint(model: Model, elastic: bool) -> int:
-    """Bytes that a loaded model takes on each of its GPUs without a request; with elastic KV, the pages kept mapped."""
+    """Return the bytes that a loaded model takes on each of its GPUs without a request.
+
+    With elastic KV they include the pages that are kept mapped.
+    """
     return model.weight_bytes + (int(model.kept_pages * model.page_bytes) if elastic else 0)
 
 
 def one_request(model: Model) -> int:
-    """KV bytes of one longest request, and a granule to spare."""
+    """Return the KV bytes of one longest request, and a granule to spare."""
     return model.max_tokens * model.kv_token_bytes + model.page_bytes
 
 
@@ -208,7 +213,9 @@ def shares(total: float, floors: Sequence[float], weights: Sequence[float]) -> l
 
 
 def instances(cluster: Cluster, work: Mapping[str, float], least: int = 1, *, homes: bool = False) -> list[Gpus]:
-    """Disjoint GPU groups to serve one model at a time: the largest tensor-parallel degree first, by its share of work.
+    """Return disjoint GPU groups that serve one model at a time.
+
+    The largest tensor-parallel degree comes first, by its share of work.
 
     `work` is GPU-seconds a second by model; of each degree there are `least` groups, if they can be had, and one for
     each of its models as far as no lower degree lacks GPUs for its own. With `homes` there are no more than these: each

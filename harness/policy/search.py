@@ -60,7 +60,7 @@ class Board:
             self.sum(g)
 
     def sum(self, g: int) -> None:
-        """What lies on a GPU."""
+        """Sum the need, weights and demand of the parts on a GPU."""
         parts = [self.parts[name] for name in self.here[g]]
         self.need[g], self.w[g], self.d[g] = (fsum(part[k] for part in parts) for k in (1, 2, 3))
 
@@ -74,16 +74,16 @@ class Board:
         return before
 
     def pressure(self, g: int) -> float:
-        """Demand over what is free beside idle parts."""
+        """Return demand over the memory that idle parts leave free."""
         return self.d[g] / max(self.room[g] - self.w[g], 1e-9)
 
     def over(self, g: int) -> float:
-        """Need beyond the room, but for rounding."""
+        """Return the need beyond the room, but for rounding."""
         more = self.need[g] - self.room[g]
         return more if more > 1e-9 * self.room[g] else 0.0
 
     def score(self) -> Score:
-        """What a search makes as small as it can."""
+        """Return what a search minimizes: the total need beyond the room, then pressures from the highest down."""
         gpus = range(len(self.room))
         return (sum(map(self.over, gpus)), *sorted(map(self.pressure, gpus), reverse=True))
 
@@ -91,7 +91,7 @@ class Board:
 def search(
     parts: Mapping[str, Part], room: Sequence[float], nodes: Sequence[int], known: Mapping[str, Gpus] | None = None
 ) -> dict[str, Gpus] | None:
-    """A place for each part within one node, so that no GPU lacks room and the largest pressure is as low as can be.
+    """Place each part within one node, so that no GPU lacks room and the largest pressure is as low as can be.
 
     None: there is none, or local search found none. Pressure = d / (room - w). What is found is no worse than a `known`
     placement of all parts that lacks no room. Deterministic.
@@ -118,7 +118,7 @@ def search(
 
 
 def _exact(board: Board, order: Sequence[str]) -> tuple[dict[str, Gpus] | None, bool]:
-    """The best placement by branch and bound, and whether all of the tree was seen within `TRIED` places."""
+    """Return the best placement by branch and bound, and whether the whole tree was seen within `TRIED` places."""
     best: dict[str, Gpus] | None = None
     least, tried = float("inf"), 0
 

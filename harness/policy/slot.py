@@ -29,26 +29,26 @@ class Slot:
         return self.cluster.gpus[self.gpus[0]].node
 
     def fits(self, m: str) -> bool:
-        """Whether there are GPUs enough for a model; where homes are given, whether this is its own."""
+        """Tell whether there are GPUs enough for a model; if homes are given, whether this is its own."""
         homes = self.cluster.homes
         return homes[m] == self.gpus if homes else self.cluster.models[m].tp <= len(self.gpus)
 
     def inst(self, m: str) -> Inst:
-        """A model's weights on the first of the GPUs, as many as the model needs."""
+        """Return the instance of a model on the first of the GPUs, as many as it needs."""
         if m not in self.insts:
             self.insts[m] = Inst(m, self.gpus[: self.cluster.models[m].tp])
         return self.insts[m]
 
     def batch(self, m: str, tag: int = 0) -> Batch:
-        """A batch of a model's instance here."""
+        """Return a batch of a model's instance here."""
         return Batch(self.inst(m), tag)
 
     def has(self, inst: Inst) -> bool:
-        """Whether an instance lies on these GPUs."""
+        """Tell whether an instance lies on these GPUs."""
         return isinstance(inst.place, tuple) and inst.place[0] in self.gpus
 
     def hold(self, m: str, way: str, *, keep: Container[str] = (), drain: bool = True) -> Iterator[Action]:
-        """The weights of other models go, but those to keep; those of this one come, unless they are here."""
+        """Evict the weights of other models but those to keep, and load this model's unless they are here."""
         for old in self.models:
             if old != m and old not in keep:
                 yield Evict(self.inst(old), drain)
@@ -57,14 +57,14 @@ class Slot:
         self.models = [m, *(old for old in self.models if old != m and old in keep)]
 
     def fetch(self, m: str, way: str) -> Iterator[Action]:
-        """The weights of a model come ahead of its turn, beside the one that is held."""
+        """Load the weights of a model ahead of its turn, beside those of the one that is held."""
         if m not in self.models:
             self.models.append(m)
             yield Load(self.inst(m), way)
 
 
 def start(slots: Iterable[Slot], models: Sequence[str], way: str) -> Iterator[Action]:
-    """Each slot starts with the next model that fits it, open to requests; again from the first after the last."""
+    """Start each slot with the next model that fits it, open to requests; after the last, from the first."""
     for k, slot in enumerate(slots):
         m = next(m for m in (*models[k % len(models) :], *models) if slot.fits(m))
         yield from slot.hold(m, way)

@@ -91,7 +91,7 @@ class Prefix(NamedTuple):
     ids: NDArray[np.int64]  # (offsets[-1],), not negative
 
     def first(self, n: int) -> Prefix:
-        """Those of the first n requests."""
+        """Return the prefixes of the first n requests."""
         return Prefix(self.block_tokens, self.offsets[: n + 1], self.ids[: self.offsets[n]])
 
 
@@ -119,7 +119,7 @@ class Jobs:
         return len(self.arrival_s)
 
     def first(self, n: int) -> Jobs:
-        """The first n requests; what a closed loop sends after them never comes."""
+        """Return the first n requests; what a closed loop sends after them never comes."""
         *columns, prefix = (getattr(self, one.name) for one in fields(self)[1:])
         cut = (None if rows is None else rows[:n] for rows in columns)
         return Jobs(self.models, *cut, prefix=prefix and prefix.first(n))  # type: ignore[arg-type]
@@ -184,7 +184,7 @@ class Model(NamedTuple):
         return tuple(sizes.tp for sizes in self.sizes) or (self.tp,)
 
     def at(self, tp: int) -> Model:
-        """The same model at another of its degrees; ValueError where it has no such degree."""
+        """Return the same model at another of its degrees. ValueError if it has no such degree."""
         if tp == self.tp:
             return self
         if tp not in self.degrees:
@@ -205,30 +205,35 @@ class Profile(Protocol):
     """The calibrated cost table (or a noisy copy of it), never the simulator."""
 
     def prefill_s(self, inst: Inst, tokens: int, sms: int | None = None) -> float:
-        """Seconds of a prefill of one prompt alone on its GPUs."""
+        """Return the seconds of a prefill of one prompt alone on its GPUs."""
         ...
 
     def step_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
+        """Return the seconds of a decode step of `seqs` sequences with `ctx_tokens` tokens of context in all."""
         ...
 
     def attend_s(self, inst: Inst, seqs: int, ctx_tokens: int, sms: int | None = None) -> float:
-        """Seconds of one layer's attention in such a step, alone on its GPUs: what attention elsewhere takes there."""
+        """Return the seconds of one layer's attention in such a decode step, alone on its GPUs.
+
+        This is what attention that is moved to these GPUs takes.
+        """
         ...
 
     def kernels_s(self, inst: Inst, seqs: int, ctx_tokens: int) -> tuple[float, ...]:
-        """Seconds of each kernel of such a step, in the order in which they run; they sum to the GPU's part of it.
+        """Return the seconds of each kernel of such a step, in the order in which they run.
+
+        They sum to the GPU's part of the step.
 
         Those of all layers, one layer after the other, then the LM head. Host time is no part of them.
         """
         ...
 
     def load_s(self, inst: Inst, way: str) -> float:
-        """Seconds of a `Load` by `way` on idle links."""
+        """Return the seconds of a `Load` by `way` on idle links."""
         ...
 
     def move_s(self, kv_bytes: int, src: int | Host, dst: int | Host) -> float:
-        """Seconds to move KV on an idle link."""
+        """Return the seconds to move KV on an idle link."""
         ...
 
 

@@ -53,37 +53,37 @@ class View(Protocol):
         ...
 
     def weights(self, inst: Inst) -> Weights:
-        """Where an instance's weights are on their way."""
+        """Tell how far an instance's weights are on their way."""
         ...
 
     def insts(self, home: int | Host) -> tuple[Inst, ...]:
-        """Instances in or under way, in order of `Load`."""
+        """Return the instances in or under way, in order of `Load`."""
         ...
 
     def free_bytes(self, home: int | Host) -> int:
-        """Free memory, less reserve and waiting grants."""
+        """Return the bytes of free memory, less reserve and waiting grants."""
         ...
 
     def kv(self, model: str, gpu: int) -> KvState:
-        """A KV account."""
+        """Return a model's KV account on a GPU."""
         ...
 
     def batch(self, batch: Batch) -> BatchState:
-        """A batch's counts; O(1)."""
+        """Return a batch's counts; O(1)."""
         ...
 
     def members(self, batch: Batch) -> tuple[int, ...]:
-        """Ids in order of Admit; O(members)."""
+        """Return the ids of a batch's requests in order of Admit; O(members)."""
         ...
 
     def request(self, rid: int) -> RequestState:
-        """Where a request stands."""
+        """Return the state of a request."""
         ...
 
     def lane(self, batch: Batch, phase: Phase) -> Run | None:
-        """The order in force, SMs as granted."""
+        """Return the order in force, SMs as granted."""
         ...
 
     def oracle_tokens(self, rid: int) -> int:
-        """The true output length; raises unless `uses` declares "view.oracle_tokens"."""
+        """Return the true output length; raises unless `uses` declares "view.oracle_tokens"."""
         ...

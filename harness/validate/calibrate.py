@@ -89,7 +89,7 @@ def _subject(kind: Kind, config: machine.Config, about: Mapping[str, str]) -> pr
 
 
 def seats(kind: Kind) -> Callable[[Inst, Path], Any]:
-    """Servers of a kind, each with the KV memory that it takes where there is room for it."""
+    """Return a maker of servers, each with the KV memory that it takes where there is room for it."""
     fleet, room = Fleet(kind), kind.cluster.gpus[0].mem_bytes
     return lambda inst, log: kind.seat(inst, fleet.kv_bytes(inst, room), log, None)
 
@@ -120,7 +120,7 @@ def _card(kind: str) -> dict[str, tuple[float, str]]:
 
 
 def _processor() -> dict[str, tuple[float, str]]:
-    """A processor in the words of a GPU's specification."""
+    """Describe a processor in the words of a GPU's specification."""
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found: dict[str, tuple[float, str]] = dict.fromkeys(("h2d", "d2h", "nvlink", "net", "disk"), (1e15, COPIES))
     found |= dict.fromkeys(("flops", "hbm"), (1e15, NOTHING))
@@ -130,7 +130,7 @@ def _processor() -> dict[str, tuple[float, str]]:
 
 
 def points(fitted: fit_whole.Fitted) -> pd.DataFrame:
-    """Measured beside fitted seconds."""
+    """Return a table of measured beside fitted seconds."""
     columns = ["model", "what", "seqs", "prompt", "ctx_tokens", "held", "measured_s", "fitted_s"]
     rows = [(s.model, s.what, s.seqs, s.prompt, s.ctx_tokens, s.held, s.seconds, ours) for s, ours in fitted.points]
     return pd.DataFrame(rows, columns=columns)
@@ -140,7 +140,7 @@ NEEDS = {"prefill": "no prefill", "decode": "no decode step", "beside": "no step
 
 
 def _needed(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> None:
-    """UserError where a kind that every table needs was measured of no cell of a shape."""
+    """Raise UserError if no cell of a shape has a measurement of a kind that every table needs."""
     there = {(line["what"], line["params"]["shape"]) for line in lines}
     for one in gaps:
         if (kind := (one.probe.what, one.probe.params["shape"])) not in there and one.probe.what in NEEDS:
@@ -149,7 +149,7 @@ def _needed(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> No
 
 
 def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> list[str]:
-    """What was left out, why, and what follows for the table."""
+    """List what was left out, why, and what follows for the table."""
 
     def cell(what: str, params: Mapping[str, Any]) -> tuple[Any, ...]:
         return what, *((name, value) for name, value in params.items() if name != "round")
@@ -173,7 +173,7 @@ def lacking(lines: Sequence[Mapping[str, Any]], gaps: Sequence[probe.Gap]) -> li
 
 
 def notes(file: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was found, with its errors, and what disturbed it."""
+    """List what was found, with its errors, and what disturbed it."""
     host, co_run = file["host"], file["co_run"]
     found = [f"before a request is queued: {1e3 * host['api_in_s']:.3g} ms; spread of steps {host['sigma']:.1%}"]
     for model, q in file["steps"].items():

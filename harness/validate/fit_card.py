@@ -32,13 +32,13 @@ RUNS = "kvcached 88b6753 (Apache-2.0), staggered ramps of six Qwen2.5-7B without
 
 
 def measured_ramps(folder: Path) -> Measured:
-    """The rows of `FILE` in a folder of measured runs."""
+    """Read the rows of `FILE` in a folder of measured runs."""
     (found,) = read(folder / FILE).found
     return found
 
 
 def inputs(run: Measured) -> str:
-    """A hash of what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
+    """Hash what the fits are told: the load, rows of elastic memory, and the table of the card's kernels."""
     rows = run.rows[run.rows["system"] == "elastic"]
     digest = hashlib.sha256(json.dumps(quantities.quantities(GPU), sort_keys=True).encode())
     digest.update(repr((run.load, rows.to_dict("list"))).encode())
@@ -46,19 +46,19 @@ def inputs(run: Measured) -> str:
 
 
 def first_instance(run: Measured, peaks: Sequence[int]) -> F8:
-    """What was measured of the first instance of elastic memory: (peaks, METRICS)."""
+    """Return what was measured of the first instance of elastic memory: (peaks, METRICS)."""
     own = run.rows[(run.rows["system"] == "elastic") & (run.rows["instance"] == 1)].set_index("peak")
     return own.loc[list(peaks), METRICS].to_numpy(np.float64)
 
 
 def alone(run: Measured, host: quantities.HostProfile, peaks: Sequence[int]) -> F8:
-    """What we make of it: (peaks, METRICS)."""
+    """Simulate the first instance of elastic memory, alone on the card: (peaks, METRICS)."""
     runs = [ours(run.load, "elastic", peak, GIB, models=1, host=host) for peak in peaks]
     return np.stack([one.loc[0, METRICS].to_numpy(np.float64) for one in runs])
 
 
 def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
-    """The host profile whose kernel scales and API seconds explain the first instance, to three digits."""
+    """Fit the kernel scales and API seconds of the host profile to the first instance, to three digits."""
     base, want = quantities.host(HOST, GPU), first_instance(run, peaks)
 
     def with_(x: F8) -> quantities.HostProfile:
@@ -75,7 +75,7 @@ def fit(run: Measured, peaks: Sequence[int] = ALONE) -> quantities.HostProfile:
 
 
 def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]:
-    """The quantum, to a tenth of a ms, whose TPOTs come nearest to all instances', and their relative errors."""
+    """Fit the quantum, in steps of 0.1 ms, to the TPOTs of all instances; return it in s with their relative errors."""
     want = tpot_s(run.rows.assign(who="measured"), "measured", "elastic", BESIDE)
 
     def off(ms: float) -> F8:
@@ -88,7 +88,7 @@ def fit_quantum(run: Measured, host: quantities.HostProfile) -> tuple[float, F8]
 
 
 def tables(run: Measured, fitted_on: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The card's entry of the host profile, and `turns`, as `hosts.toml` has them."""
+    """Return the card's entry of the host profile, and `turns`, as `hosts.toml` has them."""
     host, want = fit(run), first_instance(run, ALONE)
     splits = [fit(run, [peak for peak in ALONE if peak != out]) for out in ALONE]
     held = np.concatenate([alone(run, one, [peak]) for one, peak in zip(splits, ALONE, strict=True)])

@@ -52,12 +52,12 @@ SAMPLE_S = 1.36e-10  # the mean of these two, a row and entry
 
 
 def measured_rows() -> list[Case]:
-    """The measured rows of `MEASURED_DIR`."""
+    """Read the measured rows of `MEASURED_DIR`."""
     return cases(_folder())
 
 
 def measured_ramps() -> staggered.Measured:
-    """The rows of `MEASURED_DIR` of models that share a card."""
+    """Read the rows of `MEASURED_DIR` of models that share a card."""
     return fit_card.measured_ramps(_folder())
 
 
@@ -69,7 +69,7 @@ def _folder() -> Path:
 
 
 def usable(setting: Setting) -> bool:
-    """Whether a host profile may be fitted on a row: not where KV memory is short, nor where a kernel has no table.
+    """Tell whether a host profile may be fitted on a row: its KV memory suffices, and each kernel has a table.
 
     The latter is Mistral-7B on vLLM 0.5 and 0.6 above 512 sequences x heads, where its sliding window selects the first
     paged-attention kernel, which reads grouped KV once for every query head.
@@ -85,7 +85,7 @@ def usable(setting: Setting) -> bool:
 
 
 def groups(case: Case) -> tuple[str, ...]:
-    """What a refit leaves out together with a case."""
+    """Return the groups of a case, each of which a refit leaves out as a whole."""
     setting, load = case.setting, case.setting.load
     if isinstance(load, Closed):
         return f"prompt {load.prompt}", f"output {load.output}"
@@ -95,7 +95,7 @@ def groups(case: Case) -> tuple[str, ...]:
 
 
 def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Tables of values by column that hold of these cases and of no other mixture of their values."""
+    """Return tables of values by column that hold of these cases and of no other mixture of their values."""
     each = dict.fromkeys((case.file, *((value(case.values[column]),) for column in columns)) for case in found)
     boxes: list[tuple[Any, ...]] = list(each)
     for k in range(1, len(columns) + 1):
@@ -111,7 +111,7 @@ def tables(found: Sequence[Case], columns: Sequence[str]) -> list[dict[str, Any]
 
 
 def inputs(found: Sequence[Case]) -> str:
-    """A hash of what fits are told: each row's conditions, load and measurements, and the table of the GPU's kernels.
+    """Hash what fits are told: each row's conditions, load and measurements, and the table of the GPU's kernels.
 
     The simulator is none of it: a refit of `stages` tells whether it still gives the same constant.
     """
@@ -131,12 +131,12 @@ def inputs(found: Sequence[Case]) -> str:
 
 
 def vars_of(config: Config) -> dict[str, Any]:
-    """The fields of a configuration."""
+    """Return the fields of a configuration."""
     return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
 
 
 def stages(found: Sequence[Case]) -> list[Case]:
-    """The rows of the newest engine: stages, as a whole Poisson run says nothing that its stages do not."""
+    """Select the rows of the newest engine that are stages: a whole Poisson run says nothing that they do not."""
     return [c for c in found if c.setting.engine == NEWEST and c.setting.load is not None and c.stage is not None]
 
 
@@ -147,7 +147,10 @@ Fit = Callable[[Sequence[Case]], quantities.HostProfile]
 
 
 def whole(case: Case) -> str:
-    """The metric of a whole request: E2E, which in a closed loop is its throughput, or the throughput of a batch."""
+    """Return the metric of a whole request: E2E if it was measured, else the throughput of the batch.
+
+    In a closed loop E2E and throughput determine each other.
+    """
     return "e2e" if "e2e" in case.measured else "throughput"
 
 
@@ -184,7 +187,7 @@ def whole_requests(base: quantities.HostProfile, start: Mapping[str, float]) -> 
 
 
 def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float | int]]:
-    """Median and P95 of the absolute relative error, and the median signed one, by metric."""
+    """Return the median and P95 of the absolute relative error, and the median signed one, by metric."""
     out = {}
     for metric in MEANS:
         pairs = [
@@ -201,7 +204,7 @@ def errors(found: Sequence[Case], predicted: Sequence[Mapping[str, float]]) -> d
 
 
 def left_out(found: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str, float]]]:
-    """Every case as a fit without each of its groups predicts it."""
+    """Return every case as a fit without each of its groups predicts it."""
     rows: list[Case] = []
     predicted: list[dict[str, float]] = []
     for group in dict.fromkeys(g for c in found for g in groups(c)):
@@ -214,7 +217,10 @@ def left_out(found: Sequence[Case], fit: Fit) -> tuple[list[Case], list[dict[str
 def profile(
     found: Sequence[Case], fit: Fit, source: str, formula: str, columns: Sequence[str] = ()
 ) -> tuple[quantities.HostProfile, dict[str, Any]]:
-    """A host profile, and its table for `hosts.toml`; values of these columns tell the rows that it is fitted on."""
+    """Fit a host profile; return it with its table for `hosts.toml`.
+
+    The values of `columns` tell the rows that it is fitted on.
+    """
     use = [c for c in found if usable(c.setting)]
     host = fit(use)
     numbers: dict[str, Any] = {k: float(f"{v:.3g}") for k, v in host._asdict().items() if isinstance(v, float)}
@@ -232,7 +238,7 @@ def profile(
 
 
 def fit() -> dict[str, dict[str, Any]]:
-    """The profiles of the engine generations that were measured, by name."""
+    """Fit the profiles of the engine generations that were measured; return their tables by name."""
     # Scheduling ahead hides the host's part of a step behind the GPU's; the rows only show that it fits there.
     hidden = quantities.host("vllm-graph", GPU)._replace(
         api_in_s=0.0, api_out_s=API_OUT_S, sample_s=SAMPLE_S, lookahead_steps=1

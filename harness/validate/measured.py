@@ -77,7 +77,7 @@ class Poisson(NamedTuple):
     output: int
 
     def jobs(self, seed: int = 0) -> Jobs:
-        """All stages, drawn from a seed; prompts share what the system says, and each comes again."""
+        """Draw all stages from a seed; prompts share what the system says, and each comes again."""
         draw, start_s, parts = np.random.default_rng(seed), 0.0, []
         for rate_rps, seconds in self.stages:
             count = draw.poisson(rate_rps * seconds)
@@ -101,7 +101,7 @@ class Closed(NamedTuple):
     output: int
 
     def jobs(self) -> Jobs:
-        """`WAVES` requests a client."""
+        """Return `WAVES` requests a client."""
         n = WAVES * self.clients
         after = np.arange(n, dtype=np.int32) - self.clients
         arrival_s = np.where(after < 0, 0.0, np.inf)
@@ -119,7 +119,7 @@ class Batch(NamedTuple):
     output: int
 
     def jobs(self) -> Jobs:
-        """All at 0."""
+        """Return the requests, all of which arrive at 0 s."""
         return _alike(np.zeros(self.size), self.prompt, self.output)
 
     def __str__(self) -> str:
@@ -205,13 +205,13 @@ class Row:
     shapes: Mapping[str, Shape]  # that the caller gives
 
     def bad(self, column: str, want: str) -> UserError:
-        """The error of a value that is not what a column holds."""
+        """Return the error of a value that is not what a column holds."""
         text = self.values[column]
         text = text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
         return UserError(f'{self.path}:{self.line}: {column} is "{text}", not {want}')
 
     def number(self, column: str) -> float:
-        """A number above 0."""
+        """Return the number in a column, which must be above 0."""
         try:
             value = float(self.values[column])
         except ValueError:
@@ -221,7 +221,7 @@ class Row:
         return value
 
     def count(self, column: str, most: int = MOST_COUNT) -> int:
-        """A whole number above 0."""
+        """Return the whole number in a column, which must be above 0 and at most `most`."""
         value = self.number(column)
         if value != int(value):
             raise self.bad(column, "a whole number")
@@ -230,13 +230,13 @@ class Row:
         return int(value)
 
     def share(self, column: str) -> float:
-        """A share of memory, above 0 and at most 1."""
+        """Return the share of memory in a column, above 0 and at most 1."""
         if (value := self.number(column)) > 1:
             raise self.bad(column, "a share, at most 1")
         return value
 
     def seconds(self, column: str, per_s: float) -> float:
-        """A latency, of a column of so many units a second, between a nanosecond and a day."""
+        """Return the latency in a column of so many units a second, in s, between a nanosecond and a day."""
         value = self.number(column) / per_s
         if not 1e-9 <= value <= MOST_S:
             raise self.bad(column, f"between a nanosecond and a day ({1e-9 * per_s:g} to {MOST_S * per_s:g})")
@@ -250,14 +250,14 @@ class Row:
             raise self.bad(longest, f"a length of requests of at most {most:,} tokens, which are served")
 
     def given(self, name: str) -> Shape | None:
-        """The shape that the row's columns, or the caller, give a model."""
+        """Return the shape that the row's columns, or the caller, give a model; None if neither does."""
         if set(SHAPE) <= set(self.values):
             sizes: dict[str, Any] = {column: self.count(column) for column in SHAPE}
             return Checkpoint(**sizes, gated=True, tied=False, context=SERVED_TOKENS).shape(name)
         return self.shapes.get(name)
 
     def setting(self, engine: str, gpu: str, model: str, tp: str, load: Load | None, **flags: Any) -> Setting:
-        """What runs, by the columns of GPU, model and degree; `UnknownName` where we lack one."""
+        """Return the setting that the columns of GPU, model and degree state. `UnknownName` if we lack one."""
         name = self.values[model]
         given = self.given(name)
         ours = name if given else names.model(name, self.shapes)
@@ -265,7 +265,7 @@ class Row:
         return Setting(engine, kind, ours, self.count(tp), load, tuple(flags.items()), given)
 
     def stages(self, column: str) -> tuple[tuple[float, float], ...]:
-        """RATExSECONDS;... as pairs of numbers above 0."""
+        """Parse RATExSECONDS;... as pairs of numbers above 0."""
         found = STAGES.fullmatch(self.values[column])
         pairs = [part.split("x") for part in self.values[column].split(";")] if found else []
         try:
@@ -285,7 +285,7 @@ Found = tuple[Setting, int | None, dict[str, float]]
 
 
 def _poisson(row: Row) -> Found:
-    """Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): gaps are of chunks, some of two tokens."""
+    """Read Poisson load on vLLM 0.15; ms. TPOT is (E2E - TTFT) / (output - 1): some chunks have two tokens."""
     stages, output = row.stages("stage_rates_s"), row.count("output_tokens")
     system, prompt = row.count("system_tokens"), row.count("system_tokens") + row.count("question_tokens")
     flags = {
@@ -310,7 +310,7 @@ def _poisson(row: Row) -> Found:
 
 
 def _closed(row: Row) -> Found:
-    """A closed loop at fixed lengths; ms. E2E, which is TTFT + (output - 1) x TPOT, is also clients / throughput."""
+    """Read a closed loop at fixed lengths; ms. E2E = TTFT + (output - 1) x TPOT, also clients / throughput."""
     load = Closed(row.count("concurrency", MOST_REQUESTS // WAVES), row.count("isl"), row.count("osl"))
     engine = names.engine(row.values["backend"], row.values["backend_version"], ENGINES)
     setting = row.setting(engine, "system", "model_path", "tp_size", load)
@@ -320,7 +320,7 @@ def _closed(row: Row) -> Found:
 
 
 def _offline(row: Row) -> Found:
-    """No server (vLLM 0.5 and 0.6): one batch, as many tokens out as in; seconds of all of it."""
+    """Read one batch without a server (vLLM 0.5 and 0.6), as many tokens out as in; seconds of all of it."""
     if row.values["Framework"] != "vLLM":
         raise names.unknown("engine", row.values["Framework"], ["vLLM"])
     length, size = row.count("Input Output Length"), row.count("Batch Size", MOST_REQUESTS)
@@ -330,7 +330,7 @@ def _offline(row: Row) -> Found:
 
 
 def _pools(row: Row) -> Found:
-    """Blocks that an engine found free for KV."""
+    """Read the blocks that an engine found free for KV."""
     if row.count("block_tokens") != BLOCK_TOKENS:
         raise row.bad("block_tokens", str(BLOCK_TOKENS))
     name, _, version = row.values["engine"].partition(" ")
@@ -362,7 +362,7 @@ class Read(NamedTuple):
 
 
 def cases(folder: Path) -> list[Case]:
-    """The cases of a CSV or folder, without what is skipped."""
+    """Return the cases of a CSV or folder, without what is skipped."""
     return read(folder).cases
 
 
@@ -386,7 +386,7 @@ Lines = list[tuple[int, list[str]]]  # of a CSV, each with its number
 
 
 def contents(path: Path) -> tuple[list[str], Lines]:
-    """The header of a CSV, and its other lines with their numbers."""
+    """Read the header of a CSV, and its other lines with their numbers. UserError if it cannot be read."""
     try:
         with path.open(newline="", encoding="utf-8") as source:
             rows = csv.reader(source)
@@ -396,7 +396,7 @@ def contents(path: Path) -> tuple[list[str], Lines]:
 
 
 def lines(path: Path, shapes: Mapping[str, Shape], header: list[str], rows: Lines) -> Iterator[Row]:
-    """The `contents` of a CSV by column; UserError for a line of more or fewer values, and a column that is twice."""
+    """Yield the `contents` of a CSV by column. UserError for a line of another length, or a repeated column."""
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise UserError(f"{path}:1: column {twice} is there twice")
     for line, values in rows:
@@ -429,14 +429,14 @@ def _read(path: Path, shapes: Mapping[str, Shape], *, alone: bool) -> Iterator[C
 
 
 def _holds(box: Mapping[str, Any], row: Row) -> bool:
-    """Whether a row is of the file that a table of `rows` names, with one of the values of each column."""
+    """Tell whether a row is of the file that a table of `rows` names, with one of the values of each column."""
     return box["file"] == row.path.name and all(
         value(row.values.get(column, "")) in map(value, values) for column, values in box.items() if column != "file"
     )
 
 
 def value(text: str | float) -> str | float:
-    """A column's value: a number where it is one, for files write 64 and 64.0."""
+    """Convert a column's value to a number if it is one, since files write both 64 and 64.0."""
     try:
         return float(text)
     except ValueError:

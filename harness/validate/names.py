@@ -38,14 +38,17 @@ class UnknownName(UserError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UnknownName:
-    """The error of a name, with the nearest ones that are known."""
+    """Return the error of an unknown name, with the nearest ones that are known."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, NEAREST, 0.3) or names[:NEAREST]
     return UnknownName(f'unknown {what} "{name}"; nearest: {", ".join(near)}')
 
 
 def gpu(name: str) -> str:
-    """A GPU kind: ours, or a card's name as nvidia-smi and papers write it ("NVIDIA H100 80GB HBM3")."""
+    """Return a GPU kind of ours, by that or by a card's name as nvidia-smi and papers write it.
+
+    For example "NVIDIA H100 80GB HBM3". UnknownName if we lack it.
+    """
     parts = re.findall(r"[a-z0-9]+", re.sub(r"(\d+) ?gi?b\b", r"\1g", name.lower()))
     words = [word for word in parts if word not in EMPTY]
     try:
@@ -55,7 +58,7 @@ def gpu(name: str) -> str:
 
 
 def model(name: str, given: Iterable[str] = ()) -> str:
-    """A shape's name: one of `given` or of `workloads/shapes.toml`."""
+    """Return a shape's name: one of `given` or of `workloads/shapes.toml`. UnknownName if we lack it."""
     from workloads.models import shapes
 
     known = {*given, *shapes()}
@@ -66,7 +69,7 @@ def model(name: str, given: Iterable[str] = ()) -> str:
 
 
 def engine(name: str, version: str, known: Mapping[str, object]) -> str:
-    """A generation: an engine's name and the first two numbers of its version."""
+    """Return a generation: an engine's name and the first two numbers of its version. UnknownName if we lack it."""
     ours = f"{name.lower()}-{'.'.join(version.split('.')[:2])}"
     if ours not in known:
         raise unknown("engine", ours, known)

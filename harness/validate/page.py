@@ -22,7 +22,7 @@ Table = Callable[[Iterable[Sequence[str]]], Iterable[str]]  # rows, the first of
 
 
 def page(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str], table: Table) -> str:
-    """The page as Markdown; `shared` are lines on models that share a card."""
+    """Return the page as Markdown; `shared` are lines on models that share a card."""
     return "\n".join(_lines(frame, skipped, shared, table)) + "\n"
 
 
@@ -39,7 +39,7 @@ def _lines(frame: pd.DataFrame, skipped: Sequence[Skipped], shared: Sequence[str
 
 
 def worst_rows(frame: pd.DataFrame) -> Iterator[tuple[str, ...]]:
-    """The worst rows and their conditions."""
+    """Yield the worst rows and their conditions, under a head."""
     yield ("row", "engine", "GPUs", "model", "load", "flags", "rows", "metric", "measured", "ours", "error %")
     for row in worst(frame).to_dict("records"):
         load = f"{row['load']}, stage {row['stage']}" if row["stage"] else row["load"]

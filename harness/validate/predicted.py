@@ -66,7 +66,7 @@ class Plan(NamedTuple):
     again: int = 0  # how often an invalid run is made again
 
     def spec(self, count: int, engine: str) -> Spec:
-        """So many models on an engine, whose rate and seed are still to be set."""
+        """Return the spec of so many models on an engine, whose rate and seed are still to be set."""
         return Spec(
             "static", engine=engine, table=self.table, models=f"{self.model}*{count}", gpus=1, trace=TRACE,
             served=SERVED, window_s=self.window_s, warmup_s=WARMUP_S,
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
 
 def spans(plan: Plan, out: Path, rule: str | None = None) -> list[Span]:
-    """Of every run on servers, stored or not, before any begins."""
+    """Return the spans of every run on servers, stored or not, before any begins."""
     asked = rule or slo_rule(plan)
     found = list[Span]()
     for count in plan.counts:
@@ -110,7 +110,7 @@ def predict(plan: Plan, out: Path, teller: Teller, rule: str | None = None) -> P
 def grid(
     plan: Plan, count: int, engine: str, rates: dict[float, float], under: SloTarget
 ) -> Iterator[tuple[str, Spec]]:
-    """Systems side by side in time, so that whatever drifts meets all of them."""
+    """Yield the runs with systems side by side in time, so that whatever drifts meets all of them."""
     base = plan.spec(count, engine)
     for rate in rates.values():
         for seed in range(plan.repeats):
@@ -129,7 +129,7 @@ def _again(found: Sequence[Task], out: Path, times: int, teller: Teller) -> None
 
 
 def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
-    """Requests a second that the simulator finishes when far more come; of a tuning seed, to two digits."""
+    """Return the requests a second that the simulator finishes under overload, on a tuning seed, to two digits."""
     flood = plan.spec(count, "sim")
     flood = replace(flood, rate_scale=FLOOD / count, seed=TUNING_SEEDS[0], window_s=FLOOD_S, warmup_s=0.0, slo="")
     (folder,) = sweep([flood], out, teller=teller, what="saturation")
@@ -143,7 +143,7 @@ def saturated_rps(plan: Plan, count: int, out: Path, teller: Teller) -> float:
 
 
 def slo_rule(plan: Plan) -> str:
-    """Seconds for all: multiples of what a short prompt and a step take alone, and a start of a server."""
+    """Return an SLO rule in seconds: multiples of a short prompt and a step alone, and a server's start."""
     setup = Setup(resolve(plan.spec(1, "sim")))
     config, priced = setup.config, setup.machine
     profile = cluster(config, priced=priced).profile
@@ -167,7 +167,7 @@ def _lines(table: pd.DataFrame, side: str, count: int, shares: dict[float, float
 
 
 def _skipped(table: pd.DataFrame, side: str) -> Iterator[str]:
-    """Who did not run, and why; and why runs measured something else."""
+    """List systems that did not run, and why; and why runs measured something else."""
     for column, says in (("skipped", "cannot run on"), ("infeasible", "does not fit on"), ("invalid", "invalid on")):
         rows = table[table[column].notna()].drop_duplicates(["run"])
         for label, own in rows.groupby(table["label"].astype(str), sort=False):

@@ -74,7 +74,7 @@ class Cell(NamedTuple):
 
 
 def valid(frame: pd.DataFrame) -> pd.DataFrame:
-    """Runs of which there are rows on both sides, and that measured their servers.
+    """Select runs that have rows on both sides and that measured their servers.
 
     `frame` has a line a run and measure: condition, label, seed, side, measure, value, invalid.
     """
@@ -85,7 +85,7 @@ def valid(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
-    """Every pair of systems that ran under the same condition; `measure` is the attainment that is compared."""
+    """Compare every pair of systems under each condition; `measure` is the attainment that is compared."""
     kept, found = valid(frame), list[Pair]()
     kept = kept[kept["measure"] == measure]
     for condition, own in frame[frame["measure"] == measure].groupby("condition", sort=False):
@@ -109,13 +109,13 @@ def pairs(frame: pd.DataFrame, measure: str) -> list[Pair]:
 
 
 def _turned(x: Estimate) -> Estimate:
-    """The difference the other way round."""
+    """Return the difference the other way round."""
     low, high = (None if bound is None else -bound for bound in (x.high, x.low))
     return replace(x, mean=-x.mean, low=low, high=high)
 
 
 def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
-    """Attainment, then quantiles of each latency, of every system under every condition.
+    """Return attainment, then quantiles of each latency, of every system under every condition.
 
     A quantile that is infinite on either side, because so many requests never end, has no error.
     """
@@ -138,7 +138,7 @@ def cells(frame: pd.DataFrame, attainment: str) -> list[Cell]:
 
 
 def summary(found: Sequence[Pair]) -> list[str]:
-    """Whether both rank alike, and whether that was enough to tell."""
+    """Say whether both rank alike, and whether that was enough to tell."""
     told = [pair for pair in found if pair.verdict in {"alike", "wrong", "no difference"}]
     counts = {
         verdict: sum(pair.verdict == verdict for pair in found) for verdict in ("alike", "wrong", "no difference")
@@ -162,7 +162,7 @@ def summary(found: Sequence[Pair]) -> list[str]:
 
 
 def pair_rows(found: Sequence[Pair]) -> Iterator[tuple[str, ...]]:
-    """A table of all pairs, those that the servers tell apart by most first."""
+    """Yield a table of all pairs, with those first that the servers tell apart by most."""
     yield "condition", "better on servers", "worse", "repeats", "servers, points", "simulator", "ranked"
     for pair in sorted(found, key=lambda pair: (pair.verdict == "too few", -pair.servers.mean)):
         invalid = f" ({pair.invalid} left out)" if pair.invalid else ""
@@ -177,7 +177,10 @@ def _points(difference: Estimate) -> str:
 
 
 def cell_rows(found: Sequence[Cell], attainment: str) -> Iterator[tuple[str, ...]]:
-    """A table of each system under each condition: attainment, then errors in % with the servers' own spread."""
+    """Yield a table of each system under each condition: attainment, then errors in %.
+
+    Beside each error stands the servers' own spread.
+    """
     columns = [f"{metric}_p{q}_s" for metric in METRICS for q in QUANTILES]
     heads = (f"{metric.upper()} P{q} %" for metric in METRICS for q in QUANTILES)
     yield "condition", "system", "repeats", "servers", "simulator", "off", *heads
@@ -197,7 +200,7 @@ def _error(cell: Cell | None) -> str:
 
 
 def aims(found: Sequence[Cell]) -> list[str]:
-    """How many cells are within the aim of each quantile, and the median error."""
+    """Say how many cells are within the aim of each quantile, and the median error."""
     lines = []
     for metric in METRICS:
         for q in QUANTILES:

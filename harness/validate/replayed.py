@@ -42,12 +42,12 @@ def replayed(
 
 
 def _priced(config: Config, host: quantities.HostProfile | None, quantum_s: float | None) -> Machine:
-    """The machine of a config, with another host profile and quantum where they are given."""
+    """Return the machine of a config, with another host profile and quantum if they are given."""
     found = _machine(config.models, config.gpu, config.host, host or quantities.host(config.host, config.gpu))
     return found._replace(quantum_s=quantities.quantum_s() if quantum_s is None else quantum_s)
 
 
 @lru_cache(maxsize=64)  # a fit runs many loads on few machines, whose cost tables take longer than the runs
 def _machine(models: tuple[Served, ...], gpu: str, name: str, host: quantities.HostProfile) -> Machine:
-    """No measured run sets anything else that prices are made of: no table, link or factor of its own."""
+    """Return the machine of a measured run, none of which sets a table, link or factor of its own."""
     return machine(Config(models, gpu=gpu, host=name), host)

@@ -111,7 +111,7 @@ class Held(NamedTuple):
 
 
 def files(folder: Path) -> list[Path]:
-    """The CSVs of this form: in a folder or the folders in it, or the file itself."""
+    """Return the CSVs of this form: in a folder or the folders in it, or the file itself."""
     found = [folder] if folder.is_file() else sorted((*folder.glob("*.csv"), *folder.glob("*/*.csv")))
     return [path for path in found if set(COLUMNS) <= set(_header(path))]
 
@@ -168,7 +168,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured:
-    """Rows that repeat become their mean; totals of tokens differ by no more than draws from one curve would."""
+    """Replace rows that repeat by their mean; totals of tokens differ by no more than draws from one curve would."""
     output = float(rows["output_tokens"].sum() / rows["requests"].sum())
     load = Load(its, int(rows["instance"].max()), prompt, cap, output)
     return Measured(load, rows.groupby(KEYS, as_index=False).mean().drop(columns=["requests", "output_tokens"]))
@@ -178,7 +178,7 @@ def _measured(its: Shape, prompt: int, cap: int, rows: pd.DataFrame) -> Measured
 
 
 def config(load: Load, peak: int, process_bytes: float | None) -> Config:
-    """The card and its models."""
+    """Return the configuration of the card and its models."""
     plan = {name: Plan(peak / 2, load.prompt, load.output, "ramps") for name in load.names}
     return Config(
         tuple(Served(name, load.shape) for name in load.names), gpu=GPU, host=HOST, batch_cap=1024, chunk_tokens=8192,
@@ -233,7 +233,7 @@ def _measures(rows: requests.Rows) -> pd.DataFrame:
 
 
 def process(run: Measured) -> Held:
-    """Bytes that a process holds beside weights: those that give the static split's first mean TTFT, by peak."""
+    """Estimate the bytes that a process holds beside weights, by peak, from the static split's first mean TTFT."""
     load, rows = run.load, run.rows
     queued = (rows["system"] == "static") & (rows["instance"] == 1) & (rows["mean_ttft_s"] > LOW_S)
     few = rows[queued].sort_values("peak").head(FEW)
@@ -256,13 +256,18 @@ def process(run: Measured) -> Held:
 
 
 def _most_bytes(load: Load) -> float:
-    """What a process may hold of an even share of the card that leaves room for the longest request."""
+    """Return the most bytes that a process may hold of an even share of the card beside weights.
+
+    The rest of the share leaves room for the longest request.
+    """
     share = SHARE * quantities.gpu(GPU).mem_bytes / load.models
     return 0.99 * (share - weight_bytes(load.shape) - load.shape.max_tokens * kv_token_bytes(load.shape))
 
 
 def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
-    """Measured and ours: the columns of `ours`, and `who`: measured, ours, low, high (of `held`), fluid.
+    """Return measured and simulated rows: the columns of `ours`, and `who`.
+
+    `who` is one of measured, ours, low, high (of `held`) and fluid.
 
     `fluid` is ours with processes that share the GPU as under MPS, the ablation of turns. Of ours there are the
     instances that were measured.
@@ -293,31 +298,31 @@ def points(run: Measured, held: Held, tell: Tell | None = None) -> pd.DataFrame:
 
 
 def mean_ttft_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> float:
-    """Over all instances, which were asked equally often."""
+    """Return the mean TTFT over all instances, which were asked equally often."""
     own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
     return float(own["mean_ttft_s"].mean())
 
 
 def tpot_s(frame: pd.DataFrame, who: str, name: str, peak: int) -> NDArray[np.float64]:
-    """The mean TPOT of each instance, in their order."""
+    """Return the mean TPOT of each instance, in their order, in s."""
     own = frame[(frame["who"] == who) & (frame["system"] == name) & (frame["peak"] == peak)]
     return own.sort_values("instance")["mean_tpot_s"].to_numpy(np.float64)
 
 
 def congested(frame: pd.DataFrame, who: str, peak: int) -> int:
-    """Instances of the static split with a median TTFT above a second."""
+    """Count the instances of the static split with a median TTFT above a second."""
     own = frame[(frame["who"] == who) & (frame["system"] == "static") & (frame["peak"] == peak)]
     return int((own["median_ttft_s"] > LOW_S).sum())
 
 
 def knee(frame: pd.DataFrame, who: str) -> int | None:
-    """The first peak at which some instance of elastic memory has a P99 TTFT above a second."""
+    """Return the first peak at which some instance of elastic memory has a P99 TTFT above a second; None if none."""
     own = frame[(frame["who"] == who) & (frame["system"] == "elastic") & (frame["p99_ttft_s"] > LOW_S)]
     return None if own.empty else int(own["peak"].min())
 
 
 def scores(frame: pd.DataFrame) -> list[str]:
-    """A line a system: median and P95 of the absolute errors of its rows' means."""
+    """Return a line a system: median and P95 of the absolute errors of its rows' means."""
     told = []
     for name, own in frame[frame["who"] == "measured"].groupby("system", sort=False):
         both = own.merge(frame[frame["who"] == "ours"], on=KEYS, suffixes=("", "_ours"))
@@ -328,7 +333,7 @@ def scores(frame: pd.DataFrame) -> list[str]:
 
 
 def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
-    """What we make of a load, what stands behind it, and the aims that there are for the load of the fit."""
+    """List the simulated results of a load, what stands behind them, and the aims for the load of the fit."""
     there = dict.fromkeys(frame.loc[frame["who"] == "measured", ["system", "peak"]].itertuples(index=False, name=None))
     lines = [*_behind(load, held), *scores(frame)]
 
@@ -377,7 +382,7 @@ def notes(load: Load, frame: pd.DataFrame, held: Held) -> list[str]:
 
 
 def _behind(load: Load, held: Held) -> list[str]:
-    """The load, its card, and the constants that were fitted for it."""
+    """Describe the load, its card, and the constants that were fitted for it."""
     card = f"{quantities.gpu(GPU).name}, a guess: the card is not named, and is scaled to measured rows"
     if held.peaks:
         ends = f"[{held.low / GIB:.1f} - {held.high / GIB:.1f}], by the first static instance"
@@ -399,11 +404,11 @@ def _behind(load: Load, held: Held) -> list[str]:
 
 
 def verdict(met: bool) -> str:
-    """How an aim came out, in a word."""
+    """Say in a word how an aim came out."""
     return "met" if met else "not met"
 
 
 def met(notes: Sequence[str]) -> str:
-    """How many aims of a run's notes came out met."""
+    """Say how many aims of a run's notes came out met."""
     aims = [note for note in notes if re.search(r": (not )?met\b", note)]
     return f"{sum(': met' in note for note in aims)} of {len(aims)} aims met" if aims else "it has no aims"

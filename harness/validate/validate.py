@@ -39,7 +39,7 @@ def ours(
     draw: int | None = None,
     tell: Callable[[int], None] | None = None,
 ) -> list[dict[str, float]]:
-    """What our engine makes of each case, by the names of `METRICS`; equal settings run once.
+    """Simulate each case, and return its measures by the names of `METRICS`; equal settings run once.
 
     Steps have no noise, as in every fit, unless it is the n-th `draw` of a setting's own seeds, which vary arrivals,
     too. `host` replaces the settings' own profile: what a fit tries.
@@ -88,7 +88,7 @@ def _measures(setting: Setting, stage: int | None, every: requests.Rows | None) 
 
 
 def unscored(setting: Setting, metric: str) -> str:
-    """Why a metric is left out of the scores; empty where it is not.
+    """Say why a metric is left out of the scores; "" if it is not.
 
     No source says how the clients of a closed loop on vLLM begin: a wave from a burst, or spread. SGLang's slots run in
     step either way.
@@ -98,7 +98,7 @@ def unscored(setting: Setting, metric: str) -> str:
 
 
 def points(found: Sequence[Case], tell: Tell | None = None, seeds: int = SEEDS) -> pd.DataFrame:
-    """Measured beside ours: a line for each case and metric, in the order of the cases.
+    """Return measured beside simulated values: a line for each case and metric, in the order of the cases.
 
     `ours` and `error` are without noise; `spread` is the standard deviation over seeds and `real_spread` that over rows
     of equal conditions, both relative.
@@ -144,7 +144,7 @@ SIGNS = "rows: fitted: the engine's host profile was fitted on them; left out: i
 
 
 def answer(frame: pd.DataFrame) -> str:
-    """The start of a sentence: the median error of each metric that users meet, fitted rows and others together."""
+    """Return the start of a sentence: the median error of each metric that users meet, fitted rows and others."""
     told = []
     for metric in ("ttft", "tpot", "e2e", "throughput"):
         rows = frame[(frame["metric"] == metric) & (frame["unscored"] == "")]
@@ -154,7 +154,7 @@ def answer(frame: pd.DataFrame) -> str:
 
 
 def scores(frame: pd.DataFrame) -> list[tuple[str, ...]]:
-    """By engine, GPU, metric and whether fitted: cases, median and P95 of the absolute error, and its mean.
+    """Return lines by engine, GPU, metric and whether fitted: cases, median and P95 absolute error, mean error.
 
     Beside it, medians of the spreads over seeds and over equal rows; a dash where there is none.
     """
@@ -177,7 +177,7 @@ def _median(values: pd.Series[float]) -> str:
 
 
 def refits(frame: pd.DataFrame) -> list[str]:
-    """A line for each engine: errors on rows that a refit of its host profile left out, beside the aims."""
+    """Return a line for each engine: errors on rows that a refit of its host profile left out, beside the aims."""
     lines = []
     for engine in sorted(frame["engine"].unique()):
         parts = []
@@ -190,19 +190,22 @@ def refits(frame: pd.DataFrame) -> list[str]:
 
 
 def within(error: Mapping[str, float], aim: tuple[float, float]) -> bool:
-    """Whether median and P95 of an error are within an aim in per cent."""
+    """Tell whether median and P95 of an error are within an aim in per cent."""
     return 100 * error["median"] <= aim[0] and 100 * error["p95"] <= aim[1]
 
 
 def sides(frame: pd.DataFrame) -> tuple[int, int, int]:
-    """Cases that take `SLOW` times as long here or longer; as much less; and cases at all, by E2E or throughput."""
+    """Count the cases that take `SLOW` times as long here or longer; those faster by that; and all.
+
+    Cases are compared by E2E or throughput.
+    """
     ratio = frame["ours"] / frame["measured"]
     longer = pd.concat([ratio[frame["metric"] == "e2e"], 1 / ratio[frame["metric"] == "throughput"]])
     return int((longer >= SLOW).sum()), int((longer <= 1 / SLOW).sum()), len(longer)
 
 
 def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
-    """The cases whose worst mean is the furthest off, by ratio, a line each with that metric."""
+    """Return the cases whose worst mean is the furthest off, by ratio, a line each with that metric."""
     means = frame[frame["metric"].isin(MEANS) & (frame["unscored"] == "")]
     off = means.assign(off=np.abs(np.log(means["ours"] / means["measured"])))
     order = off.sort_values("off", ascending=False, kind="stable")
@@ -210,7 +213,7 @@ def worst(frame: pd.DataFrame, most: int = 10) -> pd.DataFrame:
 
 
 def notes(frame: pd.DataFrame) -> list[str]:
-    """What a reader of the scores must know: errors of refits, runs that are far off, what is not checked."""
+    """List what a reader of the scores must know: errors of refits, runs that are far off, what is not checked."""
     slower, faster, of = sides(frame)
     percent = f"{100 * (SLOW - 1):.0f} %"
     new = sorted({(e, g) for e, g in zip(frame["engine"], frame["gpu"], strict=True) if not checked(g, e)})

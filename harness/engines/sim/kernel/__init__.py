@@ -1,6 +1,6 @@
 """Every jitted function of the simulator: how work gets done, memory taken and time passed.
 
-Semantics: harness/README.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
+Semantics: docs/semantics.md. `loop.advance` runs from event to event; `steps.form` decides a lane's next step;
 `lanes.share` sets the rates of lanes that compete; a decode span covers many steps in closed form until something could
 change its batch. Pages of a span's later steps are taken in advance and given back when somebody else runs short, so
 that memory is exact at every step. Every field of the records is explained in `sim/records.py`.
